@@ -125,7 +125,7 @@ _VERBS: Final[dict[str, tuple[str, str]]] = {
         "Archives of old segments: made by a policy, listed, checked.",
     ),
     "erase": (
-        "kvstore.cli.tier.erase",
+        "kvstore.cli.tier.erasing",
         "Erase messages from log and archives, and prove it.",
     ),
     "restore": ("kvstore.cli.admin.stores", "Make a store from archives alone."),

@@ -8,11 +8,9 @@ content has a hit.
 
 from __future__ import annotations
 
-import signal
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -20,9 +18,10 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
-from kvstore.cli.spark.options import Engine, engine_options, options_of
+from kvstore.cli.spark.options import Spark, source_options, spark_options
 from kvstore.cli.terminal.options import Access, LocalPath, Setting, access_options
 from kvstore.cli.terminal.output import Output, output_option, size_text
+from kvstore.cli.tier.worker import on_signal
 
 if TYPE_CHECKING:
     from tiering.spark.export import ExportReport
@@ -55,7 +54,7 @@ _TARGET: int = 128
 @click.option("--watch", is_flag=True, help="Go on, and look again at intervals.")
 @click.option("--interval", type=click.FloatRange(min=0.05), default=60.0, show_default=True,
               metavar="SECONDS", help="Between two looks of --watch.")  # fmt: skip
-@engine_options
+@spark_options
 @access_options
 @output_option
 def export(
@@ -64,7 +63,7 @@ def export(
     schema_file: Path | None, infer: tuple[str, ...], keep_body: bool, compact: bool,
     file_size: int, catalog: tuple[tuple[str, str], ...], table: str | None,
     options: tuple[tuple[str, str], ...], watch: bool,
-    interval: float, engine: Engine, access: Access,
+    interval: float, spark: Spark, access: Access,
 ) -> None:  # fmt: skip
     """Export the messages of SOURCE that are not in the folder TARGET yet.
 
@@ -78,15 +77,15 @@ def export(
     if schema_file is not None:
         text = schema_file.read_text(encoding="utf-8", errors="replace")
         schemas = read_schemas(text, str(schema_file))
-    with out.progress() as report, engine.session(report) as spark:
+    with out.progress() as report, spark.session(report) as session:
         once = partial(
-            run, spark, source, target, topics=_listed(topics),
-            options={**options_of(access), **dict(options)},
+            run, session, source, target, topics=_listed(topics),
+            options={**source_options(access), **dict(options)},
             format=form, schemas=schemas, infer=infer, keep_body=keep_body, table=table,
             catalog=dict(catalog), compact_to=file_size * _MEBIBYTE if compact else None,
         )  # fmt: skip
         if not watch:
-            _told(out, once())
+            _show(out, once())
             return
         watched(out, once, interval)
 
@@ -96,45 +95,20 @@ def watched(out: Output, once: Callable[[], ExportReport], interval: float) -> N
     from kvstore.clock import SystemClock
 
     clock = SystemClock()
-    with _ending() as stopping:
+    stopping = threading.Event()
+    with on_signal(stopping.set, once=True):
         while not stopping.is_set():
             done = once()
             if done.batches:
-                _told(out, done, line=True)
+                _show(out, done, line=True)
             clock.wait(stopping, interval)
-
-
-@contextmanager
-def _ending() -> Iterator[threading.Event]:
-    """Within this block SIGTERM and SIGINT set the event; a second one ends the process as
-    usual.
-    """
-    stopping = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stopping
-        return
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in signals}
-
-    def end(number: int, frame: object) -> None:
-        stopping.set()
-        for one, handler in before.items():
-            signal.signal(one, handler)
-
-    for number in signals:
-        signal.signal(number, end)
-    try:
-        yield stopping
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _listed(names: str | None) -> list[str] | None:
     return None if names is None else [one.strip() for one in names.split(",") if one.strip()]
 
 
-def _told(out: Output, done: ExportReport, *, line: bool = False) -> None:
+def _show(out: Output, done: ExportReport, *, line: bool = False) -> None:
     if out.json:
         (out.line if line else out.document)(done)
         return

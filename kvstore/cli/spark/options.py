@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,8 +13,10 @@ import click
 
 from kvstore.cli.terminal.options import (
     Access,
+    Option,
     Setting,
     access_options,
+    one_argument,
     policy_option_at_need,
     read_policy,
 )
@@ -30,21 +30,19 @@ if TYPE_CHECKING:
     from tiering.policy.policy import Prices
 
 
-class Engine(NamedTuple):
+class Spark(NamedTuple):
     """Which Spark the command line asks for."""
 
     master: str | None
     settings: dict[str, str]
 
-    @contextmanager
-    def session(self, report: Report | None = None) -> Iterator[SparkSession]:
+    def session(self, report: Report) -> AbstractContextManager[SparkSession]:
         """That Spark, for the time of the block; `report` is called with the progress of its
         stages.
         """
         from tiering.spark.session import session
 
-        with session(master=self.master, settings=self.settings, progress=report) as spark:
-            yield spark
+        return session(master=self.master, settings=self.settings, progress=report)
 
     def executor(self) -> AbstractContextManager[Executor]:
         """That Spark as the executor of a worker, for the time of the block."""
@@ -53,23 +51,18 @@ class Engine(NamedTuple):
         return executor(self.master, self.settings)
 
 
-def engine_options(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a verb the options `--master` and `--conf`, as the argument `engine`."""
-
-    @click.option("--conf", "conf", type=Setting(), multiple=True,
-                  help="A setting of Spark, such as spark.driver.memory=4g.")  # fmt: skip
-    @click.option("--master", metavar="URL",
-                  help="Which Spark; default: that of spark-submit, or local[*].")  # fmt: skip
-    @functools.wraps(verb)
-    def with_engine(
-        *args: Any, master: str | None, conf: tuple[tuple[str, str], ...], **options: Any
-    ) -> Any:
-        return verb(*args, engine=Engine(master, dict(conf)), **options)
-
-    return with_engine
+spark_options: Option = one_argument(
+    "spark",
+    lambda master, conf: Spark(master, dict(conf)),
+    conf=click.option("--conf", "conf", type=Setting(), multiple=True,
+                      help="A setting of Spark, such as spark.driver.memory=4g."),
+    master=click.option("--master", metavar="URL",
+                        help="Which Spark; default: that of spark-submit, or local[*]."),
+)  # fmt: skip
+"""The options `--master` and `--conf`, as the argument `spark`."""
 
 
-def options_of(access: Access) -> dict[str, str]:
+def source_options(access: Access) -> dict[str, str]:
     """The options of the Spark source for the places and keys on the command line."""
     options = {f"place.{name}": value for name, value in access.options.items()}
     if access.keys_file is not None:
@@ -84,8 +77,6 @@ class Moment(click.ParamType[int]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """See `click.ParamType`."""
-        if isinstance(value, int):
-            return value
         try:
             found = datetime.fromisoformat(str(value))
         except ValueError:
@@ -94,42 +85,36 @@ class Moment(click.ParamType[int]):
         return round(aware.timestamp() * 1000)
 
 
-class Asked(NamedTuple):
-    """The options of the views on the command line: access to archives, prices, the time."""
+class ViewSettings(NamedTuple):
+    """The settings of the views: how archives are read, prices, and the time that ages count back
+    from; None: now.
+    """
 
-    access: Access
+    options: dict[str, str]
     prices: Prices
     now_ms: int | None
-    skip_damaged: bool
-
-    @property
-    def options(self) -> dict[str, str]:
-        """The options of the tables for these settings."""
-        options = options_of(self.access)
-        if self.skip_damaged:
-            options["damaged"] = "skip"
-        return options
 
 
-def view_options(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a verb the options that views have, as the argument `asked`."""
+def _view_settings(
+    access: Access, storage: StoragePrices, policy_file: Path | None, skip_damaged: bool,
+    now_ms: int | None,
+) -> ViewSettings:  # fmt: skip
+    from tiering.policy.policy import Prices
 
-    @click.option("--as-of", "now_ms", type=Moment(),
-                  help="The time that ages count back from; default: now.")  # fmt: skip
-    @click.option("--skip-damaged", is_flag=True,
-                  help="Leave out what can't be read, and log it, instead of failing.")  # fmt: skip
-    @policy_option_at_need
-    @storage_prices
-    @access_options
-    @functools.wraps(verb)
-    def with_views(
-        *args: Any, access: Access, storage: StoragePrices, policy_file: Path | None,
-        skip_damaged: bool, now_ms: int | None, **options: Any,
-    ) -> Any:  # fmt: skip
-        from tiering.policy.policy import Prices
+    prices = Prices() if policy_file is None else read_policy(policy_file).prices
+    options = source_options(access) | ({"damaged": "skip"} if skip_damaged else {})
+    return ViewSettings(options, storage.of(prices), now_ms)
 
-        prices = read_policy(policy_file).prices if policy_file is not None else Prices()
-        asked = Asked(access, storage.of(prices), now_ms, skip_damaged)
-        return verb(*args, asked=asked, **options)
 
-    return with_views
+view_options: Option = one_argument(
+    "views",
+    _view_settings,
+    now_ms=click.option("--as-of", "now_ms", type=Moment(),
+                        help="The time that ages count back from; default: now."),
+    skip_damaged=click.option("--skip-damaged", is_flag=True,
+                              help="Leave out what can't be read, and log it, instead of failing."),
+    policy_file=policy_option_at_need,
+    storage=storage_prices,
+    access=access_options,
+)  # fmt: skip
+"""The options that views have, as the argument `views`."""

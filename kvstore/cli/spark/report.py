@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvstore.cli.spark.options import Asked, Engine, engine_options, view_options
+from kvstore.cli.spark.options import Spark, ViewSettings, spark_options, view_options
 from kvstore.cli.terminal.options import LocalPath
 from kvstore.cli.terminal.output import Output, output_option, size_text
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 @click.option("--top", type=click.IntRange(1, 1000), default=20, show_default=True,
               help="How many topics, keys and dead letters are named.")  # fmt: skip
 @view_options
-@engine_options
+@spark_options
 @output_option
 def report(
-    out: Output, path: str, target: Path | None, top: int, asked: Asked, engine: Engine
+    out: Output, path: str, target: Path | None, top: int, views: ViewSettings, spark: Spark
 ) -> None:  # fmt: skip
     """Make a page about the messages in PATH: volume and cost by topic, tier and day, dead letters,
     delays, frequent keys, and what keeping less would save.
@@ -44,9 +44,9 @@ def report(
     if target is None and not out.json:
         target = Path("report.html")
     write = None if target is None else _writer(target)
-    with out.progress() as progress, engine.session(progress) as spark:
+    with out.progress() as progress, spark.session(progress) as session:
         figures = gather(
-            spark, path, options=asked.options, prices=asked.prices, now_ms=asked.now_ms, top=top
+            session, path, options=views.options, prices=views.prices, now_ms=views.now_ms, top=top
         )
     if write is not None:
         write(figures)
@@ -89,10 +89,10 @@ _ROWS: int = 1000
 @click.option("--rows", type=click.IntRange(min=1), default=_ROWS, show_default=True,
               help="The most that are shown; --json shows all.")  # fmt: skip
 @view_options
-@engine_options
+@spark_options
 @output_option
 def sql(
-    out: Output, path: str, query: str, rows: int, engine: Engine, asked: Asked
+    out: Output, path: str, query: str, rows: int, spark: Spark, views: ViewSettings
 ) -> None:  # fmt: skip
     """Ask QUERY, in Spark's SQL, of the table `messages`: those in PATH; or of the views archives,
     volume, dead_letters, delays, keys and retention.
@@ -102,12 +102,12 @@ def sql(
     """
     from tiering.spark.report.views import create_views
 
-    with out.progress() as report, engine.session(report) as spark:
+    with out.progress() as report, spark.session(report) as session:
         create_views(
-            spark, path, options=asked.options, prices=asked.prices, now_ms=asked.now_ms,
+            session, path, options=views.options, prices=views.prices, now_ms=views.now_ms,
             only=_named(query),
         )  # fmt: skip
-        found = spark.sql(query)
+        found = session.sql(query)
         if out.json:
             for row in found.toLocalIterator():
                 out.line(_plain(row.asDict(recursive=True)))

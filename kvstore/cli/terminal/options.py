@@ -49,6 +49,31 @@ class LocalFile(click.File):
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
+def listed(*options: Option) -> Option:
+    """Options, in the order in which help lists them, as one decorator."""
+
+    def decorated(verb: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            verb = option(verb)
+        return verb
+
+    return decorated
+
+
+def one_argument(argument: str, make: Callable[..., Any], **options: Option) -> Option:
+    """Options that a verb gets as one argument: `make` of their values, which are named here."""
+
+    def decorated(verb: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(verb)
+        def with_argument(*args: Any, **given: Any) -> Any:
+            values = {name: given.pop(name) for name in options}
+            return verb(*args, **given, **{argument: make(**values)})
+
+        return listed(*options.values())(with_argument)
+
+    return decorated
+
+
 class Setting(click.ParamType[tuple[str, str]]):
     """A setting of an object store: NAME=VALUE."""
 
@@ -75,6 +100,10 @@ class Access(NamedTuple):
         archives = config.archives.with_given(self.keys_file, self.options)
         return msgspec.structs.replace(config, archives=archives)
 
+    def place_options(self, store_id: str | None) -> dict[str, object]:
+        """The options of a place, of whose stores `store_id` names one if it has several."""
+        return {**self.options, **({} if store_id is None else {"store_id": store_id})}
+
 
 keys_option: Option = click.option(
     "--keys", "keys_file", metavar="FILE",
@@ -87,18 +116,13 @@ place_option: Option = click.option(
 )  # fmt: skip
 
 
-def access_options(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a verb the options `--keys` and `--place-option`, as the argument `access`."""
-
-    @place_option
-    @keys_option
-    @functools.wraps(verb)
-    def with_access(
-        *args: Any, keys_file: Path | None, settings: tuple[tuple[str, str], ...], **options: Any
-    ) -> Any:
-        return verb(*args, access=Access(keys_file, dict(settings)), **options)
-
-    return with_access
+access_options: Option = one_argument(
+    "access",
+    lambda keys_file, settings: Access(keys_file, dict(settings)),
+    keys_file=keys_option,
+    settings=place_option,
+)
+"""The options `--keys` and `--place-option`, as the argument `access`."""
 
 
 def _policy_option(*, required: bool) -> Option:

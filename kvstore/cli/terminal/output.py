@@ -79,6 +79,24 @@ class Output:
             ]
             click.echo("  ".join(padded).rstrip())
 
+    def show(
+        self,
+        value: object,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        right: Collection[str] = (),
+    ) -> None:
+        """Print a value: as a JSON document, or its rows for people."""
+        if self.json:
+            self.document(value)
+        else:
+            self.table(columns, rows, right=right)
+
+    def rows(self, names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Print rows of named values: as JSON objects, or as a table."""
+        objects = [dict(zip(names, row, strict=True)) for row in rows]
+        self.show(objects, [name.replace("_", " ") for name in names], rows)
+
     @contextmanager
     def progress(self) -> Iterator[Report]:
         """A function to report progress to while the block runs."""
@@ -195,6 +213,12 @@ def size_text(size: float) -> str:
             return f"{size:,.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
         size /= 1024
     return f"{size:,.1f} TiB"
+
+
+def exit_if(failed: object) -> None:
+    """End the verb with exit code 1 if something failed."""
+    if failed:
+        raise click.exceptions.Exit(1)
 
 
 def output_option(verb: Callable[..., Any]) -> Callable[..., Any]:

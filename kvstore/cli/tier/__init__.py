@@ -1,9 +1,9 @@
 """The verbs `tier ...`, archives of old segments, and `erase ...`.
 
 - `plan`: the moves, costs and savings of a policy.
-- `run`: carrying out a policy; archives in the place of others.
+- `rewriting`: carrying out a policy; archives in the place of others.
 - `archives`: the archives of a store, listed, checked, brought from elsewhere; their keys.
-- `erase`: messages gone from log and archives.
+- `erasing`: messages gone from log and archives.
 - `worker`: the code that these verbs share, with each other and with those of `spark`.
 """
 
@@ -13,7 +13,7 @@ import click
 
 from kvstore.cli.tier.archives import attach, history, key, list_, verify
 from kvstore.cli.tier.plan import plan
-from kvstore.cli.tier.run import compact, merge, reencrypt, run
+from kvstore.cli.tier.rewriting import compact, merge, reencrypt, run
 
 __all__ = ["tier"]
 

@@ -17,9 +17,9 @@ from kvstore.cli.terminal.opening import (
     require_store,
     time_text,
 )
-from kvstore.cli.terminal.options import Access, LocalPath, access_options
-from kvstore.cli.terminal.output import Output, output_option, show_report, size_text
-from kvstore.cli.tier.worker import Who, embedded, with_options, worker_call
+from kvstore.cli.terminal.options import LocalPath
+from kvstore.cli.terminal.output import Output, exit_if, output_option, show_report, size_text
+from kvstore.cli.tier.worker import Job, job_options, worker_call
 
 if TYPE_CHECKING:
     from tiering.worker.audit import AuditReport
@@ -40,9 +40,6 @@ def list_(out: Output, folder: Path, config_file: Path | None) -> None:
     with open_store(out, folder, config_file, read_only=True) as store:
         rows = decode_rows(store.catalog().rows)
         waits = read_waits(folder / WORK / FILE, store.config.files)
-    if out.json:
-        out.document(rows)
-        return
     columns = ("archive", "tier", "place", "class", "messages", "records", "bytes", "stored until")
     shown = [
         (
@@ -57,8 +54,8 @@ def list_(out: Output, folder: Path, config_file: Path | None) -> None:
         )
         for row in rows
     ]
-    out.table(columns, shown, right=("records", "bytes"))
-    if waits:
+    out.show(rows, columns, shown, right=("records", "bytes"))
+    if waits and not out.json:
         left = [(wait.what, wait.tries, time_text(wait.until), wait.why) for wait in waits]
         out.table(
             ("left alone", "tries", "tried again at", "why"), left, title="could not be moved"
@@ -83,9 +80,6 @@ def history(out: Output, folder: Path, limit: int, config_file: Path | None) -> 
     require_store(folder)
     config = read_config(config_file)
     done = History(folder / WORK / "history.jsonl", config.files, config.clock).last(limit)
-    if out.json:
-        out.document(done)
-        return
     columns = ("when", "what", "of", "messages", "records", "bytes", "seconds", "why")
     rows = [
         (
@@ -94,73 +88,46 @@ def history(out: Output, folder: Path, limit: int, config_file: Path | None) -> 
         )
         for one in done
     ]  # fmt: skip
-    out.table(columns, rows, right=("records", "bytes"))
-
-
-verify_options = with_options(
-    folder_argument,
-    click.option("--remove-orphans", is_flag=True, help="Remove them, once they are old enough."),
-    click.option("--grace", type=click.FloatRange(min=0), default=3600.0, show_default=True,
-                 metavar="SECONDS", help="Age from which on an orphan may be removed."),
-    click.option("--place", "places", metavar="PLACE", multiple=True,
-                 help="Another place to look for orphans in, a path or URL."),
-    access_options,
-    config_option,
-    output_option,
-)  # fmt: skip
+    out.show(done, columns, rows, right=("records", "bytes"))
 
 
 @click.command()
-@verify_options
-def verify(
-    out: Output, folder: Path, remove_orphans: bool, grace: float, places: tuple[str, ...],
-    access: Access, config_file: Path | None,
-) -> None:  # fmt: skip
+@folder_argument
+@click.option("--remove-orphans", is_flag=True, help="Remove them, once they are old enough.")
+@click.option("--grace", type=click.FloatRange(min=0), default=3600.0, show_default=True,
+              metavar="SECONDS", help="Age from which on an orphan may be removed.")  # fmt: skip
+@click.option("--place", "places", metavar="PLACE", multiple=True,
+              help="Another place to look for orphans in, a path or URL.")  # fmt: skip
+@job_options
+def verify(job: Job, remove_orphans: bool, grace: float, places: tuple[str, ...]) -> None:
     """Check every archive of the store in DIR, and list objects in no catalog.
 
     All of each archive is read. Orphans are objects of this store that a worker which was cut off
     has left: they cost space only, and no exit code. Exit code 1 if there is a problem.
     """
-    verify_with(
-        out, embedded, folder, remove_orphans=remove_orphans, grace=grace, places=places,
-        access=access, config_file=config_file,
-    )  # fmt: skip
-
-
-def verify_with(
-    out: Output, who: Who, folder: Path, *, remove_orphans: bool, grace: float,
-    places: tuple[str, ...], access: Access, config_file: Path | None,
-) -> None:  # fmt: skip
-    """Check archives with the given worker."""
     from tiering.executor.pool import Inline
     from tiering.keys.sources import provider_of
     from tiering.operations.inspection import places_of
     from tiering.worker.audit import audit
 
-    is_read = not remove_orphans
+    out = job.out
     opened = open_store(
-        out,
-        folder,
-        config_file,
-        access=access,
-        read_only=is_read,
+        out, job.folder, job.config_file, access=job.access, read_only=not remove_orphans,
         does=worker_call("verify", remove_orphans=True),
     )  # fmt: skip
-    with opened as store:
+    with opened as store, out.progress() as progress, job.executor() as executor:
         place_of, others = places_of(store, places)
         archives, files = store.config.archives, store.config.files
-        with out.progress() as progress, who() as executor:
-            report = audit(
-                store.catalog, place_of, others, store.config.clock, executor or Inline(),
-                options=archives.options, keys=provider_of(archives.keys, files), grace=grace,
-                remove_orphans=remove_orphans, progress=progress,
-            )  # fmt: skip
+        report = audit(
+            store.catalog, place_of, others, store.config.clock, executor or Inline(),
+            options=archives.options, keys=provider_of(archives.keys, files), grace=grace,
+            remove_orphans=remove_orphans, progress=progress,
+        )  # fmt: skip
     if out.json:
         out.document(report)
     else:
         _show(out, report)
-    if not report.ok:
-        click.get_current_context().exit(1)
+    exit_if(not report.ok)
 
 
 def _show(out: Output, report: AuditReport) -> None:
@@ -196,13 +163,8 @@ def _show(out: Output, report: AuditReport) -> None:
 @click.argument("source", metavar="SOURCE")
 @click.option("--topic", "topics", multiple=True, help="Only this one; may be given again.")
 @click.option("--store-id", metavar="HEX", help="Which store, where SOURCE has several.")
-@access_options
-@config_option
-@output_option
-def attach(
-    out: Output, folder: Path, source: str, topics: tuple[str, ...], store_id: str | None,
-    access: Access, config_file: Path | None,
-) -> None:  # fmt: skip
+@job_options
+def attach(job: Job, source: str, topics: tuple[str, ...], store_id: str | None) -> None:
     """Bring the archives in SOURCE, a path or URL, into the store in DIR.
 
     Messages keep topic, queue and offset; the store must have none of these offsets. They get other
@@ -211,19 +173,14 @@ def attach(
     """
     import tiering
 
-    options: dict[str, object] = dict(access.options)
-    if store_id is not None:
-        options["store_id"] = store_id
-    with (
-        open_store(
-            out, folder, config_file, access=access, does=f"tiering.attach(store, {source!r})"
-        ) as store,
-        out.progress() as progress,
-    ):
+    does = f"tiering.attach(store, {source!r})"
+    opened = open_store(job.out, job.folder, job.config_file, access=job.access, does=does)
+    with opened as store, job.out.progress() as progress:
         report = tiering.attach(
-            store, source, topics=topics or None, options=options, progress=progress
-        )
-    show_report(out, report)
+            store, source, topics=topics or None, options=job.access.place_options(store_id),
+            progress=progress,
+        )  # fmt: skip
+    show_report(job.out, report)
 
 
 @click.group()
@@ -263,7 +220,4 @@ def list_keys(out: Output, file: Path) -> None:
     from tiering.keys.key_file import KeyFile
 
     topics = KeyFile(file).topics()
-    if out.json:
-        out.document(topics)
-    else:
-        out.table(("topic",), [(topic,) for topic in topics])
+    out.show(topics, ("topic",), [(topic,) for topic in topics])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -15,7 +13,9 @@ from kvstore.cli.terminal.opening import config_option, folder_argument, open_st
 from kvstore.cli.terminal.options import (
     Access,
     LocalPath,
+    Option,
     access_options,
+    one_argument,
     policy_option,
     read_policy,
 )
@@ -54,26 +54,18 @@ def _tier(price: Any, **given: float | None) -> Any:
     return msgspec.structs.replace(price, **{k: v for k, v in given.items() if v is not None})
 
 
-def storage_prices(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a verb the options `--price-hot`, `--price-warm`, `--price-cold` and `--currency`, as
-    the argument `storage`.
-    """
-
-    @click.option("--price-hot", type=PRICE, help="Of a GB on the store's disk for a month.")
-    @click.option("--price-warm", type=PRICE, help="Of a GB in the place warm for a month.")
-    @click.option("--price-cold", type=PRICE, help="Of a GB in the place cold for a month.")
-    @click.option("--currency", help="What prices are in; only shown.")
-    @functools.wraps(verb)
-    def with_prices(
-        *args: Any, price_hot: float | None, price_warm: float | None, price_cold: float | None,
-        currency: str | None, **options: Any,
-    ) -> Any:  # fmt: skip
-        storage = StoragePrices(price_hot, price_warm, price_cold, currency)
-        return verb(*args, storage=storage, **options)
-
-    return with_prices
-
-
+storage_prices: Option = one_argument(
+    "storage",
+    StoragePrices,
+    hot=click.option("--price-hot", "hot", type=PRICE,
+                     help="Of a GB on the store's disk for a month."),
+    warm=click.option("--price-warm", "warm", type=PRICE,
+                      help="Of a GB in the place warm for a month."),
+    cold=click.option("--price-cold", "cold", type=PRICE,
+                      help="Of a GB in the place cold for a month."),
+    currency=click.option("--currency", help="What prices are in; only shown."),
+)  # fmt: skip
+"""The options `--price-hot`, `-warm`, `-cold` and `--currency`, as the argument `storage`."""
 _SHARE = click.FloatRange(0, 1)
 
 

@@ -1,25 +1,25 @@
 """A worker for a verb: `tier ...`, `erase ...`, and `spark ...`, where Spark's tasks take the place
 of the worker's own process.
 
-The idea: a verb's options and its body exist once; the worker is given to the body.
+The idea: a verb exists once. Its `Job` has the options that all of these verbs share, and the
+executor, which the verbs of `spark` put in.
 
 Invariant: a signal ends the step under way as if it had not begun; the steps before it stay done.
 """
 
 from __future__ import annotations
 
+import functools
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import click
-
-from kvstore.cli.terminal.opening import open_store, written_call
-from kvstore.cli.terminal.options import Access, read_policy
-from kvstore.cli.terminal.output import Output, Report, size_text
+from kvstore.cli.terminal.opening import config_option, open_store, written_call
+from kvstore.cli.terminal.options import Access, access_options, read_policy
+from kvstore.cli.terminal.output import Output, Report, output_option, size_text
 from kvstore.clock import Clock
 
 if TYPE_CHECKING:
@@ -29,24 +29,16 @@ if TYPE_CHECKING:
     from tiering.worker.runs import RunReport
     from tiering.worker.store_side import Progress
 
-Who: TypeAlias = "Callable[[], AbstractContextManager[Executor | None]]"
+MakesExecutor: TypeAlias = "Callable[[], AbstractContextManager[Executor | None]]"
 """The executor of a worker, for the time of a block; None: a process of the worker's own."""
-Verb: TypeAlias = Callable[..., Any]
-_WORKER: Final = "tiering.Worker(store, policy)"
-"""The object that a program uses in the place of these verbs."""
 
 
 def worker_call(call: str, *given: object, **named: object) -> str:
     """A worker's call as a program writes it; arguments that are None are left out."""
-    return written_call(_WORKER, call, given, named)
+    return written_call("tiering.Worker(store, policy)", call, given, named)
 
 
-def embedded() -> AbstractContextManager[Executor | None]:
-    """The worker's own process."""
-    return nullcontext()
-
-
-class Working(NamedTuple):
+class RunningWorker(NamedTuple):
     """A worker, an event that a signal sets, and the store's clock."""
 
     worker: Worker
@@ -54,81 +46,102 @@ class Working(NamedTuple):
     clock: Clock
 
 
-@contextmanager
-def working(
-    out: Output,
-    who: Who,
-    folder: Path,
-    policy: Path | Policy,
-    access: Access,
-    config_file: Path | None,
-    *,
-    does: str,
-    told: Callable[[Report], Progress] = lambda report: report,
-) -> Iterator[Working]:
-    """A worker for the store in a folder, for the time of the block. `told` chooses the progress
-    that is shown; `does` is the call for the same in a program that has the store open
-    (`worker_call`).
+class Job(NamedTuple):
+    """The options that verbs with a worker share, and the maker of the worker's executor."""
+
+    out: Output
+    folder: Path
+    access: Access
+    config_file: Path | None
+    policy_file: Path | None
+    executor: MakesExecutor
+
+    @contextmanager
+    def working(
+        self,
+        does: str,
+        *,
+        policy: Policy | None = None,
+        shown: Callable[[Report], Progress] = lambda report: report,
+    ) -> Iterator[RunningWorker]:
+        """A worker for the store, for the time of the block, with the policy of `policy_file` or
+        the given one. `shown` chooses the progress that is shown; `does` is the call for the same
+        in a program that has the store open (`worker_call`).
+        """
+        from tiering.operations.worker import Worker
+
+        if policy is None:
+            assert self.policy_file is not None, "the verb asks for one"
+            policy = read_policy(self.policy_file)
+        opened = open_store(self.out, self.folder, self.config_file, access=self.access, does=does)
+        with (
+            opened as store,
+            self.out.progress() as report,
+            self.executor() as executor,
+            Worker(store, policy, progress=shown(report), executor=executor) as worker,
+        ):
+            stopping = threading.Event()
+
+            def end() -> None:
+                stopping.set()
+                # Not called from here: the call waits for the run that this thread is in.
+                threading.Thread(target=worker.stop, name="kvmq tiering's end").start()
+
+            with on_signal(end):
+                yield RunningWorker(worker, stopping, store.config.clock)
+
+
+def job_options(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a verb, as the argument `job`, the options `--keys`, `--place-option`, `--config` and
+    `--json`, with the arguments `folder` and `policy_file` (if it takes one), which it declares.
     """
-    from tiering.operations.worker import Worker
 
-    rules = read_policy(policy) if isinstance(policy, Path) else policy
-    with (
-        open_store(out, folder, config_file, access=access, does=does) as store,
-        out.progress() as report,
-        who() as executor,
-        Worker(store, rules, progress=told(report), executor=executor) as worker,
-        ending(worker) as stopping,
-    ):
-        yield Working(worker, stopping, store.config.clock)
+    @access_options
+    @config_option
+    @output_option
+    @functools.wraps(verb)
+    def with_job(
+        out: Output, *, folder: Path, access: Access, config_file: Path | None,
+        policy_file: Path | None = None, executor: MakesExecutor = nullcontext, **given: Any,
+    ) -> Any:  # fmt: skip
+        return verb(Job(out, folder, access, config_file, policy_file, executor), **given)
+
+    return with_job
 
 
 @contextmanager
-def ending(worker: Worker) -> Iterator[threading.Event]:
-    """Within this block SIGTERM and SIGINT end the worker, and set the event; afterwards they are
-    as before.
+def on_signal(call: Callable[[], None], *, once: bool = False) -> Iterator[None]:
+    """Within this block SIGTERM and SIGINT call `call`, with `once` only the first of them;
+    afterwards they are as before. Without effect in another than the main thread, which alone gets
+    signals.
     """
-    stopping = threading.Event()
-
-    def end(number: int, frame: object) -> None:
-        stopping.set()
-        # Not called from here: the call waits for the run that this thread is in.
-        threading.Thread(target=worker.stop, name="kvmq tiering's end").start()
-
     if threading.current_thread() is not threading.main_thread():
-        yield stopping
+        yield
         return
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopping
-    finally:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
 
+    def handle(_number: int, _frame: object) -> None:
+        if once:
+            restore()
+        call()
 
-def with_options(*options: Callable[[Verb], Verb]) -> Callable[[Verb], Verb]:
-    """Options, in the order in which help lists them, as one decorator."""
-
-    def decorated(verb: Verb) -> Verb:
-        for option in reversed(options):
-            verb = option(verb)
-        return verb
-
-    return decorated
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        restore()
 
 
-def ended(out: Output, done: RunReport) -> None:
-    """Print what a run did. Exit code 1 if something could not be done."""
+def show_run(out: Output, done: RunReport, *, line: bool = False) -> None:
+    """Print what a run did; with `line` as one of a stream."""
     if out.json:
-        out.document(done)
-    else:
-        show(out, done)
-    if done.failed:
-        click.get_current_context().exit(1)
-
-
-def show(out: Output, done: RunReport) -> None:
-    """Print what a run did, for people."""
+        (out.line if line else out.document)(done)
+        return
     share = f" ({done.bytes / done.raw_bytes:.0%})" if done.raw_bytes else ""
     rows = [
         ("segments moved", f"{len(done.segments):,}"),
