@@ -1,0 +1,82 @@
+"""The limits of what is kept in memory: for each its smallest value, and the test that lowers it.
+
+A limit that no test reaches hides its faults. `tests/test_limits.py` finds the limits that are not
+here; `tests/pop/test_smallest_limits.py` lowers them.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Limit(NamedTuple):
+    """The modules that have its name; its smallest value; the models that reach it."""
+
+    names: tuple[str, ...]
+    value: int
+    models: tuple[str, ...]
+
+
+POPPED: Final = ("Pops",)
+EVERYWHERE: Final = ("Pops", "Stores")
+LIMITS: Final = (
+    Limit(("pop.inflight.prefetch.AHEAD",), 1, POPPED),
+    Limit(("pop.inflight.prefetch._AHEAD_BYTES",), 1, POPPED),
+    Limit(("pop.take._DEAD_AT_ONCE",), 1, POPPED),
+    Limit(("pop.inflight.tables.ENDED_MAX", "pop.popper.ENDED_MAX"), 1, POPPED),
+    Limit(("pop.inflight.tables._PREFETCHED_MAX",), 0, POPPED),
+    Limit(("pop.inflight.tables._KEPT_MAX",), 1, POPPED),
+    Limit(("pop.inflight.held._EMPTY_MAX",), 0, POPPED),
+    Limit(("pop.ordered._READ_AT_ONCE",), 1, POPPED),
+    Limit(("pop.ordered._READ_BYTES",), 1, POPPED),
+    Limit(("pop.pop._CHECKED_MAX",), 1, POPPED),
+    Limit(("read.pull._AT_ONCE",), 1, EVERYWHERE),
+    Limit(("pop.fast_path._ASKS_MAX",), 1, POPPED),
+    Limit(("pop.receipts._REMEMBERED",), 1, POPPED),
+    Limit(("pop.redrive._AT_ONCE",), 1, POPPED),
+    Limit(("pop.inflight.tally._STALE_MAX",), 0, POPPED),
+    Limit(("index.index.HEADS_KEPT",), 1, EVERYWHERE),
+    Limit(("index.message_keys.key_lookup.FILTERS_KEPT_BYTES",), 1, ("Stores",)),
+    Limit(("index.queue_locations.RUNS_KEPT",), 1, EVERYWHERE),
+    Limit(("index.queue_locations.SPANS_KEPT",), 1, EVERYWHERE),
+    Limit(("index.replay._CODES_KEPT",), 1, ("Stores",)),
+    Limit(("index.checkpoint.CODES_MAX",), 1, EVERYWHERE),
+    Limit(("log.segments.MAPS_MAX",), 1, EVERYWHERE),
+    Limit(("meta.groups.CACHED_MAX",), 1, ("Pops", "OffsetsMachine")),
+    Limit(("meta.groups._CACHED_OF_A_BATCH",), 0, ("Pops", "OffsetsMachine")),
+    Limit(("meta.offsets._LAST_MAX",), 1, ("Pops", "OffsetsMachine")),
+    Limit(("meta.topics.CACHED_MAX",), 1, EVERYWHERE),
+    Limit(("meta.topics._CACHED_OF_A_BATCH",), 0, EVERYWHERE),
+    Limit(("record.put.prepare._INTERNED_MAX",), 1, EVERYWHERE),
+    Limit(("record.put.put_routes._ROUTES_MAX",), 1, EVERYWHERE),
+)
+LET_OUT: Final = {
+    "engine.upkeep._PARTS_MAX": "tests/engine/test_checkpoints.py",
+    "index.archived._FETCHED_MAX": "tests/tiering/catalog/test_same_groups.py",
+    "index.queue_locations._FOLLOWED_KEPT": "tests/tiering/catalog/test_followed.py",
+    "pop.ordered.PARKED_MAX": "it is no cache: what is parked waits, so the model would not "
+    "hold: tests/pop/test_bounds.py",
+}
+"""Not of the models; and the test that lowers it."""
+LIMITS_OF_TIERING: Final = {
+    "catalog.tiers.SCANS_KEPT": "tests/tiering/catalog/test_bounds.py",
+    "catalog.tiers.FOUND_KEPT": "tests/tiering/catalog/test_bounds.py",
+    "catalog.tiers.GROUPS_KEPT": "tests/tiering/catalog/test_bounds.py",
+    "catalog.tiers.GROUPS_BYTES": "tests/tiering/catalog/test_bounds.py",
+    "catalog.tiers.QUEUE_BLOCKS_KEPT": "tests/tiering/catalog/test_bounds.py",
+    "operations.attach_conflicts._KEPT": "tests/tiering/catalog/test_bounds.py",
+    "spark.stream.directory_tables._BLOCKS_MAX": "tests/tiering/spark/stream/test_stream_model.py",
+    "worker.runs._BYTES_MAX": "tests/tiering/catalog/test_bounds.py",
+}
+"""Limits of tiering, and the test that lowers each."""
+NO_LIMITS_OF_MEMORY: Final = frozenset(
+    {
+        "BLOCK_BYTES", "GROUP_MAX", "KEPT", "LENGTH_MAX", "NAME_MAX", "PROPERTIES_MAX", "SCAN_MAX",
+        "TOPIC_MAX", "_DIGITS_MAX", "_DISK_CHECK_BYTES", "_ID_CHARACTERS_MAX",
+        "_INTEGER_LENGTH_MAX", "_PROBLEMS_KEPT", "_PROBLEMS_MAX", "_SHOWN_MAX",
+        # Of tiering: what one archive, one batch, one name or one plot may have.
+        "BATCH_BYTES", "INPUTS_MAX", "KEY_BYTES_MAX", "MESSAGES_MAX", "PART_BYTES_MAX",
+        "TOPICS_MAX", "_CONSTANTS_MAX", "_NAME_MAX", "_RUN_MAX",
+    }
+)  # fmt: skip
+"""Sizes of given or written data: no limit of what is kept in memory."""
