@@ -17,7 +17,6 @@ from kvstore.files import local_path
 from kvstore.index.families import Batch
 from kvstore.meta.groups import GroupConfig, GroupInfo
 from kvstore.meta.topics import TopicConfig, TopicInfo
-from kvstore.pop.group_stats import committed_of
 from kvstore.record.names import SCHEDULE_TOPIC
 from kvstore.record.validate import check_group, check_topic
 from kvstore.rocketmq.config_values import DELAY_GROUP, group_config, topic_config
@@ -64,8 +63,7 @@ def _all_offsets(engine: Engine) -> Iterator[Offset]:
             if name is None:
                 continue  # its topic was deleted by a version that left offsets
             # Messages popped and not done would be lost to a group that goes on from there.
-            used, locked_table = engine.topics.get(name), engine.inflight(group.id, topic)
-            offset = committed_of(engine.reader, engine.offsets, group, used, queue, locked_table)
+            offset = engine.group_progress.committed(group, engine.topics.get(name), queue)
             if offset is not None:
                 yield group.name, name, queue, offset
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -43,7 +43,7 @@ from kvstore.opening.placing import place_archives
 from kvstore.opening.recovery import Progress, recover
 from kvstore.opening.store_folder import FolderKind
 from kvstore.pop.context import PopContext
-from kvstore.pop.group_stats import LockedTable
+from kvstore.pop.group_stats import GroupProgress
 from kvstore.pop.inflight.tables import InflightTables
 from kvstore.pop.inflight.waiting import Waiting
 from kvstore.pop.popper import Popper
@@ -148,6 +148,8 @@ class Engine:
         self.index.topics_fresh_from(self.topics.next_id)
         self.reader = Reader(self.log, self.index, config)
         self.finder = Finder(self.reader, self.log, self.index, self.topics.is_live)
+        tables = InflightTables(self.index.families, self.offsets, self.reader.bounds)
+        self.group_progress = GroupProgress(self.reader, self.topics, self.offsets, tables)
         has_archives = next(self.index.families.rows(ARCHIVES, b""), None) is not None
         if has_archives or self.index.gone().segments:
             self.reader.read_from(self.archives())
@@ -156,7 +158,7 @@ class Engine:
             self.reader.follow = follower.look
             self._ending.callback(follower.close)
         else:
-            self._open_writing(config, host, last_stored)
+            self._open_writing(config, host, last_stored, tables)
 
     def _open_meta(self, config: StoreConfig, host_extra: int, read_only: bool) -> None:
         """Opens topics, groups and offsets; no row of them is read before it is used."""
@@ -173,7 +175,9 @@ class Engine:
         self.namespaces = Namespaces(self.index.families)
         self.offsets = Offsets(self.index, config, read_only=read_only)
 
-    def _open_writing(self, config: StoreConfig, host: Host, last_stored: int) -> None:
+    def _open_writing(
+        self, config: StoreConfig, host: Host, last_stored: int, tables: InflightTables
+    ) -> None:
         """Opens the parts that a read-only store does without."""
         wake = self.log.prepare_wanted
         self.waiting = Waiting(config.clock)
@@ -205,7 +209,7 @@ class Engine:
                 topics=self.topics,
                 groups=self.groups,
                 offsets=self.offsets,
-                tables=self._new_tables(),
+                tables=tables,
                 receipts=open_receipts(self.index.families),
                 waiting=self.waiting,
                 clock=config.clock,
@@ -288,23 +292,6 @@ class Engine:
                 self.tiers = self._open_archives(self.path, rows, self.config)
                 self._ending.callback(self.tiers.close)
             return self.tiers
-
-    def inflight_tables(self) -> InflightTables:
-        """The in-flight tables. A read-only store pops nothing: it gets them for one look alone."""
-        if self.log.writable:
-            return self.popping.tables
-        return self._new_tables()
-
-    def _new_tables(self) -> InflightTables:
-        return InflightTables(self.index.families, self.offsets, self.reader.bounds)
-
-    def inflight(self, group: int, topic: int) -> LockedTable:
-        """A function that gives the group's in-flight table in a topic, to look at."""
-        tables = self.inflight_tables()
-        if self.log.writable:
-            return partial(tables.locked, group, topic)
-        found = tables.look(group, topic)
-        return lambda: nullcontext(found)
 
     def checkpoint(self) -> None:
         """See `Store.checkpoint`."""

@@ -19,7 +19,7 @@ from kvstore.message import Bounds
 from kvstore.meta.groups import GroupConfig, GroupInfo
 from kvstore.meta.offsets import Commit, Lag
 from kvstore.meta.topics import Topic
-from kvstore.pop.group_stats import GroupStats, collect_group, committed_of, todo_of
+from kvstore.pop.group_stats import GroupStats
 from kvstore.record.validate import check_group, listed
 
 
@@ -77,10 +77,7 @@ def committed_offset(engine: Engine, group: str, topic: str, queue: int) -> int 
     used = engine.topics.get(topic)
     used.key(queue)
     known = engine.groups.find(group)
-    if known is None:
-        return None
-    locked_table = engine.inflight(known.id, used.id)
-    return committed_of(engine.reader, engine.offsets, known, used, queue, locked_table)
+    return None if known is None else engine.group_progress.committed(known, used, queue)
 
 
 def reset_offset(
@@ -153,8 +150,8 @@ def group_stats(engine: Engine, group: str, topic: str | None) -> list[GroupStat
     """See `Store.group_stats`."""
     known = engine.groups.get(group)
     now = engine.config.clock.now_ms()
-    parts = engine.inflight_tables(), engine.reader, engine.topics, engine.offsets
-    return [collect_group(*parts, known, used, now) for used in _topics_of(engine, known, topic)]
+    topics = _topics_of(engine, known, topic)
+    return [engine.group_progress.stats(known, used, now) for used in topics]
 
 
 def _topics_of(engine: Engine, group: GroupInfo, topic: str | None) -> list[Topic]:
@@ -166,9 +163,8 @@ def _topics_of(engine: Engine, group: GroupInfo, topic: str | None) -> list[Topi
 
 
 def _lags(engine: Engine, group: GroupInfo, topic: Topic) -> Iterable[Lag]:
-    locked_table = engine.inflight(group.id, topic.id)
     for queue in range(topic.read_queues):
-        todo = todo_of(engine.reader, engine.offsets, group, topic, queue, locked_table)
+        todo = engine.group_progress.todo(group, topic, queue)
         yield Lag(
             group=group.name,
             topic=topic.name,

@@ -74,6 +74,12 @@ def lag(store: Store) -> None:
     assert store.lag("g", "t")[0].committed == 0
 
 
+def figures(store: Store) -> None:
+    (stats,) = store.group_stats("g", "t")
+    assert (stats.due, stats.redelivered) == (0, 0)
+    assert stats.oldest_due is not None
+
+
 def commit(store: Store) -> None:
     with pytest.raises(InFlight):
         store.commit_offset("g", "t", 0, 0)
@@ -95,7 +101,7 @@ def note_history(store: Store) -> None:
 
 @pytest.mark.parametrize("cap", [None, 1000])
 @pytest.mark.parametrize(
-    "call", [committed, lag, commit, pop_and_ack, pop_and_extend, note_history]
+    "call", [committed, lag, figures, commit, pop_and_ack, pop_and_extend, note_history]
 )
 def test_what_a_call_reads_of_locks_does_not_grow_with_them(
     store: Store,

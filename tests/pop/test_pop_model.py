@@ -712,6 +712,28 @@ class Pops(RuleBasedStateMachine):
                 for lag in self.store.lag(group.name, topic):
                     self.check_lag(group, topic, lag)
 
+    @rule(group=st.sampled_from([0, 1]))
+    def figures(self, group: int) -> None:
+        of = self.groups[self.names[group]]
+        for topic in of.entries:
+            self.check_figures(of, topic)
+
+    def check_figures(self, group: Group, topic: str) -> None:
+        (stats,) = self.store.group_stats(group.name, topic)
+        assert stats.lag == sum(lag.lag for lag in self.store.lag(group.name, topic))
+        entries = list(group.of(topic))
+        locked = [e for e in entries if e.state == "locked" and e.lock is not None]
+        maybe = sum(e.state == "maybe" for e in entries)
+        due = sum(e.lock is not None and e.lock.due <= self.now for e in locked)
+        # A redriven message is unread to this model, and due.
+        unread = sum(e.state == "unread" for e in entries)
+        assert due <= stats.due <= due + maybe + unread
+        redelivered = sum(e.attempts > 1 for e in locked)
+        assert redelivered <= stats.redelivered <= redelivered + maybe
+        first = min((e.lock.due for e in locked if e.lock is not None), default=None)
+        if not maybe and not unread:
+            assert stats.oldest_due == first
+
     def check_lag(self, group: Group, topic: str, lag: kvstore.Lag) -> None:
         entries = group.entries[topic][lag.queue]
         assert (lag.begin, lag.end) == (0, len(entries))

@@ -126,6 +126,11 @@ class OffsetSet:
         bits = self._pages.values[page]
         return (page << _PAGE_BITS) + (bits & -bits).bit_length() - 1
 
+    def has_below(self, offset: int) -> bool:
+        """Whether there is an offset below this one."""
+        lowest = self.lowest()
+        return lowest is not None and lowest < offset
+
     def within(self, first: int, size: int) -> int:
         """Which of `size` offsets from `first` on are in the set: bit i for `first` + i."""
         values, found = self._pages.values, 0
@@ -138,8 +143,7 @@ class OffsetSet:
 
     def count_from(self, offset: int) -> int:
         """How many offsets there are from `offset` on."""
-        lowest = self.lowest()
-        if lowest is None or lowest >= offset:
+        if not self.has_below(offset):
             return self.count
         page, count = offset >> _PAGE_BITS, self.count
         for number, bits in self._pages.values.items():
@@ -151,16 +155,18 @@ class OffsetSet:
 
 
 class QueueLocks:
-    """A group's rows in one queue: their count, the offsets they lock, and the parked offsets. Once
-    this queue alone is asked for: how many rows are due in each 1/8 s.
+    """A group's rows in one queue: their count, the offsets they lock, those of them that were
+    handed out before, and the parked offsets. Once this queue alone is asked for: how many rows are
+    due in each 1/8 s.
     """
 
-    __slots__ = ("dues", "locked", "parked", "rows")
+    __slots__ = ("dues", "locked", "parked", "redelivered", "rows")
 
     def __init__(self) -> None:
         self.rows = 0
         self.dues: Shelf | None = None
         self.locked = OffsetSet()
+        self.redelivered = OffsetSet()
         self.parked = OffsetSet()
 
     def lowest(self) -> int | None:

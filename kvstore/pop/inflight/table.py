@@ -1,6 +1,6 @@
 """The in-flight table: the messages of one topic that a group has under lock or parked.
 
-The idea: rows of `locks` are the state. The table has only counters over them: rows by 1/8 s of
+The idea: rows of `locks` are the state. The table has only counters over them: messages by 1/8 s of
 their due time, and by queue the offsets that the rows have (`QueueLocks`). It also has the key of
 the first row as long as it is known, and the queues' next offsets. So RocksDB is not asked whether
 anything is due, nor up to which offset all is done; and a search never begins among the tombstones
@@ -59,6 +59,7 @@ class Change:
         "next",
         "parked",
         "passed",
+        "redelivered",
         "removed",
         "shrunk",
         "touched",
@@ -68,6 +69,8 @@ class Change:
         self.batch = batch
         self.added: dict[LockKey, int] = {}
         """Rows and the bitmaps of their messages."""
+        self.redelivered: list[tuple[LockKey, int]] = []
+        """Those of them whose messages were handed out before."""
         self.removed: list[tuple[LockKey, int]] = []
         self.shrunk: list[tuple[LockKey, int]] = []
         """Rows and the bitmaps of the messages that go from them."""
@@ -96,6 +99,8 @@ class Change:
         """Adds a new row."""
         self.batch.put(LOCKS, lock_key(*key), pack_lock(lock))
         self.added[key] = lock.locked
+        if lock.attempts > 1:
+            self.redelivered.append((key, lock.locked))
         if lock.attempt_id:
             self.made_by.append((lock.attempt_id, key))
 
@@ -181,19 +186,21 @@ class InflightTable:
         self._end = behind(self._prefix)
         self._first: LockKey | None = None
         self._buckets = Shelf()
-        """1/8 s -> how many rows are due in it."""
+        """1/8 s -> how many messages are due in it: 0 only where no row is."""
         self._queues: dict[int, QueueLocks] = {}
         self._knows_dues = False
         """Whether rows are also counted by the time they are due in each queue."""
 
     # --- counters ---
 
-    def count(self, key: LockKey, locked: int) -> None:
+    def count(self, key: LockKey, lock: Lock) -> None:
         """Counts a row that was there before; parked rows are not locks."""
         if key.due == PARKED:
-            self._park(key, locked)
-        else:
-            self.added(key, locked)
+            self._park(key, lock.locked)
+            return
+        self.added(key, lock.locked)
+        if lock.attempts > 1:
+            self._queues[key.queue].redelivered.add(key.first, lock.locked)
 
     def may_be_due(self, now: int) -> bool:
         """Whether a row can be due; mostly without a look at RocksDB."""
@@ -202,12 +209,13 @@ class InflightTable:
     def added(self, key: LockKey, locked: int) -> None:
         """Counts a row that was written, with the bitmap of its messages."""
         _, _, due, queue, first = key
+        messages = locked.bit_count()
         bucket, buckets = due >> _BUCKET, self._buckets.values
-        rows = buckets.get(bucket)
-        if rows:
-            buckets[bucket] = rows + 1
+        there = buckets.get(bucket)
+        if there:
+            buckets[bucket] = there + messages
         else:
-            self._buckets.put(bucket, 1)
+            self._buckets.put(bucket, messages)
         if not self.rows or bucket << _BUCKET < self.soonest:
             self.soonest = bucket << _BUCKET
         held = self._queues.get(queue) or self._held(queue)
@@ -218,23 +226,16 @@ class InflightTable:
         if not self.rows or (self._first is not None and key < self._first):
             self._first = key
         self.rows += 1
-        messages = locked.bit_count()
         self.messages += messages
         if self.tally is not None:
             self.tally.add(due, messages)
 
     def removed(self, key: LockKey, locked: int) -> None:
         """Uncounts a row that was removed, with the bitmap of its messages."""
-        bucket, buckets = key[2] >> _BUCKET, self._buckets.values
-        rows = buckets[bucket] - 1
-        if rows:
-            buckets[bucket] = rows
-        else:
-            self._buckets.put(bucket, 0)
         held = self._queues[key[3]]
         held.rows -= 1
         if held.dues is not None:
-            held.dues.add(bucket, -1)
+            held.dues.add(key[2] >> _BUCKET, -1)
         if key == self._first:
             self._first = None
         self.rows -= 1
@@ -243,8 +244,19 @@ class InflightTable:
     def _unlocked(self, key: LockKey, locked: int) -> None:
         """Uncounts messages that left a row."""
         _, _, due, queue, first = key
-        self._queues[queue].locked.remove(first, locked)
+        held = self._queues[queue]
+        held.locked.remove(first, locked)
+        if held.redelivered.count:
+            # The messages of a row were handed out equally often: all are in the set, or none is.
+            again = held.redelivered.within(first, locked.bit_length()) & locked
+            held.redelivered.remove(first, again)
         messages = locked.bit_count()
+        bucket, buckets = due >> _BUCKET, self._buckets.values
+        left = buckets[bucket] - messages
+        if left:
+            buckets[bucket] = left
+        else:
+            self._buckets.put(bucket, 0)
         self.messages -= messages
         if self.tally is not None:
             self.tally.remove(due, messages)
@@ -271,14 +283,15 @@ class InflightTable:
             self._unlocked(key, locked)
         for key, locked in change.added.items():
             self.added(key, locked)
+        for key, locked in change.redelivered:
+            self._queues[key.queue].redelivered.add(key.first, locked)
         for key, parked in change.parked:
             self._park(key, parked)
         for attempt_id, key in change.ended_of:
             self._forget_attempt(attempt_id, lock_key(*key))
         for attempt_id, key in change.made_by:
             self.note_attempt(attempt_id, key)
-        if change.next:
-            self.next.update(change.next)
+        self.next.update(change.next)
         for queue, count in change.passed.items():
             self.passed[queue] = self.passed.get(queue, 0) + count
 
@@ -332,12 +345,16 @@ class InflightTable:
         held = self._queues.get(queue)
         return None if held is None else held.lowest()
 
-    def held_from(self, queue: int, offset: int) -> tuple[int, int]:
-        """How many of a queue's messages from an offset on are locked, and how many parked."""
+    def held_from(self, queue: int, offset: int) -> tuple[int, int, int]:
+        """How many of a queue's messages from an offset on are locked, how many of these were
+        handed out before, and how many are parked.
+        """
         held = self._queues.get(queue)
         if held is None:
-            return 0, 0
-        return held.locked.count_from(offset), held.parked.count_from(offset)
+            return 0, 0, 0
+        sets = held.locked, held.redelivered, held.parked
+        locked, redelivered, parked = (offsets.count_from(offset) for offsets in sets)
+        return locked, redelivered, parked
 
     def held(self, queue: int, first: int, size: int) -> int:
         """Which of a queue's messages from `first` to before `first` + `size` are locked or parked,
@@ -349,6 +366,30 @@ class InflightTable:
         return held.locked.within(first, size) | held.parked.within(first, size)
 
     # --- rows ---
+
+    def due_figures(self, now: int, min_offset: Callable[[int], int]) -> tuple[int, int | None]:
+        """How many messages are in rows that are due, and when the first row is or was due.
+        `min_offset` says which messages of a queue count: those from that offset on.
+
+        Only rows that are due in the same 1/8 s as `now` are read; all are where messages that
+        count no more are still locked.
+        """
+        last = now >> _BUCKET
+        lowest = {queue: min_offset(queue) for queue, held in self._queues.items() if held.rows}
+        if any(self._queues[queue].locked.has_below(low) for queue, low in lowest.items()):
+            rows = [(key.due, self._counting(key, lock, lowest)) for key, lock in self.all()]
+            dues = [due for due, count in rows if count]
+            return sum(n for due, n in rows if due <= now), min(dues, default=None)
+        whole = sum(n for bucket, n in self._buckets.values.items() if bucket < last)
+        part = self._from(last << _BUCKET, min(now + 1, _DUE_MAX))
+        return whole + sum(self._counting(*row, lowest) for row in part), self.next_due()
+
+    def _counting(self, key: LockKey, lock: Lock, lowest: dict[int, int]) -> int:
+        """How many of a row's messages are from a queue's lowest offset on. A read-only store's row
+        may name messages that the log lost: they are not counted.
+        """
+        held = lock.locked & self.held(key.queue, key.first, lock.locked.bit_length())
+        return (held >> max(0, lowest.get(key.queue, 0) - key.first)).bit_count()
 
     def next_due(self) -> int | None:
         """When the first row is due, ms since the epoch; None if there is none."""

@@ -37,13 +37,6 @@ _PREFETCHED_MAX: Final = 64
 """Tables that may have read ahead, half a megabyte each."""
 
 
-Look = Callable[[LockKey, Lock], None]
-
-
-def _ignored(key: LockKey, lock: Lock) -> None:
-    """Ignores a row."""
-
-
 class InflightTables:
     """The tables of a store, by group and topic; see the module."""
 
@@ -309,14 +302,6 @@ class InflightTables:
         table.clear()
         self._read(lock_prefix(table.group, table.topic))
 
-    def look(self, group: int, topic: int, each: Look = _ignored) -> InflightTable:
-        """A table for one look, made from the stored rows; `each` is called with every row."""
-        table = InflightTable(self._families, group, topic)
-        for key, lock in self._rows(lock_prefix(group, topic)):
-            table.count(key, lock.locked)
-            each(key, lock)
-        return table
-
     def next_of(self, table: InflightTable, queue: int) -> int:
         """A queue's next offset; 0 where the group has none yet."""
         found = table.next.get(queue)
@@ -333,7 +318,7 @@ class InflightTables:
         # Cutting may have to be tried again, and nothing may be counted twice then.
         for key, lock in list(self._rows(prefix)):
             table = self._tables.get((group, key.topic)) or self._make(group, key.topic)
-            table.count(key, lock.locked)
+            table.count(key, lock)
             self._offsets.may_move(group, key.topic)
             if lock.attempt_id:
                 table.note_attempt(lock.attempt_id, key)
