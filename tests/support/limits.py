@@ -71,8 +71,8 @@ LIMITS_OF_TIERING: Final = {
 """Limits of tiering, and the test that lowers each."""
 NO_LIMITS_OF_MEMORY: Final = frozenset(
     {
-        "BLOCK_BYTES", "GROUP_MAX", "KEPT", "LENGTH_MAX", "NAME_MAX", "PROPERTIES_MAX", "SCAN_MAX",
-        "TOPIC_MAX", "_DIGITS_MAX", "_DISK_CHECK_BYTES", "_ID_CHARACTERS_MAX",
+        "BLOCK_BYTES", "GROUP_MAX", "KEY_HISTORY_MAX", "LENGTH_MAX", "NAME_MAX", "PROPERTIES_MAX",
+        "SCAN_MAX", "TOPIC_MAX", "_DIGITS_MAX", "_DISK_CHECK_BYTES", "_ID_CHARACTERS_MAX",
         "_INTEGER_LENGTH_MAX", "_PROBLEMS_KEPT", "_PROBLEMS_MAX", "_SHOWN_MAX",
         # Of tiering: what one archive, one batch, one name or one plot may have.
         "BATCH_BYTES", "INPUTS_MAX", "KEY_BYTES_MAX", "MESSAGES_MAX", "PART_BYTES_MAX",
