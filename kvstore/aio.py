@@ -188,25 +188,25 @@ class Store:
         bell = _Bell()
         asked = (limit, max_bytes, invisible_for, queue, filter, attempt_id)
         begin = functools.partial(self._store._begin_pop, bell.ring, group, topic, wait, *asked)
-        found, poll = await self._look(begin, keep=attempt_id is not None)
-        if poll is None:
-            return found
-        again = functools.partial(_look_again, poll)
-        self._bells.add(bell)
+        poll: Poll | None = None
         try:
-            while not found and poll.left() > 0:
+            found, poll = await self._look(begin, keep=attempt_id is not None)
+            while poll is not None and not found and poll.left() > 0:
+                self._bells.add(bell)
                 if poll.due_in:
                     self._set_alarm(poll)
                     # The alarm rings when a lock runs out: one alarm serves all waiting pops.
                     while (nap := poll.nap(until_due=False)) > 0 and not await bell.wait(nap):
                         poll.rested()
+                again = functools.partial(_look_again, poll)
                 found, _ = await self._look(again, keep=attempt_id is not None)
             return found
         finally:
-            self._bells.discard(bell)
-            poll.end()
-            if not poll.table.waiters:
-                self._stop_alarm(poll.table)
+            if poll is not None:
+                self._bells.discard(bell)
+                poll.end()
+                if not poll.table.waiters:
+                    self._stop_alarm(poll.table)
 
     async def _look(self, look: Callable[[], Looked], *, keep: bool) -> Looked:
         """Look in a thread. If the pop is cancelled meanwhile, the messages that the look takes
@@ -222,21 +222,26 @@ class Store:
             raise
 
     def _abandon(self, keep: bool, future: Future[Looked]) -> None:
-        # An exception would end the thread, and the pool starts no other in its place. Messages
-        # that are not given back come back when their locks run out.
+        # An exception would end the thread, and the pool starts no other in its place. After one
+        # the work is done again: a waiter that never left would take wake-ups from others.
         try:
-            if future.cancelled() or future.exception() is not None:
-                return
-            found, poll = future.result()
-            if poll is not None:
-                poll.end()
-            if found and not keep:
-                try:
-                    self._threads.submit(self._give_back, found)
-                except RuntimeError:  # they end; this is one of them, or the last to be there
-                    self._give_back(found)
+            self._undo(keep, future)
         except BaseException:
+            with suppress(BaseException):
+                self._undo(keep, future)
+
+    def _undo(self, keep: bool, future: Future[Looked]) -> None:
+        """Undoes an abandoned look; the second time does nothing more."""
+        if future.cancelled() or future.exception() is not None:
             return
+        found, poll = future.result()
+        if poll is not None:
+            poll.end()
+        if found and not keep:
+            try:
+                self._threads.submit(self._give_back, found)
+            except RuntimeError:  # they end; this is one of them, or the last to be there
+                self._give_back(found)
 
     def _give_back(self, found: list[Popped]) -> None:
         # A message that can't be given back comes back when its lock runs out.

@@ -3,8 +3,8 @@
 The idea: it stands with its in-flight table, looks, and says how long nothing will happen by
 itself. Its caller lets that time pass: a thread waits for an event, a coroutine for a future.
 
-Invariants: it is among the waiters from before its first look until `end`; a message that comes
-between a look and the sleep after it wakes the sleeper.
+Invariants: it is among the waiters from its first look until `end`, and a poll that was only made
+is not; a message that comes between a look and the sleep after it wakes the sleeper.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from kvstore.meta.groups import GroupInfo
+from kvstore.meta.topics import Topic
 from kvstore.pop.context import PopContext
-from kvstore.pop.inflight.table import InflightTable, Waiter
+from kvstore.pop.inflight.table import Waiter
 from kvstore.pop.inflight.waiting import TICK
 from kvstore.pop.popped import Popped
 
@@ -29,16 +31,16 @@ class PollResult(NamedTuple):
 
 
 class Poll:
-    """One waiting pop, see the module. `end` is to be called in any case. `due_in` says, as of the
-    last look that found nothing, in how many seconds the table's first lock runs out; 0 is to look
-    again.
+    """One waiting pop, see the module. After a look, `end` is to be called in any case. `due_in`
+    says, as of the last look that found nothing, in how many seconds the table's first lock runs
+    out; 0 is to look again.
     """
 
     __slots__ = (
         "_claim",
         "_clock",
         "_due_at",
-        "_next_due",
+        "_tables",
         "_until",
         "_waiter",
         "_waiting",
@@ -49,31 +51,34 @@ class Poll:
     def __init__(
         self,
         context: PopContext,
-        table: InflightTable,
+        group: GroupInfo,
+        topic: Topic,
         claim: Callable[[], PollResult],
         wait: float,
         wake: Callable[[], None],
         *,
         selective: bool,
     ) -> None:
-        self.table = table
+        self.table = context.tables.get(group.id, topic.id)
         self.due_in = 0.0
         self._due_at = 0.0
         self._waiting = context.waiting
         self._clock = context.clock
         self._claim = claim
-        self._next_due = context.tables.next_due
+        self._tables = context.tables
         self._until = self._clock.monotonic() + wait
         self._waiter = Waiter(wake, selective=selective)
-        self._waiting.enter(table, self._waiter)
 
     def look(self) -> list[Popped]:
         """Hands out the messages there are now. A caller that sleeps on something that `wake` sets
         clears it before. `StoreClosed` if the store closes.
         """
         self._waiting.check_open()
-        table = self.table
-        self._waiting.rest(table, self._waiter)
+        if self._waiter not in self.table.waiters:
+            # Under the table's lock: a table that is let go has no waiters, and gets none.
+            with self._tables.locked(self.table.group, self.table.topic) as self.table:
+                self._waiting.enter(self.table, self._waiter)
+        self._waiting.rest(self.table, self._waiter)
         found = self._claim()
         if not found.popped:
             self.due_in = 0.0 if found.looks_again else self._until_due()
@@ -81,7 +86,7 @@ class Poll:
         return found.popped
 
     def _until_due(self) -> float:
-        due = self._next_due(self.table)
+        due = self._tables.next_due(self.table)
         if due is None:
             return float("inf")
         # A row that is due by now was not for this poll: it is of another queue.
@@ -108,5 +113,5 @@ class Poll:
         return self._until - self._clock.monotonic()
 
     def end(self) -> None:
-        """Stops waiting."""
+        """Stops waiting; once more does nothing."""
         self._waiting.leave(self.table, self._waiter)

@@ -122,17 +122,18 @@ class Pop:
         wait: float,
         wake: Callable[[], None],
     ) -> Poll:
-        """Begins to wait; `wake` is called from any thread when there may be messages."""
-        # Under the table's lock: a table that is let go has no waiters, and gets none.
-        with self._context.tables.locked(group.id, topic.id) as table:
-            return Poll(
-                self._context,
-                table,
-                lambda: self.claim(*self._still_there(group, topic), wanted),
-                wait,
-                wake,
-                selective=wanted.queue is not None or wanted.matches is not None,
-            )
+        """A poll, which waits from its first look on; `wake` is called from any thread when there
+        may be messages.
+        """
+        return Poll(
+            self._context,
+            group,
+            topic,
+            lambda: self.claim(*self._still_there(group, topic), wanted),
+            wait,
+            wake,
+            selective=wanted.queue is not None or wanted.matches is not None,
+        )
 
     # --- one look ---
 

@@ -75,6 +75,7 @@ async def _used(folder: Path, thrower: Thrower) -> None:
             await _tried(store.ack(one.receipt))
             due.discard(one.message.body)
     assert isinstance(await _tried(store.bounds("t", 0)), tuple | BaseException)
+    assert inside.waiting(inside.behind(store)).topics == {}, "a pop that ended still waits"
     if await _tried(store.close()) is not None:
         await store.close()
 

@@ -79,21 +79,24 @@ class Waiting:
                 table.asleep[waiter] = None
 
     def leave(self, table: InflightTable, waiter: Waiter) -> None:
-        """Stops waiting."""
+        """Stops waiting; a leave that failed can be done again."""
         with self._lock:
-            table.waiters.remove(waiter)
+            if waiter not in table.waiters:
+                return
             table.asleep.pop(waiter, None)
-            table.selective -= waiter.selective
             if self._watch is waiter or self._watch is None:
                 self._watch = None
                 self._wake_one()
             # It may have been woken for more than it took, or know of a lock that runs out.
             self._wake(table, 1)
-            if not table.waiters:
-                tables = self.topics[table.topic]
-                tables.remove(table)
-                if not tables:
-                    del self.topics[table.topic]
+            if len(table.waiters) == 1:
+                tables = [other for other in self.topics.get(table.topic, ()) if other is not table]
+                if tables:
+                    self.topics[table.topic] = tables
+                else:
+                    self.topics.pop(table.topic, None)
+            table.waiters.remove(waiter)
+            table.selective -= waiter.selective
 
     # --- the clock ---
 
