@@ -70,6 +70,10 @@ class Replay:
         self.keys = 0
         self.gaps_expected = False
         """Whether damage was passed over: only then may a queue's offsets jump."""
+        self.gone_records = 0
+        """How many records may have stood in segments that left the log behind the beginning of
+        this replay: the offsets of a queue may jump by so many, where no place tells of it.
+        """
         self.is_anew = False
         """Whether the log is replayed from its beginning: a queue's first record may follow on what
         is not in the log any more, wherever that ended.
@@ -180,7 +184,12 @@ class Replay:
         checkpoint.
         """
         for key, row in self._held.items():
-            self._refuse(row, self._end(key))
+            following = self._end(key)
+            # No later record contradicts it.
+            if 0 < row[1] - following <= self.gone_records:
+                self._take(row)
+            else:
+                self._refuse(row, following)
         self._held.clear()
         self._hand_over()
 

@@ -26,6 +26,7 @@ from kvstore.index.replay import Replay
 from kvstore.log.commitlog import CommitLog
 from kvstore.log.recovery_scan import Damage, LogScan
 from kvstore.meta.topics import Topic, Topics
+from kvstore.record.layout import FIXED_V1
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the step, how much of it is done, and the whole (0: not known)."""
@@ -152,6 +153,8 @@ class _Recovery:
         # From its beginning the log tells its times itself; older records are gone.
         replay.last_stored = self._checkpoint.stored_at if start > log.first else 0
         replay.is_anew = start <= log.first
+        left = sum(number * log.segment_size >= start for number in self._gone)
+        replay.gone_records = left * log.segment_size // FIXED_V1
         scan = LogScan(
             log.segments,
             start,

@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from kvstore import (
 from kvstore.engine.housekeeper import Job
 from kvstore.index.families import Batch, Families
 from kvstore.index.index import Index
-from kvstore.index.keys import FORMAT, FORMAT_VERSION, META, U32, read_place, read_run_key
+from kvstore.index.keys import FORMAT, FORMAT_VERSION, META, PLACES, U32, read_place, read_run_key
 from kvstore.index.runs import unpack
 from kvstore.opening.rebuild import prepare_rebuild
 from kvstore.opening.store_folder import is_marked
@@ -640,3 +641,29 @@ def test_a_rebuild_that_copies_the_index_keeps_the_next_offset_of_an_empty_queue
     with opened(tmp_path / "a") as store:
         assert store.bounds("t", 1) == (5, 5)
         assert put(store, 0, 1, queue=1)[0].offset == 5
+
+
+@pytest.mark.parametrize("behind", [1, 3])
+def test_a_rebuild_without_places_keeps_a_record_behind_messages_that_no_tier_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: int
+) -> None:
+    """The erased segment is gone without an archive: only its place told of the gap."""
+    with opened(tmp_path / "a") as store:
+        put(store, 0, 5, queue=1)
+        store.seal()
+        put(store, 5, 5, queue=1)
+        store.seal()
+        put(store, 10, behind, queue=1)
+        topic = store.topic("t").id
+        assert store.handover.hand_over([1], [], unkept={(topic, 1)}, erase=True) == 1
+        bounds = store.bounds("t", 1)
+    with closing(Index(tmp_path / "a" / "index", SEGMENT, read_only=False, create=False)) as index:
+        batch = index.families.batch()
+        batch.delete_range(PLACES, b"", b"\xff" * 32)
+        index.families.write(batch)
+    monkeypatch.setattr("kvstore.opening.rebuild._drop_derived", lambda *_: False)
+    assert kvstore.rebuild(tmp_path / "a").set_aside is not None
+    with opened(tmp_path / "a") as store:
+        assert (store.recovery.refused, store.bounds("t", 1)) == (0, bounds)
+        assert [store.get("t", 1, at).offset for at in (0, 4, 10)] == [0, 4, 10]
+        assert put(store, 0, 1, queue=1)[0].offset == 10 + behind
