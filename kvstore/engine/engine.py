@@ -140,7 +140,7 @@ class Engine:
             place_archives(self.index, self.log, self.archives)
         host = store_host(config)
         self._open_meta(config, host.extra, read_only)
-        drop_orphans(self.log, self.index, config)
+        drop_orphans(self.log, self.index)
         self.recovery, last_stored = recover(self.log, self.index, self.topics, config, progress)
         self.topics.recovered(self.log.end)
         if not self.recovery.clean and (found is not FolderKind.NOTHING or adopt is not None):

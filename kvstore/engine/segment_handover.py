@@ -16,6 +16,7 @@ segments are handed over.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from kvstore.config import StoreConfig
 from kvstore.engine.segment_stats import SegmentStats, stats_of
 from kvstore.engine.unread import unread_in, unread_in_archive
 from kvstore.engine.upkeep import Upkeep, drop_orphans
-from kvstore.errors import CallerError
+from kvstore.errors import CallerError, StoreError
 from kvstore.index.archived import (
     Archived,
     ArchivedTopic,
@@ -51,6 +52,7 @@ from kvstore.meta.topics import TopicInfo, Topics
 from kvstore.read.reader import Reader
 
 I64 = NDArray[np.int64]
+_log = logging.getLogger("kvmq")
 
 __all__ = ["Arriving", "Entries", "Queue", "Row", "Sealed", "SegmentHandover"]
 
@@ -97,16 +99,24 @@ class SegmentHandover:
 
     def sealed(self) -> list[Sealed]:
         """The segments that may be handed over, oldest first."""
-        with self._upkeep.leaving:
-            # A hand-over that failed behind its write has left its segment's file.
-            drop_orphans(self._log, self._index, self.config)
-        log, size = self._log, self._log.segment_size
+        try:
+            self.remove_left()
+        except StoreError as e:
+            _log.warning("%s: a segment that left the log is still there: %s", self.folder, str(e))
+        log, size, gone = self._log, self._log.segment_size, self._index.gone()
         last = min(log.durable, self._index.checkpoint.position) // size
         return [
             Sealed(n, log.segments.path(n), n * size, (n + 1) * size)
             for n in log.segments.numbers
-            if n < last
+            if n < last and not gone.has(n, size)
         ]
+
+    def remove_left(self) -> None:
+        """Removes the files of segments that have left the log and are still there: a hand-over may
+        have failed behind its write. They are overwritten first. Raises the error that prevents it.
+        """
+        with self._upkeep.leaving:
+            drop_orphans(self._log, self._index)
 
     def segment_path(self, segment: int) -> Path:
         """A segment's file, sealed or not."""

@@ -271,12 +271,13 @@ def _is_tiered(retention: Retention) -> bool:
     return retention.warm_for is not None or retention.cold_for is not None
 
 
-def drop_orphans(log: CommitLog, index: Index, config: StoreConfig) -> None:
+def drop_orphans(log: CommitLog, index: Index) -> None:
     """Removes the files of segments that left the index, by retention or into archives, just before
-    a crash.
+    a crash, or before an error that kept the file. They are overwritten first: nobody knows which
+    of them was to be erased.
     """
     if log.writable:
         gone = index.gone()
-        for number in list(log.segments.numbers):
-            if gone.has(number, log.segment_size):
-                log.segments.remove(number, erase=config.secure_erase)
+        orphans = {n for n in log.segments.numbers if gone.has(n, log.segment_size)}
+        for number in sorted(orphans | log.segments.unremoved):
+            log.segments.remove(number, erase=True)

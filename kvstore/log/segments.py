@@ -83,6 +83,8 @@ class Segments:
         """
         self.numbers: list[int] = []
         """The segments there are, rising; changed only by replacing the list."""
+        self.unremoved: set[int] = set()
+        """Segments that have left the log, and whose files could not be removed so far."""
         self.removals = 0
         """Counts removals: a reader that failed compares it, to learn whether one is the reason."""
         self.left: frozenset[int] = frozenset()
@@ -331,17 +333,20 @@ class Segments:
                 self.problems.setdefault(number, f"{path} is not a file")
                 return
             self.problems.pop(number, None)
+            self.unremoved.add(number)
         if found is not None:
             found.close()
+        gone = path.with_name(path.name + _GONE)
         with disk_errors(path, "removed"):
-            if not erase or not self.files.size(path):
+            if erase and self.files.size(path):
+                # The file gets another name first: a process that has the folder open for reading
+                # then finds it gone, and zeros that it still sees in a map are no damage.
+                self.files.rename(path, gone)
+            if erase and self.files.size(gone) is not None:
+                self._erase(gone)
+            else:
                 self.files.remove(path)
-                return
-            # The file gets another name first: a process that has the folder open for reading then
-            # finds it gone, and zeros that it still sees in a map are no damage.
-            gone = path.with_name(path.name + _GONE)
-            self.files.rename(path, gone)
-            self._erase(gone)
+        self.unremoved.discard(number)
 
     def _erase(self, path: Path) -> None:
         if self.files.size(path) and self.files.links(path) == 1:

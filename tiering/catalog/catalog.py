@@ -34,7 +34,8 @@ class ArchiveRow(msgspec.Struct, frozen=True, kw_only=True):
     place, `key` its name there; `size` and `crc` (crc32c) are of the whole object. `segments` are
     the archive's ranges of the log. `topics` are the ids of its topics, 4 bytes each; None: there
     are more than `TOPICS_MAX`, or the row is of a version that did not note them. `state`
-    "retired": nothing names the archive any more, and its object is deleted at `delete_at`.
+    "retired": nothing names the archive any more, and its object is deleted at `delete_at`; None:
+    at once, and overwritten first if it is a file, since an erasure replaced the archive.
     """
 
     number: int

@@ -302,9 +302,13 @@ class Eraser:
         self._erase_segments(match, report)
         self._erase_archives(match, report)
         self._side.forget_keys()
+        note = _noted_in(report.failed)
+        with noting_errors(note, "files of segments", StoreError, OSError):
+            self._side.remove_left()
+        self._replacer.hasten_retired()
         for row in self._context.rows("retired"):
-            with noting_errors(_noted_in(report.failed), row.name, StoreError, OSError):
-                self._replacer.erase_retired(row)
+            with noting_errors(note, row.name, StoreError, OSError):
+                self._context.remove_retired(row)
                 report.removed.append(row.name)
         removed, stay = self._replacer.erase_leftovers()
         report.removed += removed

@@ -28,7 +28,7 @@ from kvstore.files import Files
 from tiering.archive.archive_reader import Archive
 from tiering.archive.manifest import Manifest
 from tiering.archive.writer import ArchiveSettings, WrittenArchive
-from tiering.catalog.catalog import ArchiveRow, Tier, decode_rows, kept_as
+from tiering.catalog.catalog import ArchiveRow, Tier, decode_rows, is_own, kept_as
 from tiering.catalog.contents import row_of
 from tiering.errors import PlaceError, PolicyIllegal
 from tiering.executor.pipeline import Check, pipelined
@@ -186,6 +186,24 @@ class WorkContext:
     def manifest_of(self, row: ArchiveRow) -> Manifest:
         """The manifest of an archive."""
         return self.open_archive(row).manifest
+
+    def remove_retired(self, row: ArchiveRow) -> None:
+        """Removes a retired archive's object and row. A file is overwritten first if the object was
+        to go at once: it may hold messages that are erased. Another store's object stays.
+        """
+        if is_own(row, self.side.store_id):
+            place = self.place_of(row)
+            if row.delete_at is None:
+                self.overwrite(place, row.key)
+            place.delete(row.key)
+        self.side.set_rows([(row.catalog_key, None)])
+
+    def overwrite(self, place: Place, key: str) -> None:
+        """Overwrites an object that is a file; not if it has another name, under which it stays."""
+        if "://" not in place.name:
+            path = Path(place.name) / key
+            if self.files.size(path) is not None and self.files.links(path) == 1:
+                self.files.erase(path)
 
     def keys_for(self, manifests: Sequence[Manifest]) -> KeysAtHand | None:
         """The keys for reading archives, and for writing their messages anew. Raises `KeyMissing`

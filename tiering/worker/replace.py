@@ -207,8 +207,8 @@ class Replacer:
         built = [part.merged.made for part in parts if part.merged.made is not None]
         rows, queues, at_once = parts[0].rows, parts[0].merged.queues, parts[0].at_once
         put = [self._publisher.publish(archive, *self._place_for(rows[0])) for archive in built]
-        grace = 0 if at_once else whole_ms(self._context.policy.grace)
-        delete_at = self._context.trusted.now_ms() + grace
+        grace = whole_ms(self._context.policy.grace)
+        delete_at = None if at_once else self._context.trusted.now_ms() + grace
         # Retired rows keep the numbers: readers that are under way ask for these.
         retired = [
             msgspec.structs.replace(old, state="retired", delete_at=delete_at) for old in rows
@@ -256,15 +256,12 @@ class Replacer:
 
     # --- after an erasure ---
 
-    def erase_retired(self, row: ArchiveRow) -> None:
-        """Removes a retired archive's object now; a file is overwritten first. Another store's
-        object stays, and its row goes.
+    def hasten_retired(self) -> None:
+        """Makes all retired archives' objects go at once; the rows say so, for a later run to do
+        where this one fails.
         """
-        if is_own(row, self._side.store_id):
-            place = self._context.place_of(row)
-            self._overwrite(place, row.key)
-            place.delete(row.key)
-        self._side.set_rows([(row.catalog_key, None)])
+        rows = [msgspec.structs.replace(r, delete_at=None) for r in self._context.rows("retired")]
+        self._side.set_rows([(row.catalog_key, encode_row(row)) for row in rows])
 
     def erase_leftovers(self) -> tuple[list[str], dict[str, str]]:
         """Removes the leftovers of interrupted puts and attaches of this store; files are
@@ -288,7 +285,7 @@ class Replacer:
                 continue
             try:
                 place = places[orphan.place]
-                self._overwrite(place, orphan.key)
+                self._context.overwrite(place, orphan.key)
                 place.remove_leftover(orphan.key)
                 removed.append(name)
             except (StoreError, OSError) as e:
@@ -303,13 +300,6 @@ class Replacer:
 
     def _catalog(self) -> Catalog:
         return Catalog(self._side.store_id, list(self._side.rows()))
-
-    def _overwrite(self, place: Place, key: str) -> None:
-        """Overwrites an object that is a file; not if it has another name, under which it stays."""
-        if "://" not in place.name:
-            path = Path(place.name) / key
-            if self._files.size(path) is not None and self._files.links(path) == 1:
-                self._files.erase(path)
 
 
 def is_compacted(row: ArchiveRow) -> bool:

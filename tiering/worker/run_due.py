@@ -27,7 +27,7 @@ import msgspec
 
 from kvstore.clock import whole_ms
 from kvstore.errors import StoreClosed
-from tiering.catalog.catalog import ArchiveRow, Tier, encode_row, is_own, kept_as
+from tiering.catalog.catalog import ArchiveRow, Tier, encode_row, kept_as
 from tiering.errors import (
     PlaceDenied,
     PlaceError,
@@ -121,9 +121,7 @@ class Relocator:
         """Removes a retired archive's object, if its time has come; returns whether it did."""
         if row.delete_at is not None and now < row.delete_at:
             return False
-        if is_own(row, self._side.store_id):
-            self._context.place_of(row).delete(row.key)
-        self._side.set_rows([(row.catalog_key, None)])
+        self._context.remove_retired(row)
         return True
 
 

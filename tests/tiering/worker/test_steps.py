@@ -26,6 +26,7 @@ from tiering.merge.partition import plan_merge
 from tiering.places.place import Place, open_place
 from tiering.places.publish import CopyJob, Intent, Intents, ObjectCopy, Pacing
 from tiering.places.work_folder import FILE, WORK, Waits, read_waits
+from tiering.worker.context import WorkContext
 from tiering.worker.store_side import attaching
 
 DAY = 86_400.0
@@ -435,11 +436,11 @@ def test_what_an_erasure_has_replaced_goes_with_the_next_run_if_it_could_not_go_
         worker.run_once()
         count = len(worker.archives())
 
-        def refuse(row: object) -> None:
+        def refuse(*_: object) -> None:
             raise StoreError("not now")
 
         with monkeypatch.context() as patch:
-            patch.setattr(worker._replacer, "erase_retired", refuse)
+            patch.setattr(WorkContext, "overwrite", refuse)
             report = worker.erase(key="k3")
         assert not report.is_proven
         assert len(report.failed) == count

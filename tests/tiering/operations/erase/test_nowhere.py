@@ -15,6 +15,7 @@ from kvstore.files import LocalFiles
 from kvstore.index.keys import FAMILIES
 from tests.support import inside
 from tests.support.clock import VirtualClock
+from tests.support.files import Effect, WatchedFiles, copy_folder
 from tests.tiering.stores import config
 from tiering import Policy, Worker
 from tiering.executor.match import Match
@@ -187,3 +188,83 @@ def test_what_a_killed_worker_left_is_overwritten_before_it_is_removed(
         assert worker.run_once().removed == ["killed/1.archive", "shifting/0000000007"]
         for name in ("1.archive", "0000000007"):
             assert LocalFiles().read(tmp_path / name) == bytes(len(BODY))
+
+
+class Folder(WatchedFiles):
+    """Keeps a copy of a store's folder as it is when the first of its segments goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = self._look
+        self.killed = Path()
+
+    def _look(self, effect: Effect) -> None:
+        path, store = effect.path, effect.path.parents[1]
+        is_segment = effect.kind == "rename" and path.parent.name == "commitlog"
+        if is_segment and not self.killed.name and path.with_suffix("") in segments_in(store):
+            self.killed = copy_folder(store, store.with_name("killed"))
+
+
+@pytest.fixture
+def sealed(tmp_path: Path, clock: VirtualClock) -> Iterator[tuple[Store, Folder]]:
+    """A store of one segment with messages that are to be erased, and its file system."""
+    files = Folder()
+    with kvstore.open(tmp_path / "store", config(clock, files=files)) as store:
+        store.create_topic("orders", queues=2)
+        put(store, 0)
+        yield store, files
+
+
+def segments_in(folder: Path) -> list[Path]:
+    """The files of segments that hold what is to be erased."""
+    return [path for path in (folder / "commitlog").iterdir() if BODY in path.read_bytes()]
+
+
+def test_a_crash_in_an_erasing_hand_over_leaves_a_segment_that_the_opening_overwrites(
+    sealed: tuple[Store, Folder], clock: VirtualClock
+) -> None:
+    """A file that is held open shows what its blocks hold when it has no name any more."""
+    store, files = sealed
+    with Worker(store, NOW, executor=Inline()) as worker:
+        assert worker.erase(key=KEY).is_proven
+    (path,) = segments_in(files.killed)
+    with path.open("rb") as kept:
+        kvstore.open(files.killed, config(clock)).close()
+        assert segments_in(files.killed) == []
+        assert not any(kept.read())
+
+
+@pytest.mark.parametrize("kind", ["rename", "erase", "remove"])
+def test_a_segment_that_a_disk_keeps_is_no_proof_and_the_next_erasure_overwrites_it(
+    sealed: tuple[Store, Folder], kind: str
+) -> None:
+    store, files = sealed
+    store.seal()
+    (path,) = segments_in(store.path)
+    with Worker(store, NOW, executor=Inline()) as worker, path.open("rb") as kept:
+        files.fail(kind, path="commitlog", times=1000)
+        for _ in range(2):
+            assert not worker.erase(key=KEY).is_proven
+            assert list((store.path / "commitlog").glob(f"{path.name}*"))
+        files.mend()
+        assert worker.erase(key=KEY).is_proven
+        assert not list((store.path / "commitlog").glob(f"{path.name}*"))
+        assert not any(kept.read())
+
+
+def test_an_archive_that_outlives_its_erasure_is_overwritten_by_the_next_run(
+    sealed: tuple[Store, Folder], clock: VirtualClock
+) -> None:
+    store, files = sealed
+    store.seal()
+    clock.advance(1)
+    with Worker(store, NOW, executor=Inline()) as worker:
+        assert worker.run_once().failed == {}
+        (path,) = (store.path / "archive").rglob("*.kvarc")
+        with path.open("rb") as kept:
+            files.fail("erase", path="archive", times=1000)
+            assert not worker.erase(key=KEY).is_proven
+            files.mend()
+            assert len(worker.run_once().removed) == 1
+            assert not path.exists()
+            assert not any(kept.read())
