@@ -137,7 +137,6 @@ class _Check:
         archive = self._archive
         try:
             block = archive.block_of(number, self._group_of(number))
-            block.check()
             records = block.records()
         except (KeyMissing, KeyDestroyed):
             yield from self._checksums(number)

@@ -1,10 +1,10 @@
 """Archive reader: one open archive, whose blocks are read by ranges.
 
-The idea: the end of the file says where everything is. Directory, filter and fences stand there,
-too. They are read with it, or when they are first needed (`open_lazily`), and decoded when they are
-first needed, so that thousands of archives are open at once. A message then costs one read of its
-block. Finding it by position costs one read more, of the chunk that says where the message lies.
-Finding it by key costs another, of the chunk that says which messages have the key.
+The idea: the end of the file says where everything is (`tail`). Directory, filter and fences stand
+there, too. They are read with it, or when they are first needed (`open_lazily`), and decoded when
+they are first needed, so that thousands of archives are open at once. A message then costs one read
+of its block. Finding it by position costs one read more, of the chunk that says where the message
+lies. Finding it by key costs another, of the chunk that says which messages have the key.
 
 Invariants: bytes that differ from those written raise ArchiveDamaged with the archive's name, or
 have no effect; a damaged block costs the messages of its group only; nothing is allocated that the
@@ -29,46 +29,10 @@ from tiering.archive.columns.header_fields import OffsetRanges
 from tiering.archive.columns.packed import I64
 from tiering.archive.directory import Directory, DirectoryRows, GroupExtent, Groups, decode_rows
 from tiering.archive.indexes import KeyFences, PositionColumns, PositionFences
-from tiering.archive.layout import CHUNKED, HEADER_SIZE, OPENING_READ, PART_HEAD, Section, Sizes
+from tiering.archive.layout import HEADER_SIZE, PART_HEAD, Section, Sizes
 from tiering.archive.manifest import Manifest, decode_manifest, with_figures
-from tiering.archive.tail import (
-    FOOTER_READ,
-    PLAIN,
-    Source,
-    find_sections,
-    read_exactly,
-    read_tail,
-    tail_begin,
-)
+from tiering.archive.tail import PLAIN, Source, read_exactly, read_tail
 from tiering.keys.crypto import KeyProvider
-
-
-class _Tail:
-    """The end of a source, whose last bytes are at hand."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        begin = max(source.size - OPENING_READ, 0)
-        self._last = read_exactly(source, begin, source.size - begin)
-        self._at = tail_begin(source, self._last)
-        self._last = self._last[max(self._at - begin, 0) :]
-        self.name = source.name
-        self.size = source.size - self._at
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes from `offset` of the end."""
-        at = offset - (self.size - len(self._last))
-        if at >= 0:
-            return self._last[at : at + size]
-        return self._source.read(self._at + offset, size)
-
-
-def open_lazily(source: Source, *, keys: KeyProvider | None = None) -> Archive:
-    """Opens the archive of a source. Raises as `Archive.open` does."""
-    return Archive.open(source, keys=keys, tail=_Tail(source))
-
-
-__all__ = ["Archive", "FoundMessage", "Source", "read_tail"]
 
 T = TypeVar("T")
 
@@ -93,43 +57,24 @@ class FoundMessage(NamedTuple):
 class Archive:
     """One archive, open; see the module."""
 
-    def __init__(self, source: Source, tail: Source | bytes, keys: KeyProvider | None) -> None:
+    def __init__(self, source: Source, keys: KeyProvider | None, *, lazily: bool) -> None:
         self.source = source
         self.name = source.name
         self._keys = keys
-        self._tail = None if isinstance(tail, bytes) else tail
-        size = len(tail) if isinstance(tail, bytes) else tail.size
-        if isinstance(tail, bytes):
-            end = tail
-        else:
-            begin = max(size - FOOTER_READ, 0)
-            end = read_exactly(tail, begin, size - begin)
-        with self._damage("its end"):
-            self._places = find_sections(source, end, size)
-        self._blocks_end = min(place.at for place in self._places.values())
-        self._tail_at = source.size - size
-        self._raw: dict[Section, bytes] = {}
+        self._sections, self._raw = read_tail(source, lazily=lazily)
+        self._is_lazy = lazily
+        self._blocks_size = min(place.at for place in self._sections.values()) - HEADER_SIZE
         self._decoded: dict[Section, int] = {}
         """About how many bytes each decoded section takes in memory."""
         self.on_growth: Callable[[], None] | None = None
         """Called when `memory_bytes` has changed."""
-        if isinstance(tail, bytes):
-            for kind, place in self._places.items():
-                at = place.at - self._tail_at
-                if kind not in CHUNKED:
-                    self._raw[kind] = tail[at : at + place.size]
 
     @classmethod
-    def open(
-        cls, source: Source, *, keys: KeyProvider | None = None, tail: Source | bytes | None = None
-    ) -> Archive:
-        """Opens the archive of a source.
-
-        `tail` is the result of an earlier `read_tail` and spares the reads. If it is a source of
-        its own (a file of a local cache), each section is read from it when it is first needed. A
-        part's crc32c is checked when the part is decoded. Raises ArchiveDamaged, FormatTooNew.
+    def open(cls, source: Source, *, keys: KeyProvider | None = None) -> Archive:
+        """Opens the archive of a source. A part's crc32c is checked when the part is decoded.
+        Raises ArchiveDamaged, FormatTooNew, FormatTooOld.
         """
-        return cls(source, read_tail(source) if tail is None else tail, keys)
+        return cls(source, keys, lazily=False)
 
     # --- the archive as a whole ---
 
@@ -158,12 +103,12 @@ class Archive:
     @cached_property
     def filter(self) -> Filter | None:
         """The filter of the keys that may be here; None for an archive without keys."""
-        return self._section(Section.FILTER, Filter) if Section.FILTER in self._places else None
+        return self._section(Section.FILTER, Filter) if Section.FILTER in self._sections else None
 
     @cached_property
     def key_fences(self) -> KeyFences | None:
         """The fences that say which chunk has which keys; None for an archive without keys."""
-        place = self._places.get(Section.KEY_INDEX)
+        place = self._sections.get(Section.KEY_INDEX)
         if place is None:
             return None
         return self._section(Section.KEY_FENCES, lambda data: KeyFences(data, place.size))
@@ -173,14 +118,14 @@ class Archive:
         """The fences that say which chunk has which positions; None for an archive without
         messages.
         """
-        place = self._places.get(Section.POSITION_INDEX)
+        place = self._sections.get(Section.POSITION_INDEX)
         if place is None:
             return None
         return self._section(Section.POSITION_FENCES, lambda data: PositionFences(data, place.size))
 
     def section_sizes(self) -> dict[str, int]:
         """The bytes of the file that blocks and sections take."""
-        sizes = {kind.name.lower(): place.size for kind, place in self._places.items()}
+        sizes = {kind.name.lower(): place.size for kind, place in self._sections.items()}
         return {"blocks": self._blocks_size, **sizes}
 
     @property
@@ -192,10 +137,6 @@ class Archive:
         return sum(map(len, tuple(self._raw.values()))) + sum(tuple(self._decoded.values()))
 
     # --- blocks ---
-
-    def topic_number(self, topic_id: int) -> int | None:
-        """The archive's number of the topic with that id in the store; None: it has none."""
-        return self.directory.number_of(topic_id)
 
     def blocks(self, topic_id: int, queue: int) -> range:
         """The blocks of a queue, by the offsets they hold; empty if there are none."""
@@ -310,40 +251,22 @@ class Archive:
             return None
         return int(placed.blocks[row]), int(placed.rows[row])
 
-    def find(
-        self, low: int, high: int, begin: int | None = None, end: int | None = None
-    ) -> list[int]:
-        """Positions, rising, of messages that may have a key whose hash is between `low` and
-        `high`, both included; see `find_places`.
-        """
-        return [found.position for found in self.find_places(low, high, begin, end)]
-
-    def find_places(
-        self, low: int, high: int, begin: int | None = None, end: int | None = None
-    ) -> list[FoundMessage]:
-        """The same messages, each with its block and row, so that `locate` need not be asked.
+    def find(self, low: int, high: int) -> list[FoundMessage]:
+        """The messages, by rising positions, that may have a key whose hash is between `low` and
+        `high`, both included; each with its block and row, so that `locate` need not be asked.
 
         For one key (in one topic, or in any: `kvstore.record.hashes`) the filter is asked
-        first. Every message that has the key is found; one that lacks it is rarely among them. The
-        list is empty if no message was stored between the times `begin` and `end`, both included;
-        otherwise messages of other times are found as well. Raises ArchiveDamaged.
+        first. Every message that has the key is found; one that lacks it is rarely among them.
+        Raises ArchiveDamaged.
         """
         first, last = low >> _TOPIC_BITS, high >> _TOPIC_BITS
-        if self.denies(low, high):
+        if self.denies(low, high) or (fences := self.key_fences) is None:
             return []
-        fences = self.key_fences
-        if fences is None or not self.may_hold_time(begin, end):
-            return []
-        ranks = [
-            fences.find(chunk, payload, first, last)
-            for chunk, payload in self._chunks(
-                Section.KEY_INDEX, fences.chunks_of(first, last), fences.extent
-            )
-        ]
+        chunks = self._chunks(Section.KEY_INDEX, fences.chunks_of(first, last), fences.extent)
+        ranks = [fences.find(chunk, payload, first, last) for chunk, payload in chunks]
         if not ranks:
             return []
-        wanted = np.unique(np.concatenate(ranks))
-        found = self._ranked(wanted)
+        found = self._ranked(np.unique(np.concatenate(ranks)))
         if first != last:
             return found
         return [one for one in found if low & 0xFF <= self._topic_byte(one.block) <= high & 0xFF]
@@ -353,30 +276,23 @@ class Archive:
         first, last = low >> _TOPIC_BITS, high >> _TOPIC_BITS
         return first == last and self.filter is not None and not self.filter.may_hold(first)
 
-    def may_hold_time(self, begin: int | None, end: int | None) -> bool:
-        """Whether a message may have been stored between two times, both included."""
-        directory = self.directory
-        return (begin is None or begin <= directory.stored_to) and (
-            end is None or end >= directory.stored_from
-        )
-
     def key_pairs(self) -> Iterator[tuple[I64, I64]]:
         """The whole key index, chunk by chunk: kept digests, ranks."""
         fences = self.key_fences
-        if fences is not None:
-            for chunk in range(fences.chunks):
-                for _, payload in self._chunks(Section.KEY_INDEX, [chunk], fences.extent):
-                    with self._damage("the key index"):
-                        pairs = fences.decode(chunk, payload)
-                    yield pairs
+        if fences is None:
+            return
+        for chunk in range(fences.chunks):
+            ((_, payload),) = self._chunks(Section.KEY_INDEX, [chunk], fences.extent)
+            with self._damage("the key index"):
+                pairs = fences.decode(chunk, payload)
+            yield pairs
 
     def position_chunks(self) -> Iterator[PositionColumns]:
         """The whole position index, chunk by chunk."""
         fences = self.position_fences
-        if fences is not None:
-            for chunk in range(fences.chunks):
-                for _, placed in self._placed([chunk]):
-                    yield placed
+        for chunk in range(fences.chunks if fences is not None else 0):
+            ((_, placed),) = self._placed([chunk])
+            yield placed
 
     def _ranked(self, ranks: I64) -> list[FoundMessage]:
         """The messages of some ranks, which must rise."""
@@ -410,7 +326,7 @@ class Archive:
         self, kind: Section, chunks: Iterable[int], place: Callable[[int], tuple[int, int]]
     ) -> Iterator[tuple[int, bytes]]:
         """Chunks, whose numbers rise, with their payloads; neighbours are read together."""
-        section = self._places[kind]
+        section = self._sections[kind]
         for run in _runs(chunks):
             begin, end = place(run[0])[0], place(run[-1])[1]
             data = read_exactly(self.source, section.at + begin, end - begin)
@@ -421,10 +337,6 @@ class Archive:
                 yield chunk, payload
 
     # --- parts ---
-
-    @property
-    def _blocks_size(self) -> int:
-        return self._blocks_end - HEADER_SIZE
 
     @cached_property
     def _topics(self) -> list[tuple[str, str | None]]:
@@ -452,16 +364,18 @@ class Archive:
         return self._keys.key_for_reading(topic, key_id).secret
 
     def _section(self, kind: Section, decode: Callable[[bytes], T], *, is_kept: bool = True) -> T:
-        """Decodes a section. Its bytes are dropped if the caller keeps the decoded value."""
-        place = self._places.get(kind)
+        """Decodes a section. Its bytes are dropped if the caller keeps the decoded value; those of
+        an archive that is open for a moment stay, for `rows`.
+        """
+        place = self._sections.get(kind)
         with self._damage(f"section {kind.name}"):
             if place is None:
                 raise FormatError("it is missing")
-            raw = self._raw.pop(kind, None) if is_kept else self._raw.get(kind)
-            if raw is None and self._tail is not None:
-                raw = read_exactly(self._tail, place.at - self._tail_at, place.size)
-            elif raw is None:
+            raw = self._raw.get(kind)
+            if raw is None:
                 raw = read_exactly(self.source, place.at, place.size)
+            elif is_kept and not self._is_lazy:
+                self._raw.pop(kind, None)
             payload = PLAIN.decode(raw)
             decoded = decode(payload)
         if is_kept:
@@ -480,6 +394,13 @@ class Archive:
             if isinstance(error, ArchiveDamaged) and error.archive:
                 raise
             raise ArchiveDamaged(f"{self.name}: {what}: {error}", self.name) from None
+
+
+def open_lazily(source: Source, *, keys: KeyProvider | None = None) -> Archive:
+    """Opens the archive of a source for a caller that keeps it for a moment only, and may look at
+    several sections more than once, or at none. Raises as `Archive.open` does.
+    """
+    return Archive(source, keys, lazily=True)
 
 
 def _runs(chunks: Iterable[int]) -> Iterator[list[int]]:

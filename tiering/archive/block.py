@@ -24,7 +24,7 @@ from kvstore.record.decode import decode
 from kvstore.record.layout import CRC_MASK
 from kvstore.record.values import StoredMessage
 from tiering.archive.coder import Coder
-from tiering.archive.columns.header_decoder import decode_headers
+from tiering.archive.columns.header_codec import decode_headers
 from tiering.archive.columns.header_fields import HeaderColumns, OffsetRanges, Owners
 from tiering.archive.columns.integers import Column
 from tiering.archive.columns.properties import (
@@ -298,10 +298,6 @@ class Block:
         """Gives the block its own rows of properties and bodies; it holds its group no longer."""
         self._texts = properties, bodies
         self._group = None
-
-    def check(self) -> None:
-        """Puts all records together, for which every column is decoded. Raises ArchiveDamaged."""
-        self.records()
 
     def messages(self, start: int, stop: int, *, check_crc: bool = True) -> list[StoredMessage]:
         """The messages of the rows from `start` to `stop`, as `kvstore.record.decode.decode` gives

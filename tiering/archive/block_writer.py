@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from kvstore.errors import CallerError
 from tiering.archive.coder import Coder
-from tiering.archive.columns.header_fields import encode_fixed, encode_whole
+from tiering.archive.columns.header_codec import encode_fixed, encode_whole
 from tiering.archive.columns.integers import Column, bounds_of, cut_by_bytes
 from tiering.archive.columns.packed import I64
 from tiering.archive.columns.properties import encode_properties
@@ -370,11 +370,6 @@ class BlockWriter:
         self._last: tuple[int, int, int] | None = None
         self.columns = GrowingColumns()
 
-    @property
-    def messages(self) -> int:
-        """The number of messages that are written or wait to be encoded."""
-        return self.columns.messages + sum(len(some.records.starts) for some in self._waiting)
-
     def add(self, number: int, queue: int, records: RecordBatch) -> None:
         """Takes records of one queue of the topic with that number. Offsets rise, also over several
         calls for the same queue. Raises CallerError for records out of order.
@@ -428,7 +423,7 @@ class BlockWriter:
                 BlockSpan(topic.topic.name, queue, start, stop, number, topic.secret)
                 for start, stop in pieces
             ]
-        self._check_order(fields.offsets)
+        self._check_order(fields.offset)
         done = fields.part(0, left)
         groups, rows = encode_blocks(done, spans, self._coder, group_bytes=self._block_bytes)
         for group in groups:
@@ -436,7 +431,7 @@ class BlockWriter:
         self.columns.add(self._columns(done, spans, groups, rows))
         number, queue, _ = self._waiting[-1]
         is_begun = left > begin
-        self._last = (number, queue, int(fields.offsets[left - 1])) if is_begun else None
+        self._last = (number, queue, int(fields.offset[left - 1])) if is_begun else None
         self._waiting.clear()
         self._waiting_bytes = 0
         if left < fields.count:
@@ -486,7 +481,7 @@ class BlockWriter:
                 *rows,
             ),
             tuple(of_groups.T),
-            fields.positions,
+            fields.position,
             digests.astype(np.uint32),
             keyed.astype(np.uint32),
         )
@@ -497,7 +492,7 @@ class BlockWriter:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         each = [self._topics[span.topic_number].levels for span in spans]
         if any(found.changes for found in each):
-            positions = [fields.positions[span.start : span.stop] for span in spans]
+            positions = [fields.position[span.start : span.stop] for span in spans]
             levels = np.concatenate([a.of(b) for a, b in zip(each, positions, strict=True)])
         else:
             counts = [span.stop - span.start for span in spans]

@@ -103,19 +103,12 @@ class DirectoryRows(NamedTuple):
 
     def row(self, block: int) -> Row:
         """One block."""
-        return Row(
-            int(self.topics[block]),
-            int(self.queues[block]),
-            int(self.first_offset[block]),
-            int(self.last_offset[block]),
-            int(self.messages[block]),
-            int(self.first_position[block]),
-            int(self.last_position[block]),
-            int(self.least_stored_at[block]),
-            int(self.greatest_stored_at[block]),
-            int(self.raw_bytes[block]),
-            int(self.groups[block]),
-        )
+        return Row(*(int(column[block]) for column in (*self.of_blocks, self.groups)))
+
+    @property
+    def of_blocks(self) -> tuple[I64, ...]:
+        """The columns of `Row` in its order, without the last."""
+        return self[1:11]
 
 
 def encode_directory(
@@ -241,7 +234,7 @@ class Directory:
     __slots__ = (
         "_by_id", "_ends", "_first_block", "_first_in_group", "_first_offset", "_first_queue",
         "_fixed", "_ids", "_least", "_missing", "_properties", "_queues", "_span", "_time_span",
-        "blocks", "decoded_max", "groups", "messages", "stored_from", "stored_to", "topics",
+        "blocks", "decoded_max", "groups", "messages", "topics",
     )  # fmt: skip
 
     def __init__(self, payload: bytes, blocks_size: int) -> None:
@@ -272,8 +265,6 @@ class Directory:
         self._least = Narrow(least)
         self._time_span = Narrow(greatest - least)
         self.messages = int((p.span + 1 - p.missing).sum())
-        self.stored_from = int(p.least.min()) if self.blocks else 0
-        self.stored_to = int((p.least + p.time_span).max()) if self.blocks else -1
         self.decoded_max = (_max(p.fixed), _max(p.properties), _max(p.bodies))
 
     # --- finding ---

@@ -124,13 +124,11 @@ class PiecesWriter:
         origin: ArchiveOrigin,
         topics: Sequence[ArchivedTopic],
     ) -> None:
-        self._settings = settings
-        self._origin = origin
-        self._coder = Coder(settings.codec, settings.level)
+        self._keys = settings.keys
         self._known = topics
         self._topics: list[TopicToWrite] = []
         self._numbers: dict[int, int] = {}
-        self._file = ArchiveFile(sink)
+        self._file = ArchiveFile(sink, settings, origin)
         self._columns = GrowingColumns()
         self._last: tuple[int, int, int] = (-1, -1, -1)
 
@@ -155,15 +153,14 @@ class PiecesWriter:
         for number in np.unique(rows[0]).tolist():
             if number not in self._numbers:
                 self._numbers[number] = len(self._topics)
-                self._topics.append(TopicToWrite(self._known[number], self._settings.keys))
+                self._topics.append(TopicToWrite(self._known[number], self._keys))
         self._file.write(self._rebound(piece))
         numbers = np.array([self._numbers[number] for number in rows[0].tolist()], np.int64)
         self._columns.add(piece.columns._replace(rows=(numbers, *rows[1:])))
 
     def finish(self) -> Manifest:
         """Writes everything behind the blocks."""
-        topics = [one.topic for one in self._topics]
-        return self._file.end(self._settings, self._origin, self._coder, topics, self.columns)
+        return self._file.end([one.topic for one in self._topics], self.columns)
 
     def _rebound(self, piece: EncodedPiece) -> bytes:
         """A piece's bytes, with encrypted parts bound to the topic numbers of this archive."""
@@ -200,12 +197,7 @@ def check_tail(archive: Archive, columns: TailColumns) -> None:
     ArchiveDamaged.
     """
     rows = archive.rows()
-    found = (
-        rows.topics, rows.queues, rows.first_offset, rows.last_offset, rows.messages,
-        rows.first_position, rows.last_position, rows.least_stored_at, rows.greatest_stored_at,
-        rows.raw_bytes,
-    )  # fmt: skip
-    is_same = all(map(np.array_equal, found, columns.rows))
+    is_same = all(map(np.array_equal, rows.of_blocks, columns.rows))
     is_same &= all(map(np.array_equal, rows.decoded_sizes, columns.groups[_DECODED:]))
     at, begin = HEADER_SIZE, 0
     for count, sizes, _ in _group_sizes(columns):

@@ -30,8 +30,6 @@ from tiering.archive.layout import (
     Section,
 )
 
-FOOTER_READ: Final = 1024
-"""Bytes at the end that hold trailer and footer: 1,024."""
 PLAIN: Final = Coder()
 """Decodes the parts of every archive."""
 
@@ -68,26 +66,36 @@ class SectionExtent(NamedTuple):
     chunks: int
 
 
-def read_tail(source: Source) -> bytes:
-    """Everything behind blocks and indexes, in at most two reads; a cache gives it to
-    `Archive.open` as `tail`. Raises ArchiveDamaged, FormatTooNew, FormatTooOld.
-    """
-    begin = max(source.size - OPENING_READ, 0)
-    end = read_exactly(source, begin, source.size - begin)
-    wanted = tail_begin(source, end)
-    if wanted >= begin:
-        return end[wanted - begin :]
-    return read_exactly(source, wanted, begin - wanted) + end
+class Tail(NamedTuple):
+    """The sections of an archive, and the bytes of those at its end that were read."""
+
+    sections: dict[Section, SectionExtent]
+    raw: dict[Section, bytes]
 
 
-def tail_begin(source: Source, end: bytes) -> int:
-    """The begin of the tail, from an archive's last bytes. Raises ArchiveDamaged, FormatTooNew,
-    FormatTooOld.
+def read_tail(source: Source, *, lazily: bool = False) -> Tail:
+    """Reads everything behind blocks and indexes, in at most two reads; `lazily`: in one, so that
+    of large sections only the places are known. Raises ArchiveDamaged, FormatTooNew, FormatTooOld.
     """
     if source.size < HEADER_SIZE + TRAILER_SIZE:
         raise ArchiveDamaged(f"{source.name}: {source.size} bytes are no archive", source.name)
-    _, size = _trailer(source, end)
-    return source.size - TRAILER_SIZE - size
+    begin = max(source.size - OPENING_READ, 0)
+    end = read_exactly(source, begin, source.size - begin)
+    footer_size, size = _trailer(source, end)
+    tail_at = source.size - TRAILER_SIZE - size
+    if tail_at < begin and not lazily:
+        end = read_exactly(source, tail_at, begin - tail_at) + end
+        begin = tail_at
+    try:
+        sections = _find_sections(end, footer_size, source.size, tail_at)
+    except (FormatError, ArchiveDamaged) as error:
+        raise ArchiveDamaged(f"{source.name}: its end: {error}", source.name) from None
+    raw = {
+        kind: end[place.at - begin : place.at - begin + place.size]
+        for kind, place in sections.items()
+        if place.at >= begin and kind not in CHUNKED
+    }
+    return Tail(sections, raw)
 
 
 def read_exactly(source: Source, offset: int, size: int) -> bytes:
@@ -127,24 +135,22 @@ def _trailer(source: Source, end: bytes) -> tuple[int, int]:
     return footer, size
 
 
-def find_sections(source: Source, end: bytes, tail_size: int) -> dict[Section, SectionExtent]:
-    """The places of the sections, from the last bytes of the result of `read_tail`. Raises
-    FormatError, ArchiveDamaged, FormatTooNew, FormatTooOld.
+def _find_sections(
+    end: bytes, footer_size: int, file_size: int, tail_at: int
+) -> dict[Section, SectionExtent]:
+    """The places of the sections, from the last bytes of the file. Raises FormatError,
+    ArchiveDamaged.
     """
-    if len(end) < TRAILER_SIZE:
-        raise FormatError("there is none")
-    footer_size, size = _trailer(source, end)
-    if tail_size != size + TRAILER_SIZE or footer_size + TRAILER_SIZE > len(end):
-        raise FormatError(f"{tail_size} bytes are not the {size + TRAILER_SIZE} it takes")
-    footer_at = source.size - TRAILER_SIZE - footer_size
-    payload = PLAIN.decode(end[-TRAILER_SIZE - footer_size : -TRAILER_SIZE], tail_size)
-    places = _sections(payload, footer_at)
-    for kind, place in places.items():
-        if (kind in CHUNKED) != (place.at < source.size - tail_size):
+    if footer_size + TRAILER_SIZE > len(end):
+        raise FormatError(f"a footer of {footer_size} bytes is too long")
+    payload = PLAIN.decode(end[-TRAILER_SIZE - footer_size : -TRAILER_SIZE])
+    sections = _sections(payload, file_size - TRAILER_SIZE - footer_size)
+    for kind, place in sections.items():
+        if (kind in CHUNKED) != (place.at < tail_at):
             raise FormatError(f"section {kind.name} lies where it can't")
-    if Section.MANIFEST not in places or Section.DIRECTORY not in places:
+    if Section.MANIFEST not in sections or Section.DIRECTORY not in sections:
         raise FormatError("there is no manifest, or no directory")
-    return places
+    return sections
 
 
 def _sections(footer: bytes, footer_at: int) -> dict[Section, SectionExtent]:

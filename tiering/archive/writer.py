@@ -96,141 +96,108 @@ class ArchiveFile:
     the sections behind them. It counts its bytes.
     """
 
-    def __init__(self, sink: Sink) -> None:
-        self._write = sink.write
-        self.at = 0
+    def __init__(self, sink: Sink, settings: ArchiveSettings, origin: ArchiveOrigin) -> None:
+        self._sink = sink
+        self._settings = settings
+        self._origin = origin
+        self.coder = Coder(settings.codec, settings.level)
+        self._at = 0
+        self._footer: list[bytes] = []
         head = HEADER.pack(HEADER_MAGIC, FORMAT_VERSION, 0, 0)[:HEADER_COVERED]
         self.write(head + CRC.pack(google_crc32c.value(head)))
 
     def write(self, data: bytes) -> None:
         """Appends the next bytes."""
-        self._write(data)
-        self.at += len(data)
+        self._sink.write(data)
+        self._at += len(data)
 
-    def end(
-        self,
-        settings: ArchiveSettings,
-        origin: ArchiveOrigin,
-        coder: Coder,
-        topics: Sequence[ArchivedTopic],
-        columns: TailColumns,
-    ) -> Manifest:
+    def end(self, topics: Sequence[ArchivedTopic], columns: TailColumns) -> Manifest:
         """Writes everything behind the blocks, from the blocks' columns and the topics by their
         numbers. Raises CallerError if two records have one position.
         """
-        return _Ending(self, settings, origin, coder, topics, columns).write()
-
-
-class _Ending:
-    """Writes the sections; see `ArchiveFile.end`."""
-
-    def __init__(
-        self,
-        file: ArchiveFile,
-        settings: ArchiveSettings,
-        origin: ArchiveOrigin,
-        coder: Coder,
-        topics: Sequence[ArchivedTopic],
-        columns: TailColumns,
-    ) -> None:
-        self._file = file
-        self._settings = settings
-        self._origin = origin
-        self._coder = coder
-        self._topics = topics
-        self._rows, self._groups, self._positions, self._digests, self._keyed = columns
-        self._footer: list[bytes] = []
-
-    def write(self) -> Manifest:
-        manifest = self._manifest()
+        rows = columns.rows
+        manifest = self._manifest(topics, rows, columns.positions)
         fences: list[tuple[Section, bytes]] = []
         filtered = b""
-        messages = len(self._positions)
+        messages = len(columns.positions)
         if messages:
-            order = np.argsort(self._positions, kind="stable")
-            rising = self._positions[order]
+            order = np.argsort(columns.positions, kind="stable")
+            rising = columns.positions[order]
             if bool((rising[1:] == rising[:-1]).any()):
                 raise CallerError("two records have the same position")
-            if len(self._digests):
-                pairs = self._pairs(order)
+            if len(columns.digests):
+                ranks = np.empty(messages, np.uint32)
+                ranks[order] = np.arange(messages, dtype=np.uint32)
+                pairs = sort_pairs(columns.digests, ranks[columns.keyed])
                 section = self._chunks(Section.KEY_INDEX, encode_key_chunks(pairs))
                 fences.append((Section.KEY_FENCES, encode_key_fences(len(pairs), *section)))
                 distinct = (pairs >> 32).astype(np.uint32)
                 distinct = distinct[np.concatenate(([True], distinct[1:] != distinct[:-1]))]
                 filtered = key_filter.build(distinct, filter_bits(len(distinct), messages))
-                del pairs, distinct
-            starts = np.cumsum(self._rows[4]) - self._rows[4]
+                del ranks, pairs, distinct
+            starts = np.cumsum(rows[4]) - rows[4]
             chunks = encode_position_chunks(rising, order, starts)
             section = self._chunks(Section.POSITION_INDEX, chunks)
             fences.append((Section.POSITION_FENCES, encode_position_fences(messages, *section)))
-        begin = self._file.at
+        begin = self._at
         self._section(Section.MANIFEST, encode_manifest(manifest))
-        ids = [topic.id for topic in self._topics]
-        self._section(Section.DIRECTORY, encode_directory(ids, self._rows, self._groups))
+        ids = [topic.id for topic in topics]
+        self._section(Section.DIRECTORY, encode_directory(ids, rows, columns.groups))
         if filtered:
             self._section(Section.FILTER, filtered)
         for kind, payload in fences:
             self._section(kind, payload)
-        footer = self._coder.encode(b"".join(self._footer))
-        self._file.write(footer)
-        end = TRAILER.pack(len(footer), self._file.at - begin, FORMAT_VERSION, 0, 0, TRAILER_MAGIC)
+        footer = self.coder.encode(b"".join(self._footer))
+        self.write(footer)
+        end = TRAILER.pack(len(footer), self._at - begin, FORMAT_VERSION, 0, 0, TRAILER_MAGIC)
         covered = end[:TRAILER_COVERED]
-        self._file.write(covered + CRC.pack(google_crc32c.value(covered)) + TRAILER_MAGIC)
+        self.write(covered + CRC.pack(google_crc32c.value(covered)) + TRAILER_MAGIC)
         return manifest
-
-    def _pairs(self, order: I64) -> I64:
-        """Key digests, each with the rank of its message in the order of positions."""
-        ranks = np.empty(len(order), np.uint32)
-        ranks[order] = np.arange(len(order), dtype=np.uint32)
-        return sort_pairs(self._digests, ranks[self._keyed])
 
     def _chunks(self, kind: Section, chunks: Iterable[tuple[int, bytes]]) -> tuple[I64, I64]:
         """Writes the chunks of a section; returns the first value and the size of each."""
-        begin = self._file.at
+        begin = self._at
         firsts, sizes = array("q"), array("q")
         for first, payload in chunks:
-            part = self._coder.encode(payload)
-            self._file.write(part)
+            part = self.coder.encode(payload)
+            self.write(part)
             firsts.append(first)
             sizes.append(len(part))
-        self._footer.append(FOOTER_ROW.pack(kind, begin, self._file.at - begin, len(sizes)))
+        self._footer.append(FOOTER_ROW.pack(kind, begin, self._at - begin, len(sizes)))
         return np.frombuffer(firsts, np.int64), np.frombuffer(sizes, np.int64)
 
     def _section(self, kind: Section, payload: bytes) -> None:
-        part = self._coder.encode(payload)
-        self._footer.append(FOOTER_ROW.pack(kind, self._file.at, len(part), 1))
-        self._file.write(part)
+        part = self.coder.encode(payload)
+        self._footer.append(FOOTER_ROW.pack(kind, self._at, len(part), 1))
+        self.write(part)
 
-    def _manifest(self) -> Manifest:
-        settings, origin, rows = self._settings, self._origin, self._rows
-        some = len(self._positions) > 0
+    def _manifest(
+        self, topics: Sequence[ArchivedTopic], rows: Sequence[I64], positions: I64
+    ) -> Manifest:
+        settings, origin = self._settings, self._origin
+        some = len(positions) > 0
         return Manifest(
             store_id=origin.store_id,
             segments=origin.segments,
             retention_class=origin.retention_class,
             generation=origin.generation,
             codec=settings.codec,
-            level=self._coder.level,
+            level=self.coder.level,
             block_bytes=settings.block_bytes,
             blocks=len(rows[0]),
-            messages=len(self._positions),
+            messages=len(positions),
             raw_bytes=int(rows[9].sum()),
-            first_position=int(self._positions.min()) if some else 0,
-            last_position=int(self._positions.max()) if some else 0,
+            first_position=int(positions.min()) if some else 0,
+            last_position=int(positions.max()) if some else 0,
             first_stored_at=int(rows[7].min()) if some else 0,
             last_stored_at=int(rows[8].max()) if some else 0,
-            topics=topic_figures(self._topics, rows[0], rows[4], rows[9], rows[7], rows[8]),
+            topics=topic_figures(topics, rows[0], rows[4], rows[9], rows[7], rows[8]),
         )
 
 
 def filter_bits(keys: int, messages: int) -> int:
     """The bits of a filter for this many keys, however many keys a message has."""
     return min(BITS_A_KEY * keys, BITS_A_MESSAGE * messages)
-
-
-__all__ = [
-    "ArchiveOrigin", "ArchiveSettings", "ArchiveWriter", "Sink", "WrittenArchive", "write_archive",
-]  # fmt: skip
 
 
 class ArchiveWriter:
@@ -240,19 +207,13 @@ class ArchiveWriter:
         self, sink: Sink, settings: ArchiveSettings | None = None,
         origin: ArchiveOrigin | None = None,
     ) -> None:  # fmt: skip
-        self._settings = settings = settings or ArchiveSettings()
-        self._origin = origin or ArchiveOrigin()
-        self._coder = Coder(settings.codec, settings.level)
+        settings = settings or ArchiveSettings()
+        self._keys = settings.keys
         self._topics: list[TopicToWrite] = []
-        self._file = ArchiveFile(sink)
+        self._file = ArchiveFile(sink, settings, origin or ArchiveOrigin())
         self._blocks = BlockWriter(
-            self._file.write, self._coder, settings.block_bytes, self._topics
+            self._file.write, self._file.coder, settings.block_bytes, self._topics
         )
-
-    @property
-    def messages(self) -> int:
-        """The number of messages that are written or wait to be encoded."""
-        return self._blocks.messages
 
     def add(self, topic: ArchivedTopic, queue: int, records: RecordBatch) -> None:
         """Takes records of one queue; offsets rise, also over several calls for the same queue.
@@ -265,15 +226,13 @@ class ArchiveWriter:
     def finish(self) -> Manifest:
         """Writes the rest, and everything behind the blocks."""
         self._blocks.flush()
-        topics = [one.topic for one in self._topics]
-        columns = self._blocks.columns.all()
-        return self._file.end(self._settings, self._origin, self._coder, topics, columns)
+        return self._file.end([one.topic for one in self._topics], self._blocks.columns.all())
 
     def _number(self, topic: ArchivedTopic) -> int:
         if not self._topics or self._topics[-1].topic.name != topic.name:
             if self._topics and self._topics[-1].topic.name > topic.name:
                 raise CallerError(f"topic {topic.name!r} comes after {self._topics[-1].topic.name}")
-            self._topics.append(TopicToWrite(topic, self._settings.keys))
+            self._topics.append(TopicToWrite(topic, self._keys))
         return len(self._topics) - 1
 
 

@@ -34,13 +34,10 @@ _TOPIC_BITS: Final = 8
 
 
 class OpenArchives:
-    """Open archives by number. `open_one` opens an archive by its number; each takes `more` bytes
-    beside those that it reports.
-    """
+    """Open archives by number. `open_one` opens an archive by its number."""
 
-    def __init__(self, open_one: Callable[[int], Archive], limit: int, more: int = 0) -> None:
+    def __init__(self, open_one: Callable[[int], Archive], limit: int) -> None:
         self._open_one = open_one
-        self._more = more + _OBJECTS
         self._limit = limit
         self._lock = threading.Lock()
         self._open: OrderedDict[int, Archive] = OrderedDict()
@@ -100,7 +97,7 @@ class OpenArchives:
         self._weigh(number)
 
     def _weigh(self, number: int) -> None:
-        size = self._open[number].memory_bytes + self._more
+        size = self._open[number].memory_bytes + _OBJECTS
         self._bytes += size - self._sizes.get(number, 0)
         self._sizes[number] = size
         self._open.move_to_end(number)

@@ -43,8 +43,9 @@ from kvstore.index.archived import (
 from kvstore.index.keys import read_archive_key
 from kvstore.record.values import StoredMessage
 from tiering.archive.archive_check import archive_problems
-from tiering.archive.archive_reader import Archive, Source
+from tiering.archive.archive_reader import Archive
 from tiering.archive.block import Block, BlockGroup
+from tiering.archive.tail import Source
 from tiering.catalog.archive_pool import KeyFilters, OpenArchives
 from tiering.catalog.cache import BlockCache, CacheStats, SharedReads
 from tiering.catalog.catalog import ArchiveRow, decode_row
@@ -405,7 +406,7 @@ class Tiers:
             if opened.denies(low, high):
                 return []
         key = "key", archive, low, high
-        found = self._read(opened.name, key, lambda: opened.find_places(low, high))
+        found = self._read(opened.name, key, lambda: opened.find(low, high))
         for one in found[-FOUND_KEPT:]:
             self._remember(archive, one.position, (one.block, one.row))
         return [one.position for one in found]

@@ -107,7 +107,7 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
         if self.before is not None:
             meant &= fields.stored_at < self.before
         if self.below is not None:
-            meant &= fields.positions < self.below
+            meant &= fields.position < self.below
         if self.topic is None and self.key is None:
             return meant
         meant &= self._may_be(fields)
@@ -133,11 +133,11 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
             }
             may &= np.fromiter(map(verdicts.__getitem__, topics), np.bool_, fields.count)
             for row in np.flatnonzero(may).tolist():
-                may[row] = topics[row] == wanted or wanted in fields.properties(row)
+                may[row] = topics[row] == wanted or wanted in fields.property_list[row]
         if self.key is not None:
             wanted = _bytes_of(self.key)
             for row in np.flatnonzero(may).tolist():
-                may[row] = wanted in fields.properties(row)
+                may[row] = wanted in fields.property_list[row]
         # A record whose lengths contradict each other is looked at whole.
         return may | ~fields.regular
 

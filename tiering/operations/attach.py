@@ -27,7 +27,6 @@ from kvstore.errors import CallerError, TopicNotFound
 from kvstore.index.archived import ArchivedTopic as TopicRow
 from kvstore.index.archived import Arriving, Queue
 from tiering.archive.archive_reader import Archive, open_lazily
-from tiering.archive.layout import OPENING_READ
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveOrigin
 from tiering.catalog.archive_pool import OpenArchives
@@ -279,7 +278,7 @@ class _Attach:
 
     def _take_in(self, rows: Sequence[ArchiveRow], made: Sequence[ArchivedTopic]) -> None:
         by_number = {row.number: row for row in rows}
-        kept = OpenArchives(lambda n: self._own_archive(by_number[n]), OPEN_BYTES, OPENING_READ)
+        kept = OpenArchives(lambda n: self._own_archive(by_number[n]), OPEN_BYTES)
         new = LazyArchives({number: partial(kept.get, number) for number in by_number})
         held = [h for number, archive in new.items() for h in contents(archive, number).held]
         queues = dict.fromkeys((one.topic, one.queue) for one in held)

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from kvstore.index.archived import ArchivedRange, AttachedRange, HeldRange, Queue
 from tiering.archive.archive_reader import Archive, open_lazily
-from tiering.archive.layout import OPENING_READ
 from tiering.archive.manifest import ArchivedTopic
 from tiering.catalog.archive_pool import OpenArchives
 from tiering.catalog.catalog import ArchiveRow, decode_rows
@@ -55,7 +54,7 @@ class ConflictChecker:
         self._source = source
         self._rows = rows
         self._keys = keys
-        self._ours = OpenArchives(self._open, OPEN_BYTES, OPENING_READ)
+        self._ours = OpenArchives(self._open, OPEN_BYTES)
         self._times = _Times()
 
     def ours(self, number: int) -> Archive:

@@ -20,7 +20,6 @@ from kvstore.config import ArchiveAccess
 from kvstore.errors import ArchiveDamaged, FormatTooNew, FormatTooOld
 from kvstore.files import Files
 from tiering.archive.archive_reader import Archive, open_lazily
-from tiering.archive.layout import OPENING_READ
 from tiering.archive.manifest import Manifest
 from tiering.catalog.archive_pool import OpenArchives
 from tiering.catalog.bucket import ArchiveObject
@@ -99,7 +98,7 @@ def open_all(
         one = objects[number]
         return open_lazily(place.source(one.key, one.size), keys=keys)
 
-    kept = OpenArchives(open_one, OPEN_BYTES, OPENING_READ)
+    kept = OpenArchives(open_one, OPEN_BYTES)
 
     def look(number: int, _: Callable[[], None]) -> OpenedArchive:
         archive = kept.get(number)

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from kvstore.record.ids import unpack_host
 from kvstore.record.names import KEYS, TAGS, UNIQUE_ID
 from kvstore.record.properties import decode_properties
-from tiering.archive.columns.constant_headers import ConstantHeaders, host_of
+from tiering.archive.columns.header_fields import ConstantHeaders, host_of
 from tiering.archive.columns.integers import Column, bounds_of
 from tiering.archive.columns.text_columns import Constant, Joined
 from tiering.spark.schema import HEADERS, SCHEMA, columns_of

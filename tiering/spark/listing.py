@@ -20,7 +20,8 @@ from kvstore.config import StoreConfig
 from kvstore.errors import ArchiveDamaged, FormatTooNew, FormatTooOld, StoreNotFound
 from kvstore.files import LocalFiles
 from kvstore.opening.viewing import View, view_store
-from tiering.archive.archive_reader import Archive, Source, open_lazily
+from tiering.archive.archive_reader import Archive, open_lazily
+from tiering.archive.tail import Source
 from tiering.catalog.bucket import objects_of
 from tiering.catalog.catalog import ArchiveRow, Tier, decode_rows
 from tiering.errors import ObjectNotFound, ObjectTooShort

@@ -21,7 +21,7 @@ from kvstore.record.decode import decode
 from kvstore.record.layout import CRC_MASK, NOT_ORDINARY
 from kvstore.record.names import COMPRESSED
 from tiering.archive.block import BlockGroup
-from tiering.archive.columns.constant_headers import ConstantHeaders, host_of
+from tiering.archive.columns.header_fields import ConstantHeaders, host_of
 from tiering.archive.columns.integers import Column, bounds_of
 from tiering.archive.columns.properties import PropertyColumns
 from tiering.archive.columns.records import Fields, RecordBatch

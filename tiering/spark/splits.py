@@ -242,7 +242,7 @@ def _hit(archive: Archive, needles: frozenset[str], blocks: int, *, is_id: bool)
     """The blocks where the key index has any of the keys, or ids."""
     hit = np.zeros(blocks, np.bool_)
     for needle in needles:
-        for found in archive.find_places(*key_hash_range(needle.encode())):
+        for found in archive.find(*key_hash_range(needle.encode())):
             hit[found.block] = True
         if is_id and len(needle) == _POSITION_ID:
             # A message without an id of its own is named by its host and position.

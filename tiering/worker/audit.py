@@ -24,7 +24,8 @@ from kvstore.clock import Clock, whole_ms
 from kvstore.errors import StoreError
 from kvstore.index.archived import Catalog
 from tiering.archive.archive_check import archive_problems
-from tiering.archive.archive_reader import Archive, Source, open_lazily
+from tiering.archive.archive_reader import Archive, open_lazily
+from tiering.archive.tail import Source
 from tiering.catalog.catalog import ArchiveRow, decode_rows
 from tiering.errors import PlaceError
 from tiering.executor.pipeline import go_on

@@ -80,6 +80,11 @@ def make(
     return Made(sink.getvalue(), manifest, queues)
 
 
+def find(archive: Archive, low: int, high: int) -> list[int]:
+    """The positions of the messages that may have a key of such a hash."""
+    return [found.position for found in archive.find(low, high)]
+
+
 def keyed(unique: str, *keys: str) -> bytes:
     """A properties field with a unique id and keys."""
     return encode_properties({"UNIQ_KEY": unique, "KEYS": " ".join(keys)} if keys else

@@ -22,12 +22,14 @@ from tests.tiering.archive.making import (
     MemorySource,
     Queue,
     drawn_queues,
+    find,
     keyed,
     make,
     plain_queues,
 )
+from tiering.archive import tail
 from tiering.archive.archive_check import archive_problems
-from tiering.archive.archive_reader import Archive, read_tail
+from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.columns.records import RecordBatch
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveSettings, ArchiveWriter
@@ -62,8 +64,8 @@ def check_all_is_found(made: Made) -> None:
             unique, keys, _ = names_of(facts(raw, 0, len(raw)).properties)
             for key in filter(None, (unique, *keys)):
                 one = key_hash(topic, key)
-                assert position in archive.find(one, one)
-                assert (position, *place) in archive.find_places(*key_hash_range(key))
+                assert position in find(archive, one, one)
+                assert (position, *place) in archive.find(*key_hash_range(key))
     assert list(archive_problems(archive)) == []
 
 
@@ -108,7 +110,7 @@ def test_messages_that_fill_many_batches_and_chunks_are_found() -> None:
         for offset in range(0, 5000, 701):
             raw = queue.records[offset]
             assert read(archive, queue, offset) == raw
-            assert archive.find(*[key_hash(queue.topic.name.encode(), b"all")] * 2) == sorted(
+            assert find(archive, *[key_hash(queue.topic.name.encode(), b"all")] * 2) == sorted(
                 position_of(raw) for q in queues if q.topic == queue.topic
                 for raw in q.records.values()
             )  # fmt: skip
@@ -147,7 +149,7 @@ def test_an_archive_of_nothing_opens_and_holds_nothing() -> None:
     assert archive.manifest.messages == 0
     assert archive.block_at(1, 0, 0) is None
     assert archive.locate(0) is None
-    assert archive.find(0, (1 << 40) - 1) == []
+    assert find(archive, 0, (1 << 40) - 1) == []
     assert list(archive_problems(archive)) == []
 
 
@@ -174,7 +176,7 @@ def test_a_message_by_position_takes_one_read_more_and_by_key_another() -> None:
     assert len(source.reads) == 1
     source.reads.clear()
     key = key_hash(queue.topic.name.encode(), f"{queue.topic.name}-{queue.queue}-4321".encode())
-    assert archive.find(key, key) == [position_of(raw)]
+    assert find(archive, key, key) == [position_of(raw)]
     assert len(source.reads) == 2
 
 
@@ -183,43 +185,33 @@ def test_a_key_that_is_nowhere_takes_no_read_in_most_archives() -> None:
     source.reads.clear()
     for number in range(200):
         key = key_hash(b"topic0", f"nowhere{number}".encode())
-        assert archive.find(key, key) == []
+        assert find(archive, key, key) == []
     assert len(source.reads) < 2 * 80
-
-
-def test_an_archive_opens_from_a_kept_tail_without_a_read() -> None:
-    made = make(plain_queues())
-    source = MemorySource(made.data)
-    tail = read_tail(source)
-    source.reads.clear()
-    archive = Archive.open(source, tail=tail)
-    assert archive.manifest == made.manifest
-    assert archive.block_at(100, 0, 0) == 0
-    assert source.reads == []
 
 
 def test_directory_filter_and_fences_take_less_than_two_bytes_a_message() -> None:
     made = make(plain_queues(4, 2, 2500, 1000), ArchiveSettings())
     archive, _ = made.open()
     one = key_hash(b"topic0", b"all")
-    assert archive.find(one, one)
-    archive.read_block(0).check()
+    assert find(archive, one, one)
+    archive.read_block(0).records()
     parts = (archive.directory, archive.filter, archive.key_fences, archive.position_fences)
     assert sum(part.memory_bytes for part in parts if part is not None) / 20_000 < 2
 
 
-def test_an_archive_whose_tail_is_in_a_cache_reads_of_it_what_is_needed() -> None:
+def test_an_archive_that_is_opened_lazily_is_read_as_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its large sections are read when they are needed."""
+    monkeypatch.setattr(tail, "OPENING_READ", 200)
     made = make(plain_queues())
     source = MemorySource(made.data)
-    tail = MemorySource(read_tail(source), "cached")
-    source.reads.clear()
-    archive = Archive.open(source, tail=tail)
-    assert len(tail.reads) == 1
-    assert archive.memory_bytes == 0
+    archive = open_lazily(source)
+    assert len(source.reads) == 1
+    assert archive.memory_bytes < 200
     queue = made.queues[3]
     assert read(archive, queue, 7) == queue.records[7]
     assert archive.manifest == made.manifest
-    assert len(source.reads) == 1
     assert list(archive_problems(archive)) == []
 
 
@@ -229,9 +221,9 @@ def test_an_archive_whose_tail_is_in_a_cache_reads_of_it_what_is_needed() -> Non
 def test_a_key_in_any_topic_is_found_by_its_range_and_in_one_by_its_hash() -> None:
     made = make(plain_queues(3, 1, 5))
     archive, _ = made.open()
-    assert len(archive.find(*key_hash_range(b"all"))) == 15
+    assert len(find(archive, *key_hash_range(b"all"))) == 15
     one = key_hash(b"topic1", b"all")
-    assert len(archive.find(one, one)) == 5
+    assert len(find(archive, one, one)) == 5
 
 
 @pytest.mark.parametrize(("level", "by_id", "by_key"), [("off", 0, 0), ("unique", 1, 0),
@@ -240,8 +232,8 @@ def test_keys_are_found_as_the_topic_says(level: str, by_id: int, by_key: int) -
     topic = ArchivedTopic(name="T", id=1, key_index=level)
     made = make([Queue(topic, 0, {0: record(0, properties=keyed("ID", "key"))})])
     archive, _ = made.open()
-    assert len(archive.find(*key_hash_range(b"ID"))) == by_id
-    assert len(archive.find(*key_hash_range(b"key"))) == by_key
+    assert len(find(archive, *key_hash_range(b"ID"))) == by_id
+    assert len(find(archive, *key_hash_range(b"key"))) == by_key
     assert list(archive_problems(archive)) == []
 
 
@@ -254,21 +246,12 @@ def test_keys_are_found_as_the_topic_said_when_the_message_was_put() -> None:
         for n, position in enumerate((0, 1000, 2000))
     }
     archive, _ = make([Queue(topic, 0, records)]).open()
-    assert [archive.find(*key_hash_range(f"ID{n}".encode())) for n in range(3)] == [[0], [1000], []]
-    assert archive.find(*key_hash_range(b"key")) == [0]
-
-
-def test_a_key_is_not_looked_for_where_no_message_has_the_time() -> None:
-    made = make(plain_queues())
-    archive, source = made.open()
-    first, last = made.manifest.first_stored_at, made.manifest.last_stored_at
-    bounds = key_hash_range(b"all")
-    assert archive.find(*bounds, begin=last, end=last)
-    assert archive.find(*bounds, begin=first, end=first)
-    source.reads.clear()
-    assert archive.find(*bounds, begin=last + 1) == []
-    assert archive.find(*bounds, end=first - 1) == []
-    assert source.reads == []
+    assert [find(archive, *key_hash_range(f"ID{n}".encode())) for n in range(3)] == [
+        [0],
+        [1000],
+        [],
+    ]
+    assert find(archive, *key_hash_range(b"key")) == [0]
 
 
 # -- what it says of itself

@@ -18,7 +18,7 @@ from kvstore.record.values import StoredMessage
 from tests.tiering.archive.samples import ORDINARY, TOPIC, encode, messages, read, record
 from tiering.archive.block import BlockGroup, read_columns
 from tiering.archive.coder import Coder
-from tiering.archive.columns.header_decoder import decode_headers
+from tiering.archive.columns.header_codec import decode_headers
 from tiering.archive.columns.header_fields import HeaderColumns, OffsetRanges
 from tiering.archive.columns.integers import Column
 from tiering.archive.columns.properties import (

@@ -277,7 +277,7 @@ def test_every_flipped_byte_of_a_group_is_found(codec: str) -> None:
         data[at] ^= 1 << at % 8
         damaged = Encoded([group._replace(data=bytes(data))], encoded.rows)
         with pytest.raises(ArchiveDamaged, match=r"block 0 of archive a\.kvmq") as found:
-            decode(damaged, coder, queue=0)[0].check()
+            decode(damaged, coder, queue=0)[0].records()
         assert (found.value.archive, found.value.block) == ("a.kvmq", 0)
 
 
@@ -332,7 +332,7 @@ def test_any_payload_is_a_group_or_damage(
     )
     with contextlib.suppress(ArchiveDamaged, RecordDamaged):
         for block in decode(Encoded([damaged], encoded.rows), coder, queue=0):
-            block.check()
+            block.records()
             block.messages(0, block.count)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.record.hashes import key_hash, key_hash_range
-from tests.rocketmq.logs import NOW
-from tests.tiering.archive.making import Made, make, plain_queues
+from tests.tiering.archive.making import Made, find, make, plain_queues
 from tiering.archive import archive_reader, indexes
 from tiering.archive.archive_reader import Archive
 
@@ -41,11 +40,11 @@ def test_a_key_over_many_chunks_gives_all_its_messages_of_its_topic_alone(
     every = []
     for topic in ("topic0", "topic1", "topic2"):
         key = key_hash(topic.encode(), b"all")
-        found = archive.find(key, key)
+        found = find(archive, key, key)
         assert found == positions_of(made, topic)
         assert len(found) == 30
         every += found
-    assert archive.find(*key_hash_range(b"all")) == sorted(every)
+    assert find(archive, *key_hash_range(b"all")) == sorted(every)
 
 
 def test_a_position_is_a_message_or_none(made: Made, archive: Archive) -> None:
@@ -54,15 +53,3 @@ def test_a_position_is_a_message_or_none(made: Made, archive: Archive) -> None:
         assert archive.locate(position + 1) is None
         assert archive.locate(position - 1) is None
     assert archive.locate(1 << 40) is None
-
-
-def test_a_time_is_of_the_archive_from_its_first_to_its_last_message(
-    made: Made, archive: Archive
-) -> None:
-    every = [p for topic in ("topic0", "topic1", "topic2") for p in positions_of(made, topic)]
-    first, last = NOW + min(every), NOW + max(every)
-    assert archive.may_hold_time(last, None)
-    assert not archive.may_hold_time(last + 1, None)
-    assert archive.may_hold_time(None, first)
-    assert not archive.may_hold_time(None, first - 1)
-    assert archive.may_hold_time(first, first)

@@ -83,8 +83,8 @@ def census(monkeypatch: pytest.MonkeyPatch) -> Census:
     found = Census()
     init = archive_reader.Archive.__init__
 
-    def noted(self: Archive, *args: Any) -> None:
-        init(self, *args)
+    def noted(self: Archive, *args: Any, **more: Any) -> None:
+        init(self, *args, **more)
         found.note(self)
 
     monkeypatch.setattr(archive_reader.Archive, "__init__", noted)
@@ -152,9 +152,8 @@ def test_a_restore_and_an_attach_keep_few_archives_open(
     many: Path, census: Census, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("source_place", "attach", "attach_conflicts"):
-        monkeypatch.setattr(
-            sys.modules[f"tiering.operations.{name}"], "OPEN_BYTES", 4 * OPENING_READ
-        )
+        # Room for four: each weighs 8 KiB and more.
+        monkeypatch.setattr(sys.modules[f"tiering.operations.{name}"], "OPEN_BYTES", 32 << 10)
     assert tiering.restore(many, tmp_path / "new").messages == ARCHIVES * EACH
     assert census.opened >= ARCHIVES
     assert census.most <= 2 * AT_ONCE + 8

@@ -1,21 +1,21 @@
-"""Header fields: the fixed head fields of a group's records, their payload, and their columns.
+"""Header fields: the fixed head fields of a group's records, in columns.
 
-The idea: each field is a column. The columns that differ from record to record come first, so that
-behind them the same bytes stand in every group. A value that follows from others (sizes, mostly the
-body's CRC) or from the directory (a block's rows and its first offset) is not kept. A group may
-instead hold whole records; it then has only the columns by which they are found.
+The idea: each field is a column. A value that follows from others (sizes, mostly the body's CRC) or
+from the directory (a block's rows and its first offset) is not among them. Flags, version, retries
+and hosts are usually the same in all rows (`ConstantHeaders`). A group may instead hold whole
+records; it then has only the columns by which they are found.
 
-Not in here: reading the payload (`header_decoder`).
+Not in here: columns <-> payload (`header_codec`).
 
-Invariant: a record that is regular (see `tiering.archive.columns.records`) comes back byte for
-byte.
+Invariants: a record that is regular (see `tiering.archive.columns.records`) comes back byte for
+byte; a value that fits no record's field is never taken for a constant.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -39,26 +39,54 @@ from kvstore.record.layout import (
     V6_EXTRA,
 )
 from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
-from tiering.archive.columns.constant_headers import (
-    CRCS_OMITTED,
-    ConstantHeaders,
-    VaryingHeaders,
-    host_of,
-)
-from tiering.archive.columns.integers import (
-    Column,
-    encode_by_block,
-    encode_column,
-    encode_columns,
-    encode_times,
-    write_varint,
-)
-from tiering.archive.columns.records import HEAD, Fields
-from tiering.archive.layout import COLUMNS_FORMAT, VERBATIM_FORMAT
+from tiering.archive.columns.integers import Column
+from tiering.archive.columns.records import HEAD
 
-CRCS_STORED: Final = b"\x01"
 HOST_REST: Final = np.dtype([("middle", ">i8"), ("last", ">i4")])
 """The bytes of an IPv6 host behind the first 8."""
+HEADER_COLUMNS: Final = 7
+"""The number of columns that are usually the same in all rows."""
+_VALUES: Final = struct.Struct(f"={HEADER_COLUMNS}q")
+
+
+class ConstantHeaders(NamedTuple):
+    """The columns where all rows have the same values: one value a column. `is_ordinary` says
+    whether `decode` has its shortcut for such messages.
+    """
+
+    flags: int
+    system_flags: int
+    version: int
+    reconsume_times: int
+    prepared_position: int
+    born_host: int
+    store_host: int
+    """An IPv4 host's 8 bytes as one number, as in `born_host`."""
+    is_ordinary: bool
+
+    def columns(self, count: int) -> Iterable[Column]:
+        """The columns for `count` rows. They take 56 bytes of memory, and can't be written to."""
+        # All rows share one place in memory: a third of the time of `broadcast_to`.
+        values = _VALUES.pack(*self[:HEADER_COLUMNS])
+        strides = _VALUES.size // HEADER_COLUMNS, 0
+        return np.ndarray((HEADER_COLUMNS, count), np.int64, values, 0, strides)
+
+
+class VaryingHeaders(NamedTuple):
+    """The same columns where values differ, one array each. `born_more` and `store_more` have the
+    bytes behind the first 8 of each row's host, if any host of the group is IPv6; `body_crc` the
+    CRCs, if any is not that of its body.
+    """
+
+    each: Sequence[Column]
+    born_more: list[bytes] | None = None
+    store_more: list[bytes] | None = None
+    body_crc: Column | None = None
+
+
+def host_of(number: int) -> bytes:
+    """The bytes of an IPv4 host from its number in the columns."""
+    return number.to_bytes(8, "big", signed=True)
 
 
 class Owners(NamedTuple):
@@ -99,82 +127,6 @@ class OffsetRanges(NamedTuple):
     counts: Column
     first_offsets: Column
     last_offsets: Column
-
-
-def encode_fixed(fields: Fields, bounds: Column, inner: Column) -> list[bytes]:
-    """The payload for each group; group i has the rows `bounds[i]` to `bounds[i + 1]`, and block i
-    `inner[i]` to `inner[i + 1]`.
-    """
-    mostly_constant = (
-        fields.flags,
-        fields.system_flags,
-        fields.version,
-        fields.reconsume_times,
-        fields.prepared_position,
-        fields.born_host,
-        fields.store_host,
-    )
-    varying = (fields.born_at - fields.stored_at, fields.body_size)
-    columns = [
-        encode_columns(_missing(fields.offset, inner), bounds),
-        encode_by_block(fields.position, bounds, inner),
-        encode_times(fields.stored_at, fields.position, bounds, inner),
-        *(encode_columns(values, bounds) for values in (*varying, *mostly_constant)),
-    ]
-    start = bytes((COLUMNS_FORMAT,))
-    heads = [start + write_varint(count) for count in np.diff(bounds).tolist()]
-    wrong = np.logical_or.reduceat(fields.wrong_crcs(), bounds[:-1])
-    ends = [CRCS_OMITTED] * len(heads)
-    for i in np.flatnonzero(wrong).tolist():
-        ends[i] = CRCS_STORED + encode_column(fields.body_crc[int(bounds[i]) : int(bounds[i + 1])])
-    if fields.born_more or fields.store_more:
-        for i, (begin, end) in enumerate(pairwise(bounds.tolist())):
-            rows = range(begin, end)
-            ends[i] = (
-                _encode_more([fields.born_more[row] for row in rows if row in fields.born_more])
-                + _encode_more([fields.store_more[row] for row in rows if row in fields.store_more])
-                + ends[i]
-            )
-    return [b"".join(parts) for parts in zip(heads, *columns, ends, strict=True)]
-
-
-def _encode_more(hosts: list[bytes]) -> bytes:
-    found = np.frombuffer(b"".join(hosts), HOST_REST)
-    return b"".join(encode_column(found[name].astype(np.int64)) for name in ("middle", "last"))
-
-
-def encode_whole(fields: Fields, inner: Column) -> bytes:
-    """The payload for a group that holds the records of its rows as they are."""
-    begin, end = int(inner[0]), int(inner[-1])
-    columns = (fields.position, fields.stored_at, fields.sizes)
-    head = bytes((VERBATIM_FORMAT,)) + write_varint(end - begin)
-    missing = encode_column(_missing(fields.offset[begin:end], inner - begin))
-    return head + missing + b"".join(encode_column(column[begin:end]) for column in columns)
-
-
-def _missing(offsets: Column, inner: Column) -> Column:
-    """The number of offsets that each block lacks before each of its rows."""
-    begins = inner[:-1]
-    found: Column = offsets - np.arange(len(offsets))
-    return found - np.repeat(found[begins], np.diff(inner))
-
-
-def offsets_of(missing: Column, ranges: OffsetRanges) -> Column:
-    """The offsets of messages, from the number of offsets missing before each in its block. Raises
-    ArchiveDamaged.
-    """
-    counts, firsts = ranges.counts, ranges.first_offsets
-    begins = np.cumsum(counts) - counts
-    found: Column = missing + np.arange(len(missing))
-    found += np.repeat(firsts - begins, counts)
-    held = found[begins], found[begins + counts - 1]
-    wrong = (held[0] != firsts) | (held[1] != ranges.last_offsets)
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        raise ArchiveDamaged(
-            f"it holds offsets {held[0][at]} to {held[1][at]}, which the directory does not say"
-        )
-    return found
 
 
 _ROWS: Final = (

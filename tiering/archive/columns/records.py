@@ -180,16 +180,6 @@ class Fields:
             setattr(found, more, {row - start: host for row, host in rows if start <= row < stop})
         return found
 
-    @property
-    def offsets(self) -> Column:
-        """The offset in its queue of every record."""
-        return self.offset
-
-    @property
-    def positions(self) -> Column:
-        """The position in the log of every record."""
-        return self.position
-
     def _read_v6(self, columns: dict[str, Column], row: int) -> None:
         """Reads one head again whose hosts are not both of 8 bytes."""
         flags = int(columns["system_flags"][row]) & HOSTS_V6
@@ -247,18 +237,10 @@ class Fields:
         """The properties by name, if all rows have the same names."""
         return split_uniform(self.property_list)
 
-    def body(self, row: int) -> bytes:
-        """The body of one record as stored."""
-        return slices(self._buffer, self._body_at[row : row + 1], self._body_end[row : row + 1])[0]
-
     def topics(self) -> list[bytes]:
         """Every record's topic."""
         stop = self._properties_at - PROPERTIES_SIZE.size
         return slices(self._buffer, stop - self.topic_size, stop)
-
-    def properties(self, row: int) -> bytes:
-        """The bytes of the properties field of one record."""
-        return self.property_list[row]
 
     def records(self, start: int, stop: int) -> list[bytes]:
         """The whole records of these rows."""

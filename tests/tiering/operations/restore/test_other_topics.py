@@ -15,7 +15,7 @@ from tests.support.clock import VirtualClock
 from tiering import Policy, Worker
 from tiering.archive.archive_reader import Archive
 from tiering.archive.layout import CHUNKED
-from tiering.archive.tail import PLAIN, FileSource, find_sections, read_tail
+from tiering.archive.tail import PLAIN, FileSource, read_tail
 from tiering.executor.pool import Inline
 
 CLOCK = VirtualClock()
@@ -50,8 +50,7 @@ def decoded(path: Path) -> Iterator[bytes]:
     """All that an archive has: its bytes, its sections, the parts of its groups."""
     yield path.read_bytes()
     found = FileSource(path, LocalFiles())
-    tail = read_tail(found)
-    for kind, place in find_sections(found, tail, len(tail)).items():
+    for kind, place in read_tail(found).sections.items():
         if kind not in CHUNKED:
             yield PLAIN.decode(found.read(place.at, place.size))
     for group in Archive.open(found).groups():

@@ -1,8 +1,9 @@
-"""Header decoder: the payloads of groups' first parts -> the columns of `header_fields`.
+"""Header codec: the columns of `header_fields` <-> the payloads of groups' first parts.
 
-The idea: it goes column by column, for all groups together (see
-`tiering.archive.columns.batch_columns`). Where groups encode a column in different kinds, it
-decodes the groups of each kind together. One group is a batch of one.
+The idea: the columns that differ from record to record come first, so that behind them the same
+bytes stand in every group. They are decoded once, and the result is cached by these bytes. Decoding
+goes column by column, for all groups together (`batch_columns`). Where groups encode a column in
+different kinds, it decodes the groups of each kind together. One group is a batch of one.
 
 Invariants: a batch gives the same columns as its groups one by one, or raises, for damage or for a
 mixture that only its groups one by one can have decoded; nothing is allocated before the number of
@@ -12,35 +13,129 @@ rows is known to be the directory's and at most BLOCK_ROWS_MAX.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
 from kvstore.errors import ArchiveDamaged
-from kvstore.record.layout import HOSTS_V6
+from kvstore.record.layout import HOSTS_V6, NOT_ORDINARY
 from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
 from tiering.archive.columns.batch_columns import GroupReader, RowCounts
-from tiering.archive.columns.constant_headers import (
-    CRCS_OMITTED,
-    HEADER_COLUMNS,
-    U32_MAX,
-    ConstantHeaders,
-    VaryingHeaders,
-    constant_headers,
-    misfits,
-)
 from tiering.archive.columns.header_fields import (
-    CRCS_STORED,
+    HEADER_COLUMNS,
     HOST_REST,
+    ConstantHeaders,
     HeaderColumns,
     OffsetRanges,
-    offsets_of,
+    VaryingHeaders,
 )
-from tiering.archive.columns.integers import Column, bounds_of, read_varint, total
+from tiering.archive.columns.integers import (
+    CONSTANT,
+    Column,
+    bounds_of,
+    encode_by_block,
+    encode_column,
+    encode_columns,
+    encode_times,
+    read_signed,
+    read_varint,
+    total,
+    write_varint,
+)
+from tiering.archive.columns.records import Fields
 from tiering.archive.layout import BLOCK_ROWS_MAX, COLUMNS_FORMAT, DECODED_MAX, VERBATIM_FORMAT
 
 _FORMATS: Final = (COLUMNS_FORMAT, VERBATIM_FORMAT)
+CRCS_OMITTED: Final = b"\x00"
+"""Behind the columns: each record's body CRC is that of its body, and is not stored."""
+CRCS_STORED: Final = b"\x01"
+_CONSTANTS_MAX: Final = 128
+"""The most bytes that the columns take that are mostly constant, if all are."""
+_U32_MAX: Final = 0xFFFF_FFFF
+_I32_OFFSET: Final = 1 << 31
+
+T = TypeVar("T", int, Column)
+
+
+def encode_fixed(fields: Fields, bounds: Column, inner: Column) -> list[bytes]:
+    """The payload for each group; group i has the rows `bounds[i]` to `bounds[i + 1]`, and block i
+    `inner[i]` to `inner[i + 1]`.
+    """
+    mostly_constant = (
+        fields.flags,
+        fields.system_flags,
+        fields.version,
+        fields.reconsume_times,
+        fields.prepared_position,
+        fields.born_host,
+        fields.store_host,
+    )
+    varying = (fields.born_at - fields.stored_at, fields.body_size)
+    columns = [
+        encode_columns(_missing(fields.offset, inner), bounds),
+        encode_by_block(fields.position, bounds, inner),
+        encode_times(fields.stored_at, fields.position, bounds, inner),
+        *(encode_columns(values, bounds) for values in (*varying, *mostly_constant)),
+    ]
+    start = bytes((COLUMNS_FORMAT,))
+    heads = [start + write_varint(count) for count in np.diff(bounds).tolist()]
+    wrong = np.logical_or.reduceat(fields.wrong_crcs(), bounds[:-1])
+    ends = [CRCS_OMITTED] * len(heads)
+    for i in np.flatnonzero(wrong).tolist():
+        ends[i] = CRCS_STORED + encode_column(fields.body_crc[int(bounds[i]) : int(bounds[i + 1])])
+    if fields.born_more or fields.store_more:
+        for i, (begin, end) in enumerate(pairwise(bounds.tolist())):
+            rows = range(begin, end)
+            ends[i] = (
+                _encode_more([fields.born_more[row] for row in rows if row in fields.born_more])
+                + _encode_more([fields.store_more[row] for row in rows if row in fields.store_more])
+                + ends[i]
+            )
+    return [b"".join(parts) for parts in zip(heads, *columns, ends, strict=True)]
+
+
+def _encode_more(hosts: list[bytes]) -> bytes:
+    found = np.frombuffer(b"".join(hosts), HOST_REST)
+    return b"".join(encode_column(found[name].astype(np.int64)) for name in ("middle", "last"))
+
+
+def encode_whole(fields: Fields, inner: Column) -> bytes:
+    """The payload for a group that holds the records of its rows as they are."""
+    begin, end = int(inner[0]), int(inner[-1])
+    columns = (fields.position, fields.stored_at, fields.sizes)
+    head = bytes((VERBATIM_FORMAT,)) + write_varint(end - begin)
+    missing = encode_column(_missing(fields.offset[begin:end], inner - begin))
+    return head + missing + b"".join(encode_column(column[begin:end]) for column in columns)
+
+
+def _missing(offsets: Column, inner: Column) -> Column:
+    """The number of offsets that each block lacks before each of its rows."""
+    begins = inner[:-1]
+    found: Column = offsets - np.arange(len(offsets))
+    return found - np.repeat(found[begins], np.diff(inner))
+
+
+def offsets_of(missing: Column, ranges: OffsetRanges) -> Column:
+    """The offsets of messages, from the number of offsets missing before each in its block. Raises
+    ArchiveDamaged.
+    """
+    counts, firsts = ranges.counts, ranges.first_offsets
+    begins = np.cumsum(counts) - counts
+    found: Column = missing + np.arange(len(missing))
+    found += np.repeat(firsts - begins, counts)
+    held = found[begins], found[begins + counts - 1]
+    wrong = (held[0] != firsts) | (held[1] != ranges.last_offsets)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise ArchiveDamaged(
+            f"it holds offsets {held[0][at]} to {held[1][at]}, which the directory does not say"
+        )
+    return found
+
+
+# --- decoding ---
 
 
 def decode_headers(
@@ -116,14 +211,14 @@ class _HeaderReader(GroupReader):
     def _headers(self) -> Sequence[ConstantHeaders | VaryingHeaders]:
         """The columns of each group that are mostly constant, up to its end."""
         rests = [self.data[at:end] for at, end in zip(self.cursors, self.ends, strict=True)]
-        known = [one for one in map(constant_headers, rests) if one is not None]
+        known = [one for one in map(_constant_headers, rests) if one is not None]
         if len(known) == len(rests):
             # Mostly the same bytes in each group.
             self.cursors = list(self.ends)
             return known
         columns = [self.next() for _ in range(HEADER_COLUMNS)]
         flags, system_flags, version, reconsume_times, *_ = columns
-        if misfits(flags, system_flags, version, reconsume_times).any():
+        if _misfits(flags, system_flags, version, reconsume_times).any():
             raise ArchiveDamaged("it has a number that does not fit its field")
         found = []
         for i, some in enumerate(self.rows.slices()):
@@ -159,6 +254,37 @@ class _HeaderReader(GroupReader):
         if form != CRCS_STORED:
             raise ArchiveDamaged("its body CRCs are of an unknown form")
         crcs = self.column([i], RowCounts(np.array([count])))
-        if (crcs & ~U32_MAX).any():
+        if (crcs & ~_U32_MAX).any():
             raise ArchiveDamaged("it has a number that does not fit its field")
         return crcs
+
+
+def _misfits(flags: T, system_flags: T, version: T, reconsume_times: T) -> T:
+    """Not zero where one of the values does not fit its field."""
+    unsigned = flags | system_flags | (reconsume_times + _I32_OFFSET)
+    return unsigned & ~_U32_MAX | (version - 1) & ~1
+
+
+def _constant_headers(data: bytes) -> ConstantHeaders | None:
+    """The columns, if `data` has all of them and nothing else, each is constant, and the CRCs are
+    the bodies'. None: decode each column.
+    """
+    return _read_constants(data) if len(data) <= _CONSTANTS_MAX else None
+
+
+@lru_cache(maxsize=256)
+def _read_constants(data: bytes) -> ConstantHeaders | None:
+    values, at = [], 0
+    for _ in range(HEADER_COLUMNS):
+        if data[at : at + 1] != bytes((CONSTANT,)):
+            return None
+        value, at = read_signed(data, at + 1)
+        values.append(value)
+    flags, system_flags, version, reconsume_times, prepared_position, born, store = values
+    is_wrong = _misfits(flags, system_flags, version, reconsume_times)
+    if data[at:] != CRCS_OMITTED or system_flags & HOSTS_V6 or is_wrong:
+        return None
+    is_ordinary = not system_flags & NOT_ORDINARY and version == 1
+    return ConstantHeaders(
+        flags, system_flags, version, reconsume_times, prepared_position, born, store, is_ordinary
+    )
