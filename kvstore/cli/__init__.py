@@ -53,7 +53,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, entry[1]) for name, entry in self.verbs.items()])
 
 
-VERBS: Final = {
+VERB_OF_CALL: Final = {
     "create_topic": "kvmq topic create",
     "alter_topic": "kvmq topic alter",
     "create_group": "kvmq group create",
@@ -74,7 +74,9 @@ PHRASES: Final = (
 )
 """Advice that is no call's name, and the verb for it."""
 
-_CALL: Final = re.compile(rf"(with|use) ({'|'.join(VERBS)})(?=$|[ ,;.])|`({'|'.join(VERBS)})`")
+_CALL: Final = re.compile(
+    rf"(with|use) ({'|'.join(VERB_OF_CALL)})(?=$|[ ,;.])|`({'|'.join(VERB_OF_CALL)})`"
+)
 _VIEW: Final = re.compile(r"use store\.namespace\('([^']*)'\)")
 
 
@@ -88,7 +90,7 @@ def in_verbs(text: str) -> str:
 
 def _verb(found: re.Match[str]) -> str:
     word, call, quoted = found.groups()
-    return f"{word} `{VERBS[call]}`" if call else f"`{VERBS[quoted]}`"
+    return f"{word} `{VERB_OF_CALL[call]}`" if call else f"`{VERB_OF_CALL[quoted]}`"
 
 
 _VERBS: Final[dict[str, tuple[str, str]]] = {

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 import kvstore
-from kvstore.cli import PHRASES, VERBS, in_verbs
+from kvstore.cli import PHRASES, VERB_OF_CALL, in_verbs
 from kvstore.cli import kvmq as command
 from tests.cli.conftest import Kvmq
 
@@ -43,7 +43,7 @@ def test_a_namespace_that_exists_is_to_be_used_by_the_option(kvmq: Kvmq, folder:
 
 
 def test_what_is_advised_is_a_call_and_a_verb() -> None:
-    for call, verb in VERBS.items():
+    for call, verb in VERB_OF_CALL.items():
         assert callable(getattr(kvstore.Store, call))
         found = command
         for word in verb.split()[1:]:

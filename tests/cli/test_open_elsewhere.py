@@ -37,7 +37,7 @@ CALLS: Final[dict[tuple[str, ...], str]] = {
     ("group", "redrive", "DIR", "g", "--limit", "5", "--namespace", "n"):
         "store.namespace('n').redrive('g', 5)",
     ("offset", "commit", "DIR", "g", "t", "--queue", "0", "--offset", "7"):
-        "store.commit_offset('g', 't', 0, 7)",
+        "store.commit_offset('g', 't', 0, 7, sync=True)",
     ("offset", "reset", "DIR", "g", "t", "--to", "end"): "store.reset_offset('g', 't', to='end')",
     ("namespace", "create", "DIR", "n"): "store.create_namespace('n')",
     ("namespace", "delete", "DIR", "n"): "store.delete_namespace('n')",

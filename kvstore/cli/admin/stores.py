@@ -16,7 +16,7 @@ from kvstore.cli.terminal.opening import (
     require_store,
 )
 from kvstore.cli.terminal.options import Access, LocalPath, access_options
-from kvstore.cli.terminal.output import Output, output_option, show_report
+from kvstore.cli.terminal.output import Output, exit_if, output_option, show_report
 
 
 @click.command()
@@ -45,8 +45,7 @@ def verify(out: Output, folder: Path, access: Access, config_file: Path | None) 
     show_report(out, report)
     if not out.json and not report.problems:
         out.text("no problem found", fg="green")
-    if report.problems:
-        click.get_current_context().exit(1)
+    exit_if(report.problems)
 
 
 @click.command()
@@ -111,16 +110,12 @@ def restore(
     from kvstore.files import LocalFiles
     from tiering.keys.sources import provider_of
 
-    options: dict[str, object] = dict(access.options)
     keys = provider_of(access.keys_file, LocalFiles())
-    if store_id is not None:
-        options["store_id"] = store_id
     with out.progress() as progress:
         report = tiering.restore(
             source, target, topics=topics or None, until=until, keys=keys,
-            options=options, copy=copy, take_over=take_over,
+            options=access.place_options(store_id), copy=copy, take_over=take_over,
             config=None if config_file is None else read_config(config_file), progress=progress,
         )  # fmt: skip
     show_report(out, report)
-    if report.problems:
-        click.get_current_context().exit(1)
+    exit_if(report.problems)

@@ -17,6 +17,7 @@ from kvstore import (
     TopicInfo,
 )
 from kvstore.cli.terminal.opening import (
+    call_store,
     call_text,
     config_option,
     exist_ok_option,
@@ -26,6 +27,7 @@ from kvstore.cli.terminal.opening import (
     time_text,
     within,
 )
+from kvstore.cli.terminal.options import Clearable, Option, changes_of, given_of, listed
 from kvstore.cli.terminal.output import Output, output_option
 from kvstore.clock import whole_ms
 from kvstore.config import QUEUES_DEFAULT, QUEUES_MAX
@@ -78,7 +80,142 @@ def retention_text(retention: Retention) -> str:
     return ",".join(words) or NONE
 
 
-def shared_archives(store: Store, topic: str) -> tuple[dict[str, Any], str]:
+_STORE: Final = "store"
+_name_argument = click.argument("name")
+_retention_option = click.option(
+    "--retention", type=RetentionText(),
+    help=f"How long messages stay in each tier: hot=1d,warm=7d; {NONE!r}: as the policy says.",
+)  # fmt: skip
+_settings: Option = listed(
+    click.option("--read-queues", type=click.IntRange(min=1),
+                 help="How many are read; as many as --queues."),
+    click.option("--key-index", type=click.Choice(["all", "unique", "off"]),
+                 help="What `query` finds: all keys and the unique id, the unique id, or nothing."),
+    click.option("--compress-above", metavar="BYTES", type=Clearable(click.INT, _STORE),
+                 help=f"Compress larger bodies; {_STORE!r}: as the store's settings say."),
+    click.option("--compression",
+                 type=Clearable(click.Choice(["zlib", "lz4", "zstd"]), _STORE),
+                 metavar="[zlib|lz4|zstd|store]", help="With what."),
+    _retention_option,
+    namespace_option,
+)  # fmt: skip
+"""The options that `topic create` and `topic alter` share."""
+
+
+@click.group()
+def topic() -> None:
+    """Create, list, show, alter or delete topics."""
+
+
+@topic.command()
+@folder_argument
+@_name_argument
+@click.option("--queues", type=click.IntRange(1, QUEUES_MAX), default=QUEUES_DEFAULT,
+              show_default=True)  # fmt: skip
+@click.option("--kind", type=click.Choice(KINDS_OFFERED), default="normal", show_default=True)
+@exist_ok_option
+@_settings
+@config_option
+@output_option
+def create(
+    out: Output, folder: Path, name: str, queues: int, kind: Any, exist_ok: bool,
+    namespace: str | None, config_file: Path | None, **settings: Any,
+) -> None:  # fmt: skip
+    """Create topic NAME, and the store in DIR if there is none."""
+    more = {"kind": kind, "exist_ok": exist_ok, **given_of(settings)}
+    does = call_text("create_topic", name, queues, namespace=namespace, **more)
+    # Checked before a store is made for the topic.
+    check_topic(_name_in_store(name, namespace))
+    with open_store(out, folder, config_file, create=True, does=does) as store:
+        made = within(store, namespace).create_topic(name, queues, **more)
+    _show_topics(out, made, [made])
+
+
+def _name_in_store(name: str, namespace: str | None) -> str:
+    return name if namespace is None else wrap(namespace, name)
+
+
+@topic.command(name="list")
+@folder_argument
+@namespace_option
+@output_option
+def list_topics(out: Output, folder: Path, namespace: str | None) -> None:
+    """List the topics of the store in DIR."""
+    with open_store(out, folder, read_only=True) as store:
+        topics = within(store, namespace).topics()
+    _show_topics(out, topics, topics)
+
+
+@topic.command()
+@folder_argument
+@_name_argument
+@namespace_option
+@output_option
+def show(out: Output, folder: Path, name: str, namespace: str | None) -> None:
+    """Show topic NAME and the contents of its queues."""
+    with open_store(out, folder, read_only=True) as store:
+        calls = within(store, namespace)
+        info = calls.topic(name)
+        bounds = [calls.bounds(name, queue=queue) for queue in range(info.read_queues)]
+    rows = [(queue, b.min_offset, b.next_offset) for queue, b in enumerate(bounds)]
+    names = ("queue", "min_offset", "next_offset")
+    queues = [dict(zip(names, row, strict=True)) for row in rows]
+    _show_topics(out, msgspec.to_builtins(info) | {"queues": queues}, [info])
+    if not out.json:
+        counted = [(*row, row[2] - row[1]) for row in rows]
+        out.table(("queue", "min offset", "next offset", "messages"), counted)
+
+
+@topic.command()
+@folder_argument
+@_name_argument
+@click.option("--queues", type=click.IntRange(min=1), help="How many queues take messages.")
+@_settings
+@output_option
+def alter(out: Output, folder: Path, name: str, namespace: str | None, **settings: Any) -> None:
+    """Change settings of topic NAME; the others stay.
+
+    Queues taken away stay readable; --read-queues takes them from readers too, once they are empty.
+    A retention takes the place of the one before; a worker (`kvmq tier run`) goes by it. Archives
+    that hold other topics, too, stay as long as those need them, which the answer says.
+    """
+    changes = changes_of(settings)
+    does = call_text("alter_topic", name, namespace=namespace, **changes)
+    shared: dict[str, Any] = {}
+    advice = ""
+    with open_store(out, folder, does=does) as store:
+        altered = within(store, namespace).alter_topic(name, **changes)
+        if "retention" in changes:
+            shared, advice = _shared_archives(store, _name_in_store(name, namespace))
+    _show_topics(out, msgspec.to_builtins(altered) | shared, [altered])
+    if advice and not out.json:
+        out.text(advice)
+
+
+@topic.command()
+@folder_argument
+@_name_argument
+@namespace_option
+@output_option
+def delete(out: Output, folder: Path, name: str, namespace: str | None) -> None:
+    """Delete topic NAME; its messages can no longer be read."""
+    call_store(out, folder, "delete_topic", name, namespace=namespace)
+    out.done({"deleted": name})
+
+
+def _show_topics(out: Output, value: object, topics: list[TopicInfo]) -> None:
+    rows = [
+        (
+            t.name, t.id, t.read_queues, t.write_queues, str(t.kind), str(t.key_index),
+            retention_text(t.retention),
+        )
+        for t in topics
+    ]  # fmt: skip
+    names = ("topic", "id", "read queues", "write queues", "kind", "key index", "retention")
+    out.show(value, names, rows)
+
+
+def _shared_archives(store: Store, topic: str) -> tuple[dict[str, Any], str]:
     """The archives that a topic's new retention does not reach, for machines and for people:
     archives that hold other topics, too, stay until these expire. `topic` is the name in the store.
     """
@@ -97,193 +234,14 @@ def shared_archives(store: Store, topic: str) -> tuple[dict[str, Any], str]:
     )
 
 
-_STORE = "store"
-_name_argument = click.argument("name")
-_key_index_option = click.option(
-    "--key-index",
-    type=click.Choice(["all", "unique", "off"]),
-    help="What `query` finds: all keys and the unique id, the unique id, or nothing.",
-)
-_read_queues_option = click.option(
-    "--read-queues", type=click.IntRange(min=1), help="How many are read; as many as --queues."
-)
-_compress_option = click.option(
-    "--compress-above",
-    metavar="BYTES",
-    help=f"Compress larger bodies; {_STORE!r}: as the store's settings say.",
-)
-_codec_option = click.option(
-    "--compression", type=click.Choice(["zlib", "lz4", "zstd", _STORE]), help="With what."
-)
-
-
-_retention_option = click.option(
-    "--retention", type=RetentionText(),
-    help=f"How long messages stay in each tier: hot=1d,warm=7d; {NONE!r}: as the policy says.",
-)  # fmt: skip
-
-
-@click.group()
-def topic() -> None:
-    """Create, list, show, alter or delete topics."""
-
-
-@topic.command()
-@folder_argument
-@_name_argument
-@click.option("--queues", type=click.IntRange(1, QUEUES_MAX), default=QUEUES_DEFAULT,
-              show_default=True)  # fmt: skip
-@click.option("--kind", type=click.Choice(KINDS_OFFERED), default="normal", show_default=True)
-@exist_ok_option
-@_read_queues_option
-@_key_index_option
-@_compress_option
-@_codec_option
-@_retention_option
-@namespace_option
-@config_option
-@output_option
-def create(
-    out: Output, folder: Path, name: str, queues: int, kind: Any, exist_ok: bool,
-    namespace: str | None, config_file: Path | None, **settings: Any,
-) -> None:  # fmt: skip
-    """Create topic NAME, and the store in DIR if there is none."""
-    more = {"kind": kind, "exist_ok": exist_ok, **_given(settings)}
-    does = call_text("create_topic", name, queues, namespace=namespace, **more)
-    # Checked before a store is made for the topic.
-    check_topic(name if namespace is None else wrap(namespace, name))
-    with open_store(out, folder, config_file, create=True, does=does) as store:
-        _show(out, [within(store, namespace).create_topic(name, queues, **more)])
-
-
-@topic.command(name="list")
-@folder_argument
-@namespace_option
-@output_option
-def list_topics(out: Output, folder: Path, namespace: str | None) -> None:
-    """List the topics of the store in DIR."""
-    with open_store(out, folder, read_only=True) as store:
-        topics = within(store, namespace).topics()
-    if out.json:
-        out.document(topics)
-    else:
-        _show(out, topics)
-
-
-@topic.command()
-@folder_argument
-@_name_argument
-@namespace_option
-@output_option
-def show(out: Output, folder: Path, name: str, namespace: str | None) -> None:
-    """Show topic NAME and the contents of its queues."""
-    with open_store(out, folder, read_only=True) as store:
-        calls = within(store, namespace)
-        info = calls.topic(name)
-        bounds = [calls.bounds(name, queue=queue) for queue in range(info.read_queues)]
-    if out.json:
-        queues = [
-            {"queue": queue, "min_offset": b.min_offset, "next_offset": b.next_offset}
-            for queue, b in enumerate(bounds)
-        ]
-        out.document(msgspec.to_builtins(info) | {"queues": queues})
-        return
-    _show(out, [info])
-    rows = [
-        (queue, b.min_offset, b.next_offset, b.next_offset - b.min_offset)
-        for queue, b in enumerate(bounds)
-    ]
-    out.table(("queue", "min offset", "next offset", "messages"), rows)
-
-
-@topic.command()
-@folder_argument
-@_name_argument
-@click.option("--queues", type=click.IntRange(min=1), help="How many queues take messages.")
-@_read_queues_option
-@_key_index_option
-@_compress_option
-@_codec_option
-@_retention_option
-@namespace_option
-@output_option
-def alter(out: Output, folder: Path, name: str, namespace: str | None, **settings: Any) -> None:
-    """Change settings of topic NAME; the others stay.
-
-    Queues taken away stay readable; --read-queues takes them from readers too, once they are empty.
-    A retention takes the place of the one before; a worker (`kvmq tier run`) goes by it. Archives
-    that hold other topics, too, stay as long as those need them, which the answer says.
-    """
-    changes = _given(settings)
-    if not changes:
-        raise click.UsageError("give what to change; --help lists the settings")
-    does = call_text("alter_topic", name, namespace=namespace, **changes)
-    with open_store(out, folder, does=does) as store:
-        altered = within(store, namespace).alter_topic(name, **changes)
-        shared: dict[str, Any] = {}
-        told = ""
-        if "retention" in changes:
-            own = name if namespace is None else wrap(namespace, name)
-            shared, told = shared_archives(store, own)
-    if out.json:
-        out.document(msgspec.to_builtins(altered) | shared)
-        return
-    _show(out, [altered])
-    if told:
-        out.text(told)
-
-
-@topic.command()
-@folder_argument
-@_name_argument
-@namespace_option
-@output_option
-def delete(out: Output, folder: Path, name: str, namespace: str | None) -> None:
-    """Delete topic NAME; its messages can no longer be read."""
-    does = call_text("delete_topic", name, namespace=namespace)
-    with open_store(out, folder, does=does) as store:
-        within(store, namespace).delete_topic(name)
-    if out.json:
-        out.document({"deleted": name})
-
-
-def _given(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that were given, in the form the store takes them."""
-    given = {name: value for name, value in settings.items() if value is not None}
-    for name in ("compress_above", "compression"):
-        if given.get(name) == _STORE:
-            given[name] = None
-    if isinstance(given.get("compress_above"), str):
-        try:
-            given["compress_above"] = int(given["compress_above"])
-        except ValueError:
-            raise click.UsageError(f"--compress-above takes bytes, or {_STORE}") from None
-    return given
-
-
-def _show(out: Output, topics: list[TopicInfo]) -> None:
-    if out.json:
-        out.document(topics[0])
-        return
-    rows = [
-        (
-            t.name, t.id, t.read_queues, t.write_queues, str(t.kind), str(t.key_index),
-            retention_text(t.retention),
-        )
-        for t in topics
-    ]  # fmt: skip
-    names = ("topic", "id", "read queues", "write queues", "kind", "key index", "retention")
-    out.table(names, rows)
-
-
 @click.group()
 def namespace() -> None:
-    """Create, list, show_namespace or delete_namespace namespaces."""
+    """Create, list, show or delete namespaces."""
 
 
 @namespace.command("create")
 @folder_argument
-@click.argument("name")
+@_name_argument
 @click.option("--topic", "topics", multiple=True, help="A topic to make in it; may be repeated.")
 @click.option("--group", "groups", multiple=True, help="A group to make in it; may be repeated.")
 @exist_ok_option
@@ -300,8 +258,7 @@ def create_namespace(
             groups=[GroupConfig(name=group) for group in groups],
             exist_ok=exist_ok,
         )
-    if out.json:
-        out.document({"created": name})
+    out.done({"created": name})
 
 
 @namespace.command(name="list")
@@ -312,16 +269,12 @@ def list_namespaces(out: Output, folder: Path) -> None:
     with open_store(out, folder, read_only=True) as store:
         names = store.namespaces()
         rows = [(n, len(store.topics_of(n)), len(store.groups_of(n))) for n in names]
-    columns = ("namespace", "topics", "groups")
-    if out.json:
-        out.document([dict(zip(columns, row, strict=True)) for row in rows])
-    else:
-        out.table(columns, rows)
+    out.rows(("namespace", "topics", "groups"), rows)
 
 
 @namespace.command("show")
 @folder_argument
-@click.argument("name")
+@_name_argument
 @output_option
 def show_namespace(out: Output, folder: Path, name: str) -> None:
     """Show the topics and groups of namespace NAME."""
@@ -330,20 +283,19 @@ def show_namespace(out: Output, folder: Path, name: str) -> None:
         topics, groups = view.topics(), view.groups()
         if not topics and not groups and name not in store.namespaces():
             raise NamespaceNotFound(f"there is no namespace {name!r}; `namespaces` lists them")
-    if out.json:
-        out.document({"namespace": name, "topics": topics, "groups": groups})
-        return
-    rows = [("topic", t.name, t.read_queues) for t in topics]
-    out.table(("what", "name", "queues"), [*rows, *(("group", g.name, None) for g in groups)])
+    rows = [
+        *(("topic", t.name, t.read_queues) for t in topics),
+        *(("group", g.name, None) for g in groups),
+    ]
+    value = {"namespace": name, "topics": topics, "groups": groups}
+    out.show(value, ("what", "name", "queues"), rows)
 
 
 @namespace.command("delete")
 @folder_argument
-@click.argument("name")
+@_name_argument
 @output_option
 def delete_namespace(out: Output, folder: Path, name: str) -> None:
     """Delete namespace NAME with all its topics and groups; messages can no longer be read."""
-    with open_store(out, folder, does=call_text("delete_namespace", name)) as store:
-        store.delete_namespace(name)
-    if out.json:
-        out.document({"deleted": name})
+    call_store(out, folder, "delete_namespace", name)
+    out.done({"deleted": name})

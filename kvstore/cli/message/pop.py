@@ -20,6 +20,7 @@ from kvstore import Popped, SqlFilter
 from kvstore.cli.terminal.messages import message_value, show_messages
 from kvstore.cli.terminal.opening import (
     Seconds,
+    call_store,
     call_text,
     folder_argument,
     namespace_option,
@@ -29,7 +30,7 @@ from kvstore.cli.terminal.opening import (
     within,
 )
 from kvstore.cli.terminal.options import Access, access_options
-from kvstore.cli.terminal.output import Output, output_option
+from kvstore.cli.terminal.output import Output, exit_if, output_option
 from kvstore.pop.popped import INVISIBLE_MAX, WAIT_MAX
 
 
@@ -117,25 +118,20 @@ def ack(out: Output, folder: Path, receipts: tuple[str, ...]) -> None:
 
     Exit code 1 if a receipt is too late, or none: the others count.
     """
-    with open_store(out, folder, does=call_text("ack_batch", list(receipts))) as store:
-        results = store.ack_batch(list(receipts))
+    results = call_store(out, folder, "ack_batch", list(receipts))
     errors = [None if result is True else result for result in results]
     if out.json:
-        out.document(
-            [
-                {
-                    "receipt": receipt,
-                    "acked": error is None,
-                    "error": type(error).__name__ if error is not None else None,
-                    "message": str(error) if error is not None else None,
-                }
-                for receipt, error in zip(receipts, errors, strict=True)
-            ]
-        )
+        names = ("receipt", "acked", "error", "message")
+        out.rows(names, [_acked(*ended) for ended in zip(receipts, errors, strict=True)])
     else:
         for receipt, error in zip(receipts, errors, strict=True):
             if error is not None:
                 click.echo(f"kvmq: {receipt}: {error}", err=True)
         click.echo(f"{errors.count(None):,} acked")
-    if errors.count(None) < len(errors):
-        click.get_current_context().exit(1)
+    exit_if(any(errors))
+
+
+def _acked(receipt: str, error: Exception | None) -> tuple[str, bool, str | None, str | None]:
+    if error is None:
+        return receipt, True, None, None
+    return receipt, False, type(error).__name__, str(error)

@@ -6,7 +6,6 @@ that goes on until nothing is left.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import click
 
 from kvstore import PullResult, SqlFilter, Store, StoredMessage
 from kvstore.cli.message.pop import filter_options, wanted_filter
-from kvstore.cli.terminal.messages import message_value, show_message, show_messages, write_raw
+from kvstore.cli.terminal.messages import message_value, show_message, show_messages
 from kvstore.cli.terminal.opening import Instant, folder_argument, open_store, topic_argument
 from kvstore.cli.terminal.options import Access, access_options
 from kvstore.cli.terminal.output import Output, output_option
@@ -49,10 +48,7 @@ def get(
             message = store.read_at(position)
         else:
             message = store.find(message_id or "")
-    if raw:
-        write_raw(sys.stdout.buffer, message)
-    else:
-        show_message(out, message)
+    show_message(out, message, raw=raw)
 
 
 @click.command()
@@ -65,10 +61,7 @@ def find(out: Output, folder: Path, message_id: str, raw: bool, access: Access) 
     """Show the message with ID: the unique id it was given, or the id made of host and position."""
     with open_store(out, folder, access=access, read_only=True) as store:
         message = store.find(message_id)
-    if raw:
-        write_raw(sys.stdout.buffer, message)
-    else:
-        show_message(out, message)
+    show_message(out, message, raw=raw)
 
 
 _STREAM_LIMIT = 256
@@ -126,16 +119,14 @@ def _stream(
         at = found.next_offset
 
 
+_PULL_FIELDS = ("status", "next_offset", "min_offset", "max_offset")
+
+
 def _show_pull(out: Output, found: PullResult, raw: bool) -> None:
     if out.json and not raw:
         out.document(
-            {
-                "status": found.status,
-                "next_offset": found.next_offset,
-                "min_offset": found.min_offset,
-                "max_offset": found.max_offset,
-                "messages": [message_value(m) for m in found.messages],
-            }
+            {name: getattr(found, name) for name in _PULL_FIELDS}
+            | {"messages": [message_value(m) for m in found.messages]}
         )
         return
     show_messages(out, found.messages, raw=raw)
@@ -184,7 +175,4 @@ def offset_at(
     with open_store(out, folder, access=access, read_only=True) as store:
         queues = range(store.topic(topic).read_queues) if queue is None else [queue]
         found = [(number, store.offset_at(topic, queue=number, time=time)) for number in queues]
-    if out.json:
-        out.document([{"queue": number, "offset": offset} for number, offset in found])
-    else:
-        out.table(("queue", "offset"), found)
+    out.rows(("queue", "offset"), found)

@@ -50,9 +50,6 @@ def report(
         )
     if write is not None:
         write(figures)
-    if out.json:
-        out.document(figures)
-        return
     total = figures.total.sums
     places = texts.decimals([total.cost_per_month])
     cost = texts.money(total.cost_per_month, places).replace("\u2009", " ")
@@ -63,8 +60,9 @@ def report(
         (f"{figures.currency} a month", cost),
         ("dead letters", f"{figures.dead_letters_count:,}"),
     ]
-    out.table(("what", "value"), rows)
-    out.text(f"written: {target}")
+    out.show(figures, ("what", "value"), rows)
+    if not out.json:
+        out.text(f"written: {target}")
 
 
 def _writer(target: Path) -> Callable[[Figures], object]:

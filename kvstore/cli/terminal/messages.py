@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import re
+import sys
 from collections.abc import Iterable
 from typing import Any, BinaryIO, Final
 
@@ -48,33 +49,25 @@ def body_value(body: bytes) -> dict[str, str]:
         return {"body_base64": base64.b64encode(body).decode()}
 
 
+_FIELDS: Final = (
+    "topic", "queue", "offset", "position", "size", "message_id", "position_id", "tag", "keys",
+    "message_group", "user_properties", "born_at", "stored_at", "born_host", "store_host", "flags",
+    "system_flags", "reconsume_times",
+)  # fmt: skip
+
+
 def message_value(m: StoredMessage) -> dict[str, Any]:
     """Everything about a message, for JSON. Times are milliseconds since the epoch."""
-    return {
-        "topic": m.topic,
-        "queue": m.queue,
-        "offset": m.offset,
-        "position": m.position,
-        "size": m.size,
-        "message_id": m.message_id,
-        "position_id": m.position_id,
-        "tag": m.tag,
-        "keys": m.keys,
-        "message_group": m.message_group,
-        "properties": m.user_properties,
-        "born_at": m.born_at,
-        "stored_at": m.stored_at,
-        "born_host": list(m.born_host),
-        "store_host": list(m.store_host),
-        "flags": m.flags,
-        "system_flags": m.system_flags,
-        "reconsume_times": m.reconsume_times,
-        **body_value(m.body),
-    }
+    value = {name.removeprefix("user_"): getattr(m, name) for name in _FIELDS}
+    return value | body_value(m.body)
 
 
-def show_message(out: Output, m: StoredMessage) -> None:
-    """Print one message: all its fields, then the body."""
+def show_message(out: Output, m: StoredMessage, *, raw: bool = False) -> None:
+    """Print one message: all its fields, then the body; only the body, byte for byte, if `raw`."""
+    if raw:
+        sys.stdout.buffer.write(m.body)
+        sys.stdout.buffer.flush()
+        return
     if out.json:
         out.document(message_value(m))
         return
@@ -113,12 +106,6 @@ def _line(m: StoredMessage) -> str:
         body = body[: _BODY_SHOWN - 1] + "…"
     about = printable(f"{m.tag or '-':<10} {','.join(m.keys) or '-'}")
     return f"{m.queue:>4} {m.offset:>9}  {time_text(m.stored_at)}  {about}  {printable(body)}"
-
-
-def write_raw(stream: BinaryIO, m: StoredMessage) -> None:
-    """Write a body, byte for byte."""
-    stream.write(m.body)
-    stream.flush()
 
 
 def message_from_json(line: bytes, topic: str, defaults: dict[str, Any]) -> Message:

@@ -125,6 +125,23 @@ def within(store: kvstore.Store, namespace: str | None) -> kvstore.Store | kvsto
     return store if namespace is None else store.namespace(namespace)
 
 
+def call_store(
+    out: Output,
+    folder: Path,
+    call: str,
+    *given: object,
+    namespace: str | None = None,
+    access: Access | None = None,
+    **named: object,
+) -> Any:
+    """Open the store, and make one call of it or of its namespace. Of a store that is open
+    elsewhere the error names that call.
+    """
+    does = call_text(call, *given, namespace=namespace, **named)
+    with open_store(out, folder, access=access, does=does) as store:
+        return getattr(within(store, namespace), call)(*given, **named)
+
+
 def call_text(call: str, *given: object, namespace: str | None = None, **named: object) -> str:
     """A call of the store as a program writes it; arguments that are None are left out.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 import msgspec
@@ -87,6 +87,35 @@ class Setting(click.ParamType[tuple[str, str]]):
         if not (name and is_there):
             self.fail(f"{value!r} is not like NAME=VALUE", param, ctx)
         return name, text
+
+
+class Clearable(click.ParamType[Any]):
+    """A value of another type, or a word for no value of its own, which becomes `CLEARED`."""
+
+    CLEARED: Final = object()
+
+    def __init__(self, kind: click.ParamType[Any], word: str) -> None:
+        self.name = f"{kind.name}|{word}"
+        self._kind = kind
+        self._word = word
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See `click.ParamType`."""
+        is_word = value in (self._word, self.CLEARED)
+        return self.CLEARED if is_word else self._kind.convert(value, param, ctx)
+
+
+def given_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that were given; None for one that is cleared."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    return {name: None if v is Clearable.CLEARED else v for name, v in given.items()}
+
+
+def changes_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """As `given_of`; raises `click.UsageError` if there are none."""
+    if changes := given_of(settings):
+        return changes
+    raise click.UsageError("give what to change; --help lists the settings")
 
 
 class Access(NamedTuple):

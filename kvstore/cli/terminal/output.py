@@ -92,6 +92,11 @@ class Output:
         else:
             self.table(columns, rows, right=right)
 
+    def done(self, value: object) -> None:
+        """Print what a verb did for machines; people see that it raised no error."""
+        if self.json:
+            self.document(value)
+
     def rows(self, names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print rows of named values: as JSON objects, or as a table."""
         objects = [dict(zip(names, row, strict=True)) for row in rows]
