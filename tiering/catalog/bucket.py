@@ -1,25 +1,38 @@
 """Bucket: the archives of each store in a place, and which of them are current.
 
 The idea: objects are named by store, position and number, and each archive states its ranges of the
-log. Of two archives with the same ranges and the same class the one of the higher generation is
-current: a merge has made it of the other. A job's archive counts if a commit names it.
+log. So a place of archives is a catalog, except for archives that a merge has superseded: of two
+archives with the same ranges and the same class the one of the higher generation is current. All
+who read a place open its archives by `open_several`, and choose by `newest`. A job's archive counts
+if a commit names it.
 
-Invariant: objects whose names are no archives' are ignored, and so are archives of jobs that nobody
-has committed.
+Invariants: objects whose names are no archives' are ignored, and so are archives of jobs that
+nobody has committed; what a store finds again in its own folder is its own, and an unreadable
+archive there is left alone.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from kvstore.errors import FormatTooOld
-from tiering.archive.manifest import Manifest
-from tiering.catalog.contents import FOLDER, not_superseded
-from tiering.errors import NothingToRestore, StoresAmbiguous
+from kvstore.errors import ArchiveDamaged, FormatTooNew, FormatTooOld
+from tiering.archive.archive_reader import open_lazily
+from tiering.archive.manifest import STORE_ID_NONE, Manifest
+from tiering.catalog.catalog import FOLDER, encode_row, row_of
+from tiering.catalog.pipeline import go_on, pipelined
+from tiering.errors import (
+    NothingToRestore,
+    ObjectNotFound,
+    ObjectTooShort,
+    PlaceError,
+    StoresAmbiguous,
+)
 from tiering.places.commits import FORMAT, CommitLogs, CommittedArchive
-from tiering.places.objects import NAME, OF_VERSION_1
+from tiering.places.objects import NAME, OF_VERSION_1, is_of_jobs
 from tiering.places.place import Place
 
 _STORE_FOLDER: Final = re.compile(r"([0-9a-f]{32})(?:-jobs)?")
@@ -33,6 +46,11 @@ class ArchiveObject(NamedTuple):
     number: int
     position: int
     size: int
+
+    @classmethod
+    def of(cls, key: str, size: int) -> ArchiveObject:
+        """An object that is an archive by its content, whatever its name."""
+        return cls.named(key, size) or cls(key, 0, 0, size)
 
     @classmethod
     def named(cls, key: str, size: int) -> ArchiveObject | None:
@@ -55,7 +73,15 @@ class Opened(Protocol):
         ...
 
 
+K = TypeVar("K")
+T = TypeVar("T")
 One = TypeVar("One", bound=Opened)
+AT_ONCE: Final = 16
+"""Archives that are opened at once: a bucket takes its time for each."""
+DAMAGE: Final = (ArchiveDamaged, FormatTooNew, FormatTooOld, ObjectNotFound, ObjectTooShort)
+"""The errors that cost an archive, and no more."""
+
+_log = logging.getLogger("kvmq")
 
 
 class StoreArchives(NamedTuple):
@@ -139,9 +165,101 @@ def objects_of(
     ]
 
 
-def newest(every: Sequence[One]) -> tuple[list[One], int]:
-    """The archives that no other supersedes, in log order, and the number of the others."""
-    found = sorted(every, key=lambda f: (-f.manifest.generation, -f.object.number))
-    kept = list(not_superseded(found, lambda f: f.manifest))
-    kept.sort(key=lambda f: (f.manifest.first_position, f.object.number))
-    return kept, len(every) - len(kept)
+def open_several(
+    objects: Sequence[K],
+    look: Callable[[K], T],
+    damaged: Callable[[K, Exception], None] | None = None,
+    *,
+    tell: Callable[[str, int, int], None] | None = None,
+    width: int = AT_ONCE,
+) -> list[T]:
+    """What `look` finds when it opens each of some archives, `width` at once. `damaged` is told of
+    each that can't be read for its own fault (`DAMAGE`); without it, the error is raised, as is
+    that of a place that doesn't answer. `tell` reports progress.
+    """
+    out = []
+    with closing(pipelined(width, go_on, objects, lambda one, _: look(one))) as each:
+        for number, (one, found) in enumerate(each):
+            if tell is not None:
+                tell("opening archives", number, len(objects))
+            try:
+                out.append(found())
+            except DAMAGE as e:
+                if damaged is None:
+                    raise
+                damaged(one, e)
+    return out
+
+
+def newest(every: Iterable[One]) -> list[One]:
+    """The archives that no other supersedes, in log order. An archive is superseded if those of
+    higher generations cover all its ranges of the log, in the same class.
+    """
+    kept = []
+    covered: dict[str, set[tuple[int, int]]] = {}
+    for one in sorted(every, key=lambda one: (-one.manifest.generation, -one.object.number)):
+        said = one.manifest
+        mine = covered.setdefault(said.retention_class, set())
+        if not (said.segments and mine.issuperset(said.segments)):
+            mine.update(said.segments)
+            kept.append(one)
+    return sorted(kept, key=lambda one: (one.manifest.first_position, one.object.number))
+
+
+class FoundArchive(NamedTuple):
+    """An archive's object and manifest."""
+
+    object: ArchiveObject
+    manifest: Manifest
+
+
+def find_again(place: Place, store_id: str, number: int) -> list[tuple[bytes, bytes]]:
+    """Rows of the archives in a store's own folder, numbered from `number` on."""
+
+    def look(one: ArchiveObject) -> FoundArchive:
+        try:
+            return FoundArchive(one, open_lazily(place.source(one.key, one.size)).manifest)
+        except PlaceError as e:
+            raise ArchiveDamaged(str(e), one.key) from e
+
+    def damaged(one: ArchiveObject, error: Exception) -> None:
+        _log.error("%s/%s is left alone: %s", place.name, one.key, str(error))
+
+    found: list[FoundArchive] = []
+    try:
+        listed = [ArchiveObject.of(info.key, info.size) for info in place.list()]
+        objects = [one for one in listed if not is_of_jobs(one.key)]
+        found = open_several(objects, look, damaged)
+    except PlaceError as e:
+        _log.warning("no archives are found again in %s: %s", place.name, str(e))
+    own = _own_ids([one.manifest for one in found], store_id)
+    for one in found:
+        if one.manifest.store_id not in own:
+            _log.warning(
+                "%s/%s is of store %s, and left alone; `kvmq restore` makes a store of it",
+                place.name, one.object.key, one.manifest.store_id,
+            )  # fmt: skip
+    mine = newest(one for one in found if one.manifest.store_id in own)
+    rows = [
+        row_of(
+            one.manifest, number=number + i, place=FOLDER, key=one.object.key, tier="warm",
+            size=one.object.size, crc=0,
+        )
+        for i, one in enumerate(mine)
+    ]  # fmt: skip
+    return [(row.catalog_key, encode_row(row)) for row in rows]
+
+
+def _own_ids(found: Sequence[Manifest], store_id: str) -> set[str]:
+    """The ids under which a store has made archives, as the archives in its folder show them."""
+    ids = {manifest.store_id for manifest in found}
+    if store_id in ids:
+        return {store_id, STORE_ID_NONE}
+    # The store lost its index, and has a new id. If it was once restored, there are archives of the
+    # store before it as well. Its log went on behind them, so no range belongs to both.
+    makers: dict[int, set[str]] = {}
+    for manifest in found:
+        for first, _ in manifest.segments:
+            makers.setdefault(first, set()).add(manifest.store_id)
+    is_one = len(ids) == 1 or all(len(mine) == 1 for mine in makers.values())
+    return ids if is_one else {store_id, STORE_ID_NONE}

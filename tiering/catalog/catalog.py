@@ -1,8 +1,10 @@
-"""The catalog: rows of the `archives` family, one an archive.
+"""The catalog: rows of the `archives` family, one an archive, and how an archive makes its row.
 
 The idea: a row answers the questions about an archive that must not cost opening it: its place, its
 ranges of the log and of time, its sizes, its state. Everything else is in the archive. So ten
-thousand archives are known in a fraction of a second, and none is touched before it is read.
+thousand archives are known in a fraction of a second, and none is touched before it is read. An
+archive states all that its row and its part of the index need: the directory has every block's
+queue, offsets and times; the manifest has the topics and the ranges of the log.
 
 Invariants: a row can be read by every later version (a field that came later has a default); an
 unreadable row is a `FormatError` with the key.
@@ -12,16 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from kvstore.errors import FormatError
+from kvstore.index.archived import ArchivedRange, ArchivedTopic, Contents
 from kvstore.index.keys import archive_key, read_archive_key
+from tiering.archive.archive_reader import Archive
+from tiering.archive.layout import NO_QUEUE
+from tiering.archive.manifest import ArchivedTopic as TopicOfArchive
+from tiering.archive.manifest import Manifest
 from tiering.places.objects import jobs_folder
 
 Tier = Literal["warm", "cold"]
 State = Literal["live", "retired"]
+FOLDER: Final = "archive"
+"""The folder within a store's folder for archives of its own."""
 TOPICS_MAX: Final = 64
 """A row has the topics' ids up to this many: ten thousand rows should be small, too."""
 _ID: Final = 4
@@ -154,3 +163,82 @@ def decode_row(key: bytes, value: bytes) -> ArchiveRow:
 def decode_rows(rows: Iterable[tuple[bytes, bytes]]) -> list[ArchiveRow]:
     """The rows of a catalog."""
     return [decode_row(key, value) for key, value in rows]
+
+
+# --- from an archive ---
+
+
+def contents(archive: Archive, number: int) -> Contents:
+    """The contents of an archive."""
+    rows = archive.rows()
+    columns = (
+        rows.topic_ids[rows.topics],
+        rows.queues,
+        rows.first_offset,
+        rows.last_offset,
+        rows.least_stored_at,
+    )
+    blocks = zip(*(column.tolist() for column in columns), strict=True)
+    manifest = archive.manifest
+    return Contents(
+        manifest.segments,
+        [ArchivedTopic(topic.id, topic.name, fields_of(topic)) for topic in manifest.topics],
+        [
+            ArchivedRange(topic, queue, first, last, stored_at, number)
+            for topic, queue, first, last, stored_at in blocks
+            if queue != NO_QUEUE
+        ],
+    )
+
+
+def fields_of(topic: TopicOfArchive) -> dict[str, Any]:
+    """The fields of a topic's row, from the topic's description in an archive."""
+    return {
+        "read_queues": topic.read_queues or topic.queues,
+        "write_queues": topic.queues,
+        "kind": topic.kind,
+        "key_index": topic.key_index,
+        "key_history": topic.key_history,
+        "retention": topic.retention,
+        "since": topic.since,
+        "attributes": topic.attributes,
+        "compress_above": topic.compress_above,
+        "compression": topic.compression,
+    }
+
+
+def row_of(
+    manifest: Manifest,
+    *,
+    number: int,
+    place: str,
+    key: str,
+    tier: Tier,
+    size: int,
+    crc: int,
+    made_at: int = 0,
+) -> ArchiveRow:
+    """The catalog's row of an archive, from the archive's own statements and its place."""
+    few = len(manifest.topics) <= TOPICS_MAX
+    return ArchiveRow(
+        number=number,
+        place=place,
+        key=key,
+        tier=tier,
+        size=size,
+        crc=crc,
+        first_position=manifest.first_position,
+        last_position=manifest.last_position,
+        first_stored_at=manifest.first_stored_at,
+        last_stored_at=manifest.last_stored_at,
+        messages=manifest.messages,
+        raw_bytes=manifest.raw_bytes,
+        segments=list(manifest.segments),
+        retention_class=manifest.retention_class,
+        codec=manifest.codec,
+        level=manifest.level,
+        generation=manifest.generation,
+        is_encrypted=any(topic.key_id is not None for topic in manifest.topics),
+        made_at=made_at,
+        topics=pack_topics(topic.id for topic in manifest.topics) if few else None,
+    )

@@ -47,9 +47,9 @@ from tiering.archive.archive_reader import Archive
 from tiering.archive.block import Block, BlockGroup
 from tiering.archive.tail import Source
 from tiering.catalog.archive_pool import KeyFilters, OpenArchives
+from tiering.catalog.bucket import find_again
 from tiering.catalog.cache import BlockCache, CacheStats, SharedReads
-from tiering.catalog.catalog import ArchiveRow, decode_row
-from tiering.catalog.contents import FOLDER, contents, find_again
+from tiering.catalog.catalog import FOLDER, ArchiveRow, contents, decode_row
 from tiering.catalog.overlaps import split_overlaps
 from tiering.errors import ObjectNotFound, ObjectTooShort, PlaceError
 from tiering.keys.crypto import KeyProvider

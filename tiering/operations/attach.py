@@ -31,8 +31,7 @@ from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveOrigin
 from tiering.catalog.archive_pool import OpenArchives
 from tiering.catalog.bucket import newest, objects_of
-from tiering.catalog.catalog import ArchiveRow, decode_rows, encode_row
-from tiering.catalog.contents import FOLDER, contents, fields_of
+from tiering.catalog.catalog import FOLDER, ArchiveRow, contents, decode_rows, encode_row, fields_of
 from tiering.catalog.overlaps import OffsetRange, ranges_of
 from tiering.errors import (
     AttachConflict,
@@ -152,7 +151,8 @@ class _Attach:
         """See `attach`."""
         self._clean_up()
         source_id, objects = objects_of(self._place, store_id)
-        found, superseded = newest(open_all(self._place, objects, self._keys, self._tell))
+        every = open_all(self._place, objects, self._keys, self._tell)
+        found = newest(every)
         described = _described(found, topics, self._place.name)
         # Objects put so far count; the last step notes those that are put from here on.
         self._store.checkpoint()
@@ -162,7 +162,7 @@ class _Attach:
         archives = LazyArchives({one.object.key: one.open for one in found})
         self._conflicts.check_offsets(archives, ranges, known)
         coming = self._planned(found, described, known)
-        return self._bring(coming, found, described, known, source_id, superseded)
+        return self._bring(coming, found, described, known, source_id, len(every) - len(found))
 
     def _tell(self, step: str, done: int, total: int) -> None:
         if self._progress is not None:

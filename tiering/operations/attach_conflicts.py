@@ -21,8 +21,7 @@ from kvstore.index.archived import ArchivedRange, AttachedRange, HeldRange, Queu
 from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.manifest import ArchivedTopic
 from tiering.catalog.archive_pool import OpenArchives
-from tiering.catalog.catalog import ArchiveRow, decode_rows
-from tiering.catalog.contents import contents
+from tiering.catalog.catalog import ArchiveRow, contents, decode_rows
 from tiering.catalog.overlaps import OffsetRange, first_duplicate, offsets_of, split_overlaps
 from tiering.errors import AttachConflict
 from tiering.keys.crypto import KeyProvider

@@ -35,17 +35,22 @@ from kvstore.index.archived import ArchivedRange, ArchivedTopic
 from kvstore.opening.restoring import Restored, found_store
 from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.manifest import Manifest
-from tiering.catalog.bucket import ArchiveObject, newest, objects_of
-from tiering.catalog.catalog import ArchiveRow, Tier, encode_row
-from tiering.catalog.contents import FOLDER, contents, fields_of, row_of
+from tiering.catalog.bucket import AT_ONCE, DAMAGE, ArchiveObject, newest, objects_of
+from tiering.catalog.catalog import (
+    FOLDER,
+    ArchiveRow,
+    Tier,
+    contents,
+    encode_row,
+    fields_of,
+    row_of,
+)
 from tiering.catalog.overlaps import split_overlaps
+from tiering.catalog.pipeline import go_on, pipelined
 from tiering.errors import NothingToRestore, TargetNotEmpty
-from tiering.executor.pipeline import go_on, pipelined
 from tiering.keys.crypto import KeyProvider
 from tiering.merge.rewrite import KeptMessages, rewrite
 from tiering.operations.source_place import (
-    AT_ONCE,
-    DAMAGE,
     LazyArchives,
     OpenedArchive,
     open_all,
@@ -180,7 +185,7 @@ class _Restore:
     ) -> RestoreReport:
         """See `restore`; `is_given`: the segment size is the caller's."""
         every = open_all(self._place, objects, self._keys, self._tell, self._damaged)
-        found, superseded = newest(every)
+        found = newest(every)
         if not is_given:
             self._config = _sized(self._config, [f.manifest for f in every])
         self._check_topics(found)
@@ -209,7 +214,7 @@ class _Restore:
             store_id=store_id.hex(),
             source_id=self._own_id,
             topics=sorted(topic.name for topic in topics),
-            superseded=superseded,
+            superseded=len(every) - len(found),
             messages=sum(row.messages for row in self._rows),
             raw_bytes=sum(row.raw_bytes for row in self._rows),
             bytes=sum(row.size for row in self._rows),

@@ -10,21 +10,17 @@ Invariant: the place is only read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from kvstore.clock import Clock
 from kvstore.config import ArchiveAccess
-from kvstore.errors import ArchiveDamaged, FormatTooNew, FormatTooOld
 from kvstore.files import Files
 from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.manifest import Manifest
 from tiering.catalog.archive_pool import OpenArchives
-from tiering.catalog.bucket import ArchiveObject
-from tiering.errors import ObjectNotFound, ObjectTooShort
-from tiering.executor.pipeline import go_on, pipelined
+from tiering.catalog.bucket import ArchiveObject, open_several
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import provider_of
 from tiering.places.place import Place, open_place
@@ -32,12 +28,8 @@ from tiering.places.settings import is_remote
 from tiering.worker.store_side import Progress
 
 K = TypeVar("K")
-AT_ONCE: Final = 16
-"""Archives that are opened at once: a bucket takes its time for each."""
 OPEN_BYTES: Final = 64 << 20
 """Bytes of memory for the archives that stay open."""
-DAMAGE: Final = (ArchiveDamaged, FormatTooNew, FormatTooOld, ObjectNotFound, ObjectTooShort)
-"""The errors that cost an archive, and no more."""
 
 
 class SourcePlace(NamedTuple):
@@ -89,10 +81,7 @@ def open_all(
     tell: Progress,
     damaged: Callable[[ArchiveObject, Exception], None] | None = None,
 ) -> list[OpenedArchive]:
-    """Opens some archives, several at once; the last ones asked for stay open. `damaged` is told
-    of each that can't be read for its own fault (`DAMAGE`); without it, the error is raised, as is
-    that of a place that doesn't answer.
-    """
+    """Opens some archives (`bucket.open_several`); the last ones asked for stay open."""
 
     def open_one(number: int) -> Archive:
         one = objects[number]
@@ -100,22 +89,13 @@ def open_all(
 
     kept = OpenArchives(open_one, OPEN_BYTES)
 
-    def look(number: int, _: Callable[[], None]) -> OpenedArchive:
+    def look(number: int) -> OpenedArchive:
         archive = kept.get(number)
         assert archive.directory is not None, "it is decoded, or raises"
         return OpenedArchive(objects[number], archive.manifest, partial(kept.get, number))
 
-    out = []
-    with closing(pipelined(AT_ONCE, go_on, range(len(objects)), look)) as each:
-        for number, opened in each:
-            tell("opening archives", number, len(objects))
-            try:
-                out.append(opened())
-            except DAMAGE as e:
-                if damaged is None:
-                    raise
-                damaged(objects[number], e)
-    return out
+    tell_of = None if damaged is None else lambda number, e: damaged(objects[number], e)
+    return open_several(range(len(objects)), look, tell_of, tell=tell)
 
 
 class LazyArchives(Mapping[K, Archive]):

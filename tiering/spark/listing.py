@@ -12,31 +12,22 @@ store is changed or held open.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from kvstore.config import StoreConfig
-from kvstore.errors import ArchiveDamaged, FormatTooNew, FormatTooOld, StoreNotFound
+from kvstore.errors import StoreNotFound
 from kvstore.files import LocalFiles
 from kvstore.opening.viewing import View, view_store
 from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.tail import Source
 from tiering.catalog.bucket import objects_of
 from tiering.catalog.catalog import ArchiveRow, Tier, decode_rows
-from tiering.errors import ObjectNotFound, ObjectTooShort
 from tiering.keys.sources import provider_of
 from tiering.places.commits import CommitLogs
 from tiering.places.place import Place, open_place
 from tiering.places.settings import is_remote
 from tiering.spark.options import ReadOptions
-
-AT_ONCE: Final = 16
-"""Archives that are opened at once: a bucket takes its time for each."""
-DAMAGE: Final = (
-    ArchiveDamaged, FormatTooNew, FormatTooOld, ObjectNotFound, ObjectTooShort,
-)  # fmt: skip
-"""Errors for which an archive is left out, if `damaged` is "skip"."""
 
 
 class ListedArchive(msgspec.Struct, frozen=True):

@@ -38,11 +38,12 @@ from tiering.archive.columns.records import RecordBatch
 from tiering.archive.directory import GroupExtent
 from tiering.archive.layout import NO_QUEUE
 from tiering.archive.tail import read_exactly
+from tiering.catalog.bucket import DAMAGE
 from tiering.errors import ObjectNotFound, ObjectTooShort
 from tiering.executor.segment import SegmentRecords, boundary, read_segment
 from tiering.spark.archived_log import archived_log
 from tiering.spark.arrow import batch_of
-from tiering.spark.listing import DAMAGE, LogPart, Opener
+from tiering.spark.listing import LogPart, Opener
 from tiering.spark.options import ReadOptions
 from tiering.spark.rows import DecodedGroup, decode_group, group_columns, record_columns
 from tiering.spark.splits import BlockRange, Ranges, Split

@@ -15,7 +15,6 @@ archive that was looked at 8 bytes are kept for each wanted block.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -26,12 +25,11 @@ from pyspark.sql.datasource import InputPartition
 from kvstore.record.hashes import key_hash_range
 from tiering.archive.archive_reader import Archive
 from tiering.archive.manifest import ArchivedTopic, Manifest
-from tiering.catalog.bucket import ArchiveObject, newest
+from tiering.catalog.bucket import AT_ONCE, ArchiveObject, newest, open_several
 from tiering.errors import NothingToRestore
-from tiering.executor.pipeline import go_on, pipelined
 from tiering.merge.partition import portion
 from tiering.places.settings import is_remote
-from tiering.spark.listing import AT_ONCE, DAMAGE, ListedArchive, Listing, LogPart, Opener
+from tiering.spark.listing import ListedArchive, Listing, LogPart, Opener
 from tiering.spark.options import ReadOptions
 from tiering.spark.wanted import QueryFilter
 
@@ -106,8 +104,7 @@ class PlannedArchive(NamedTuple, Generic[T]):
     @property
     def object(self) -> ArchiveObject:
         """The object that its name describes."""
-        key, size = self.held.key, self.held.size
-        return ArchiveObject.named(key, size) or ArchiveObject(key, 0, 0, size)
+        return ArchiveObject.of(self.held.key, self.held.size)
 
 
 class _Chosen(NamedTuple):
@@ -188,27 +185,26 @@ def inspect_archives(
     does.
     """
 
-    def look(held: ListedArchive, _: Callable[[], None]) -> PlannedArchive[T]:
+    def look(held: ListedArchive) -> PlannedArchive[T]:
         archive = opener.opened(held)
         # The figures need the directory, which is decoded once more when blocks are chosen.
         return PlannedArchive(held, replace(archive.manifest, topics=()), take(archive))
 
-    looked: list[PlannedArchive[T]] = []
     skipped: list[SkippedArchive] = []
+
+    def skip(held: ListedArchive, error: Exception) -> None:
+        skipped.append(SkippedArchive(held.name, str(error)))
+
     # A few local archives are looked at in less time than as many threads take to begin.
     is_quick = len(found.archives) <= AT_ONCE and not any(
         is_remote(held.place) for held in found.archives
     )
-    with closing(pipelined(1 if is_quick else AT_ONCE, go_on, found.archives, look)) as each:
-        for held, result in each:
-            try:
-                looked.append(result())
-            except DAMAGE as e:
-                if options.damaged == "fail":
-                    raise
-                skipped.append(SkippedArchive(held.name, str(e)))
+    looked = open_several(
+        found.archives, look, None if options.damaged == "fail" else skip,
+        width=1 if is_quick else AT_ONCE,
+    )  # fmt: skip
     if found.topics is None:
-        looked, _ = newest(looked)
+        looked = newest(looked)
         if not looked and skipped:
             raise NothingToRestore(f"no archive can be read: {skipped[0].reason}")
     return looked, skipped

@@ -27,8 +27,8 @@ from tiering.archive.archive_check import archive_problems
 from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.tail import Source
 from tiering.catalog.catalog import ArchiveRow, decode_rows
+from tiering.catalog.pipeline import go_on
 from tiering.errors import PlaceError
-from tiering.executor.pipeline import go_on
 from tiering.executor.pool import Executor
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import KeysAtHand, keys_at_hand

@@ -28,10 +28,9 @@ from kvstore.files import Files
 from tiering.archive.archive_reader import Archive
 from tiering.archive.manifest import Manifest
 from tiering.archive.writer import ArchiveSettings, WrittenArchive
-from tiering.catalog.catalog import ArchiveRow, Tier, decode_rows, is_own, kept_as
-from tiering.catalog.contents import row_of
+from tiering.catalog.catalog import ArchiveRow, Tier, decode_rows, is_own, kept_as, row_of
+from tiering.catalog.pipeline import Check, pipelined
 from tiering.errors import PlaceError, PolicyIllegal
-from tiering.executor.pipeline import Check, pipelined
 from tiering.executor.pool import Executor
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import KeysAtHand, keys_at_hand
@@ -139,7 +138,7 @@ class WorkContext:
         self, items: Iterable[J], work: Callable[[J, Check], T], most: int | None = None
     ) -> Generator[tuple[J, Callable[[], T]], None, None]:
         """Works on several items ahead, as many as the executor does at a time, or `most`; see
-        `executor.pipeline.pipelined`.
+        `catalog.pipeline.pipelined`.
         """
         width = self.executor.width if most is None else min(self.executor.width, most)
         return pipelined(width, self.check, items, work)

@@ -17,8 +17,7 @@ from tiering.archive.archive_reader import Archive
 from tiering.archive.columns.records import RecordBatch
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
-from tiering.catalog.catalog import ArchiveRow, encode_row
-from tiering.catalog.contents import row_of
+from tiering.catalog.catalog import ArchiveRow, encode_row, row_of
 from tiering.catalog.tiers import Tiers
 from tiering.places.place import open_place
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+from io import BytesIO
 from pathlib import Path
 
 import msgspec
@@ -10,10 +12,17 @@ import pytest
 import kvstore
 from kvstore import StoreError
 from kvstore.errors import FormatError
+from kvstore.files import LocalFiles
 from kvstore.index.keys import archive_key
 from tests.support.clock import VirtualClock
+from tests.tiering.archive.making import plain_queues
 from tests.tiering.catalog.moving import answers, config, filled, hand_over, tiers
+from tiering.archive.columns.records import RecordBatch
+from tiering.archive.writer import ArchiveOrigin, ArchiveWriter
+from tiering.catalog.bucket import find_again
 from tiering.catalog.catalog import ArchiveRow, decode_row, decode_rows, encode_row
+from tiering.places.objects import object_key
+from tiering.places.place import open_place
 
 ROW = ArchiveRow(
     number=7,
@@ -84,3 +93,54 @@ def test_numbers_are_never_given_twice(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "a", config(clock)) as store:
         store.handover.swap([first], rows=[(row.catalog_key, None) for row in tiers(store).rows()])
         assert hand_over(store, [1]).rows[0].number > first
+
+
+class Unreadable(LocalFiles):
+    """Files of which those with a name that ends like this can't be read."""
+
+    ending = "none"
+
+    def read(self, path: Path, offset: int = 0, size: int = -1) -> bytes:
+        if path.name.endswith(self.ending):
+            raise OSError(errno.EIO, "cannot be read", str(path))
+        return super().read(path, offset, size)
+
+
+def test_rows_are_found_again_of_the_archives_that_no_other_supersedes(tmp_path: Path) -> None:
+    """A merge counts and not what it was made of; of two archives of one segment the later counts;
+    one that can't be read, or is no archive, hides no other."""
+    store = bytes(range(16))
+
+    def put(number: int, *segments: tuple[int, int], generation: int = 0) -> str:
+        sink = BytesIO()
+        writer = ArchiveWriter(
+            sink, None,
+            ArchiveOrigin(store_id=store.hex(), segments=segments, generation=generation),
+        )  # fmt: skip
+        (queue,) = plain_queues(1, 1, 5)
+        writer.add(queue.topic, 0, RecordBatch.of_records(list(queue.records.values())))
+        writer.finish()
+        key = object_key(store, segments[0][0], number, "week")
+        (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / key).write_bytes(sink.getvalue())
+        return key
+
+    first, second, third, fourth = [(at, at + 10) for at in range(0, 40, 10)]
+    put(1, first)
+    put(2, second)
+    merged = put(3, first, second, generation=1)
+    put(4, third)
+    again = put(5, third)
+    alone = put(6, fourth)
+    (tmp_path / f"{alone}.bad").write_bytes(bytes(1000))
+    files = Unreadable()
+
+    def found() -> list[str]:
+        place = open_place(tmp_path, files=files)
+        rows = decode_rows(find_again(place, store.hex(), 70))
+        assert sorted(row.number for row in rows) == list(range(70, 70 + len(rows)))
+        return sorted(row.key for row in rows)
+
+    assert found() == sorted([merged, again, alone])
+    files.ending = Path(merged).name
+    assert len(found()) == 4

@@ -24,8 +24,8 @@ from tests.support.everyfile import EveryFile
 from tests.support.files import copy_folder
 from tests.tiering.catalog.moving import config, filled, put_segments
 from tiering import Policy, Worker
+from tiering.catalog.bucket import AT_ONCE
 from tiering.executor.pool import Inline
-from tiering.operations.source_place import AT_ONCE
 
 SIZES: Final = (1, 8, 48)
 EACH: Final = 4

@@ -19,8 +19,8 @@ from tiering.catalog.catalog import (
     encode_row,
     pack_topics,
     read_topics,
+    row_of,
 )
-from tiering.catalog.contents import row_of
 from tiering.errors import PlaceUnavailable
 from tiering.policy.effective_class import Judge, Today
 from tiering.policy.policy import Policy

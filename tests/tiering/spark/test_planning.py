@@ -18,7 +18,8 @@ from tests.tiering.spark.sink.jobs import Job
 from tiering.archive import archive_reader
 from tiering.archive.archive_reader import Archive
 from tiering.archive.layout import OPENING_READ
-from tiering.spark.listing import AT_ONCE, Opener, listing
+from tiering.catalog.bucket import AT_ONCE
+from tiering.spark.listing import Opener, listing
 from tiering.spark.options import read_options
 from tiering.spark.splits import Split, plan_splits
 from tiering.spark.wanted import QueryFilter

@@ -22,7 +22,7 @@ from tests.tiering.stores import QUEUES, config, fill, held, tiers
 from tests.tiering.worker.pools import Pools
 from tiering import ObjectExists, Policy, TieringStopped, Worker
 from tiering.catalog.catalog import decode_rows
-from tiering.executor.pipeline import pipelined
+from tiering.catalog.pipeline import pipelined
 from tiering.places.place import open_place
 from tiering.places.publish import CopyJob, Intent, copy_remotely
 

@@ -24,9 +24,10 @@ from kvstore.config import StoreConfig
 from kvstore.errors import ArchiveMissing, ConfigError
 from kvstore.opening import viewing
 from tiering.archive.archive_reader import Archive
+from tiering.catalog.bucket import DAMAGE
 from tiering.catalog.catalog import ArchiveRow, decode_rows, read_topics
 from tiering.errors import ObjectNotFound, ObjectTooShort
-from tiering.spark.listing import DAMAGE, Listing, Opener, is_store, listing
+from tiering.spark.listing import Listing, Opener, is_store, listing
 from tiering.spark.options import ReadOptions, read_options
 from tiering.spark.part_reader import PartReader
 from tiering.spark.report.counting import Tally, count_archive, count_log

@@ -26,8 +26,8 @@ from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.manifest import Manifest
 from tiering.catalog.bucket import ArchiveObject, check_single_store, own_archives, stores_in
 from tiering.catalog.overlaps import OffsetRange, first_duplicate, ranges_of
+from tiering.catalog.pipeline import go_on, pipelined
 from tiering.errors import JobAborted, ObjectNotFound, OffsetsTaken, PlaceError
-from tiering.executor.pipeline import go_on, pipelined
 from tiering.places.commits import (
     AT_ONCE,
     Commit,

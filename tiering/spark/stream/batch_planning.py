@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.errors import SegmentDamaged
-from tiering.spark.listing import DAMAGE, ListedArchive, Opener
+from tiering.catalog.bucket import DAMAGE
+from tiering.spark.listing import ListedArchive, Opener
 from tiering.spark.options import ReadOptions
 from tiering.spark.splits import Packing, Ranges, Split, wanted_blocks
 from tiering.spark.stream.directory_tables import DirectoryTables, Table

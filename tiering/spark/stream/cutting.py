@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from kvstore.errors import ArchiveMissing, SegmentDamaged
 from kvstore.files import Files
 from tiering.archive.layout import NO_QUEUE
+from tiering.catalog.bucket import DAMAGE
 from tiering.executor.segment import SegmentRecords, boundary, read_segment
-from tiering.spark.listing import DAMAGE, ListedArchive, LogPart
+from tiering.spark.listing import ListedArchive, LogPart
 from tiering.spark.stream.directory_tables import DirectoryTables, Table
 from tiering.spark.stream.stream_view import StreamView, ViewedArchive
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import Manifest
-from tiering.spark.listing import AT_ONCE, ListedArchive, Opener
+from tiering.catalog.bucket import AT_ONCE
+from tiering.spark.listing import ListedArchive, Opener
 
 I64 = NDArray[np.int64]
 _BLOCKS_MAX: Final = 2_000_000

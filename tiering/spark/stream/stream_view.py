@@ -22,12 +22,11 @@ from kvstore.config import StoreConfig
 from kvstore.opening import viewing
 from kvstore.opening.viewing import Reach
 from tiering.archive.manifest import Manifest
-from tiering.catalog.bucket import ArchiveObject, newest
+from tiering.catalog.bucket import ArchiveObject, newest, open_several
 from tiering.errors import NothingToRestore
 from tiering.places.commits import CommitLogs
 from tiering.places.settings import is_remote
 from tiering.spark.listing import (
-    DAMAGE,
     ListedArchive,
     LogPart,
     archives_of,
@@ -202,20 +201,20 @@ class PlaceLooker:
             return self._seen
         self._known = {one: known for one, known in self._known.items() if one in there}
         new = [one for one in held if one not in self._known]
-        for one, looked in zip(new, self._tables.look_all(new), strict=True):
-            self._known[one] = self._opened(one, looked)
-        kept, _ = newest([one for one in self._known.values() if one.is_readable])
+        leave_out = None if self._options.damaged == "fail" else self._leave_out
+        for one, looked in open_several(new, lambda one: (one, self._tables.look(one)), leave_out):
+            self._take(one, looked)
+        kept = newest(one for one in self._known.values() if one.is_readable)
         archives = [ViewedArchive(one.held, None, one.manifest.first_position) for one in kept]
         self._seen = StreamView(store, dict(self._topics), archives, [], 0, 0)
         return self._seen
 
-    def _opened(self, held: ListedArchive, looked: StreamedArchive | Exception) -> _Known:
-        object_ = ArchiveObject.named(held.key, held.size) or ArchiveObject(held.key, 0, 0, 0)
-        if isinstance(looked, Exception):
-            if self._options.damaged == "fail" or not isinstance(looked, DAMAGE):
-                raise looked
-            _log.warning("left out: %s: %s", held.name, str(looked))
-            return _Known(held, object_, Manifest(), is_readable=False)
+    def _leave_out(self, held: ListedArchive, error: Exception) -> None:
+        _log.warning("left out: %s: %s", held.name, str(error))
+        named = ArchiveObject.of(held.key, held.size)
+        self._known[held] = _Known(held, named, Manifest(), is_readable=False)
+
+    def _take(self, held: ListedArchive, looked: StreamedArchive) -> None:
         manifest, table = looked
         self._tables.keep(held, table)
         for topic in manifest.topics:
@@ -223,7 +222,9 @@ class PlaceLooker:
             if before is None or before.id <= topic.id:
                 is_compacted = topic.kind == _COMPACTED
                 self._topics[topic.name] = LiveTopic(topic.id, topic.since, is_compacted)
-        return _Known(held, object_, _short(manifest), is_readable=True)
+        named = ArchiveObject.of(held.key, held.size)
+        # Without topics, which may be thousands in each of thousands of archives.
+        self._known[held] = _Known(held, named, replace(manifest, topics=()), is_readable=True)
 
     def homes(self, spans: Iterable[tuple[int, int, int]]) -> tuple[StreamView, set[int] | None]:
         """The view, and None: only the tables say which archives have the offsets."""
@@ -252,11 +253,6 @@ class _Known(NamedTuple):
     object: ArchiveObject
     manifest: Manifest
     is_readable: bool
-
-
-def _short(manifest: Manifest) -> Manifest:
-    """The manifest without topics, which may be thousands in each of thousands of archives."""
-    return replace(manifest, topics=())
 
 
 def looker(options: ReadOptions, tables: DirectoryTables) -> StoreLooker | PlaceLooker:

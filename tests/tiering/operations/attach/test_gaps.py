@@ -16,7 +16,7 @@ from tests.support.clock import VirtualClock
 from tests.tiering.operations.attach.test_attach import config, rows, whole
 from tests.tiering.spark.sink.jobs import write
 from tiering.archive.archive_reader import Archive
-from tiering.catalog.contents import contents
+from tiering.catalog.catalog import contents
 from tiering.operations import attach_conflicts
 
 
