@@ -34,7 +34,7 @@ from tiering.archive.coder import CodecName
 from tiering.archive.columns.records import RecordBatch
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveSettings, ArchiveWriter
-from tiering.executor.regroup import SegmentJob, TopicPlan, regroup_locally
+from tiering.executor.segment_encoder import SegmentJob, TopicPlan, segment_task
 
 _MESSAGES: Final = 100_000
 _MANY_TOPICS: Final = 5_000
@@ -188,7 +188,7 @@ def _regrouped(folder: Path, log: Log, name: str, codec: CodecName) -> Figure:
         store_id="0" * 32, folder=str(folder),
     )  # fmt: skip
     cpu = time.process_time()
-    made = regroup_locally(job)
+    made = segment_task(job)
     used = time.process_time() - cpu
     assert made.messages == log.messages
     return Figure(f"{name}: {codec} segment to proven archive", len(log.raw) / used / 1e6, "MB/s",

@@ -6,7 +6,7 @@ steps, and each step is told everything it needs. A plan cuts the merge into par
 partition is read, put in the order of offsets and encoded without the dropped messages
 (`partition_task`). The pieces are put together. A process of its own does all steps, one after the
 other; an executor that does many jobs at a time does the partitions side by side. A job that drops
-nothing is a merge; one with one archive and a `Match` is an erasure.
+nothing is a merge; one with one archive and an `ErasurePredicate` is an erasure.
 
 Invariants: every message of the archives is in the new one or in one of the counts of dropped
 messages; each piece was decoded again and gave what was read, and the bytes on the disk are those
@@ -37,7 +37,7 @@ from tiering.archive.tail import FileSource
 from tiering.archive.writer import write_archive
 from tiering.catalog.catalog import ArchiveRow
 from tiering.executor.pool import Executor
-from tiering.executor.regroup import HeldQueue, Made
+from tiering.executor.segment_encoder import BuiltArchive, HeldQueue
 from tiering.merge.partition import (
     Dropped,
     Merged,
@@ -65,7 +65,7 @@ from tiering.policy.retention_classes import RetentionClass, read_class
 
 __all__ = [
     "COMPACTED_BYTES", "INPUTS_MAX", "TARGET_BYTES", "Dropped", "MergeInput", "MergeJob", "Merged",
-    "choose", "merge", "merge_remotely", "merge_with",
+    "choose", "merge", "merge_task", "merge_with",
 ]  # fmt: skip
 
 I64 = NDArray[np.int64]
@@ -157,7 +157,7 @@ def _worth_it(run: list[ArchiveRow]) -> list[list[ArchiveRow]]:
     return [*_worth_it(run[:at]), *_worth_it(run[at + 1 :])]
 
 
-def merge_remotely(job: MergeJob) -> Merged:
+def merge_task(job: MergeJob) -> Merged:
     """`merge` with the places and files of this machine: the task that another process is given."""
     return merge(open_inputs(job.inputs, job.settings), job, LocalFiles())
 
@@ -184,7 +184,7 @@ def merge_with(
     def parts(executor: Executor, check: Callable[[], None], job: MergeJob) -> Merged:
         return _Merge(job, files, _ByExecutor(executor, check, job)).run()
 
-    return executor.divide(check, merge_remotely, parts, job)
+    return executor.divide(check, merge_task, parts, job)
 
 
 class _Steps(Protocol):
@@ -222,26 +222,26 @@ class _ByExecutor:
         self._executor = executor
         self._check = check
         self._job = job
-        self.plan = executor.run(check, plan_remotely, job)
+        self.plan = executor.run(check, plan_task, job)
 
     def surveys(self, jobs: Sequence[PartitionJob]) -> Iterator[Survey]:
-        return self._executor.each(self._check, survey_remotely, jobs)
+        return self._executor.each(self._check, survey_task, jobs)
 
     def encoded(self, jobs: Sequence[PartitionJob]) -> Iterator[Encoded]:
-        return self._executor.each(self._check, encode_remotely, jobs)
+        return self._executor.each(self._check, encode_task, jobs)
 
 
-def plan_remotely(job: MergeJob) -> MergePlan:
+def plan_task(job: MergeJob) -> MergePlan:
     """`plan_merge` with the places of this machine."""
     return plan_merge(open_inputs(job.inputs, job.settings), job)
 
 
-def survey_remotely(job: PartitionJob) -> Survey:
+def survey_task(job: PartitionJob) -> Survey:
     """`survey_keys` with the places of this machine."""
     return survey_keys(job, PartitionReader.for_one(job))
 
 
-def encode_remotely(job: PartitionJob) -> Encoded:
+def encode_task(job: PartitionJob) -> Encoded:
     """`encode_partition` with the places of this machine."""
     return encode_partition(job, PartitionReader.for_one(job))
 
@@ -274,7 +274,7 @@ class _Merge:
             )  # fmt: skip
         return Merged(made=made, queues=plan.queues, messages=plan.messages, dropped=dropped)
 
-    def _write(self, gone: dict[Queue, I64]) -> Made | None:
+    def _write(self, gone: dict[Queue, I64]) -> BuiltArchive | None:
         job, plan = self._job, self._plan
         jobs = partition_jobs(job, plan, gone)
         stays: list[HeldQueue] = []
@@ -299,4 +299,4 @@ class _Merge:
         source = FileSource(written.path, self._files)
         verify_copy(source, written.size, written.crc, "what it was to replace stays")
         check_tail(Archive.open(source, keys=job.settings.keys), columns[0])
-        return Made.of(written, stays)
+        return BuiltArchive.of(written, stays)

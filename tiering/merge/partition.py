@@ -32,8 +32,8 @@ from tiering.archive.directory import DirectoryRows
 from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings
-from tiering.executor.match import Match
-from tiering.executor.regroup import Made
+from tiering.executor.erasure_predicate import ErasurePredicate
+from tiering.executor.segment_encoder import BuiltArchive
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import KeysAtHand
 from tiering.merge.compact import Compaction
@@ -91,7 +91,7 @@ class MergeJob(msgspec.Struct, frozen=True, kw_only=True):
     retention_class: str
     path: str
     compaction: Compaction | None = None
-    without: Match | None = None
+    without: ErasurePredicate | None = None
     partition_bytes: int = PARTITION_BYTES
 
 
@@ -118,7 +118,7 @@ class Merged(msgspec.Struct, frozen=True, kw_only=True):
     inputs held anything, and how many messages they held.
     """
 
-    made: Made | None
+    made: BuiltArchive | None
     queues: list[Queue]
     messages: int
     dropped: Dropped
@@ -191,7 +191,7 @@ class PartitionJob(msgspec.Struct, frozen=True, kw_only=True):
     topics: dict[int, tuple[int, ArchivedTopic]]
     settings: ArchiveSettings
     compaction: Compaction | None
-    without: Match | None
+    without: ErasurePredicate | None
     gone: dict[Queue, I64]
 
     def __repr__(self) -> str:

@@ -24,8 +24,8 @@ from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.pieces import EncodedPiece, PieceWriter
 from tiering.archive.writer import ArchiveSettings
-from tiering.executor.match import Match
-from tiering.executor.regroup import HeldQueue
+from tiering.executor.erasure_predicate import ErasurePredicate
+from tiering.executor.segment_encoder import HeldQueue
 from tiering.merge.compact import Compaction, KeyTable, QueueCompaction
 from tiering.merge.partition import MergeInput, PartitionJob, Queue
 from tiering.merge.sequential_reader import QueueCursor, QueueRows, Window, in_order
@@ -193,7 +193,9 @@ def encode_partition(job: PartitionJob, reading: PartitionReader) -> Encoded:
     return Encoded(writer.finish(), stays, erased)
 
 
-def _kept(rows: QueueRows, without: Match | None, gone: I64 | None) -> tuple[QueueRows, int]:
+def _kept(
+    rows: QueueRows, without: ErasurePredicate | None, gone: I64 | None
+) -> tuple[QueueRows, int]:
     """The rows that stay, and how many are erased."""
     count = 0
     if without is not None:

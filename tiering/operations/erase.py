@@ -35,9 +35,9 @@ from tiering.archive.archive_reader import Archive
 from tiering.archive.columns.records import RecordBatch
 from tiering.catalog.catalog import ArchiveRow, encode_row, read_topics
 from tiering.errors import PolicyIllegal
-from tiering.executor.match import Match
-from tiering.executor.regroup import Regrouped
+from tiering.executor.erasure_predicate import ErasurePredicate
 from tiering.executor.segment import read_segment
+from tiering.executor.segment_encoder import EncodedSegment
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import KeysAtHand, keys_at_hand
 from tiering.merge.partition import MergeInput
@@ -60,7 +60,9 @@ class MatchCount(msgspec.Struct, frozen=True, kw_only=True):
     unreadable: int = 0
 
 
-def count_in_segment(path: str, base: int, match: Match, size: int | None = None) -> MatchCount:
+def count_in_segment(
+    path: str, base: int, match: ErasurePredicate, size: int | None = None
+) -> MatchCount:
     """Counts the matches in a segment's file, with records that no queue holds; of a segment that
     is not sealed `size` bytes are used.
     """
@@ -78,12 +80,14 @@ def count_in_segment(path: str, base: int, match: Match, size: int | None = None
         mapped.close()
 
 
-def count_in_archive(one: MergeInput, match: Match, keys: KeysAtHand | None) -> MatchCount:
+def count_in_archive(
+    one: MergeInput, match: ErasurePredicate, keys: KeysAtHand | None
+) -> MatchCount:
     """Counts the matches in an archive; see `count`."""
     return count(one.open(keys), match, keys)
 
 
-def count(archive: Archive, match: Match, keys: KeysAtHand | None) -> MatchCount:
+def count(archive: Archive, match: ErasurePredicate, keys: KeysAtHand | None) -> MatchCount:
     """Counts the matches in an archive. Every block of a topic that may be meant is read, unless
     the topic's key is destroyed.
     """
@@ -135,14 +139,18 @@ class Searcher:
             begin = number * size
             yield Sealed(number, self._side.segment_path(number), begin, min(begin + size, end))
 
-    def in_segment(self, segment: Sealed, match: Match, check: Callable[[], None]) -> MatchCount:
+    def in_segment(
+        self, segment: Sealed, match: ErasurePredicate, check: Callable[[], None]
+    ) -> MatchCount:
         """Counts the matches in a segment."""
         begin = segment.first_position
         return self._context.executor.run(
             check, count_in_segment, str(segment.path), begin, match, segment.end_position - begin
         )
 
-    def in_archive(self, row: ArchiveRow, match: Match, check: Callable[[], None]) -> MatchCount:
+    def in_archive(
+        self, row: ArchiveRow, match: ErasurePredicate, check: Callable[[], None]
+    ) -> MatchCount:
         """Counts the matches in an archive. Raises the error that keeps it from being read."""
         if not self._may_hold(row, match):
             return MatchCount(messages=row.messages)
@@ -150,7 +158,7 @@ class Searcher:
         one = self._context.input_of(row)
         return self._context.executor.run(check, count_in_archive, one, match, keys)
 
-    def _may_hold(self, row: ArchiveRow, match: Match) -> bool:
+    def _may_hold(self, row: ArchiveRow, match: ErasurePredicate) -> bool:
         """Whether an archive may hold messages that match, by its row alone."""
         if match.before is not None and row.first_stored_at >= match.before:
             return False
@@ -261,7 +269,7 @@ class Eraser:
         self._one_at_a_time = threading.Lock()
         self._search = Searcher(context)
 
-    def plan(self, match: Match) -> ErasurePlan:
+    def plan(self, match: ErasurePredicate) -> ErasurePlan:
         """The plan of an erasure; nothing is changed."""
         self._store.checkpoint()
         self._search.begin()
@@ -290,7 +298,7 @@ class Eraser:
         retired = self._context.rows("retired")
         return msgspec.structs.replace(plan, removed=[row.name for row in retired])
 
-    def erase(self, match: Match) -> ErasureReport:
+    def erase(self, match: ErasurePredicate) -> ErasureReport:
         """Erases, and searches everything again. Errors are in the report."""
         report = ErasureReport(what=str(match))
         self._store.seal()
@@ -316,10 +324,10 @@ class Eraser:
         self._prove(match, report)
         return report
 
-    def _erase_segments(self, match: Match, report: ErasureReport) -> None:
+    def _erase_segments(self, match: ErasurePredicate, report: ErasureReport) -> None:
         def build(
             segment: Sealed, check: Callable[[], None]
-        ) -> tuple[MatchCount, SegmentDue, Regrouped] | None:
+        ) -> tuple[MatchCount, SegmentDue, EncodedSegment] | None:
             counted = self._search.in_segment(segment, match, check)
             if not counted.found and not counted.unreadable:
                 return None
@@ -341,12 +349,12 @@ class Eraser:
                 with noting_errors(note, name_of(segment.number), StoreError, OSError):
                     found = built()
                     if found is not None:
-                        counted, due, regrouped = found
-                        self._archiver.hand_over(due, regrouped, match)
+                        counted, due, encoded = found
+                        self._archiver.hand_over(due, encoded, match)
                         report.segments.append(segment.number)
                         report.messages += counted.found
 
-    def _erase_archives(self, match: Match, report: ErasureReport) -> None:
+    def _erase_archives(self, match: ErasurePredicate, report: ErasureReport) -> None:
         def build(row: ArchiveRow, check: Callable[[], None]) -> Replacement | None:
             if not self._search.in_archive(row, match, check).found:
                 return None
@@ -402,7 +410,7 @@ class Eraser:
 
     # --- the proof ---
 
-    def _prove(self, match: Match, report: ErasureReport) -> None:
+    def _prove(self, match: ErasurePredicate, report: ErasureReport) -> None:
         def count(one: Sealed | ArchiveRow, check: Callable[[], None]) -> MatchCount:
             if isinstance(one, ArchiveRow):
                 return self._search.in_archive(one, match, check)

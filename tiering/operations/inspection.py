@@ -28,7 +28,7 @@ from tiering.keys.sources import provider_of
 from tiering.places.place import Place, open_kept
 from tiering.places.settings import is_remote
 from tiering.places.work_folder import WORK
-from tiering.policy.effective_class import Judge, Today
+from tiering.policy.effective_class import ClassResolver, Today
 from tiering.policy.plan import Plan, make_plan
 from tiering.policy.policy import Policy, check_with_store
 from tiering.policy.retention_classes import read_class
@@ -83,7 +83,7 @@ def plan_of(
     return make_plan(
         policy,
         segments_of(policy, found, traits),
-        _judge(store).archives(decode_rows(store.catalog().rows), today, now),
+        _resolver(store).archives(decode_rows(store.catalog().rows), today, now),
         now_ms=now,
         hour=config.clock.local_hour(),
         disk_used=stats.disk_used,
@@ -93,8 +93,8 @@ def plan_of(
     )
 
 
-def _judge(store: ReadableStore) -> Judge:
-    """A judge of archives; for a plan it opens none of those in object stores."""
+def _resolver(store: ReadableStore) -> ClassResolver:
+    """Resolves archives' classes; for a plan it opens none of those in object stores."""
     place_of, _ = places_of(store, ())
 
     def manifest_of(row: ArchiveRow) -> Manifest:
@@ -102,7 +102,7 @@ def _judge(store: ReadableStore) -> Judge:
             raise PlaceUnavailable(f"{row.place} is not asked for a plan", row.place)
         return open_lazily(place_of(row).source(row.key, row.size)).manifest
 
-    return Judge(manifest_of)
+    return ClassResolver(manifest_of)
 
 
 def places_of(

@@ -35,7 +35,7 @@ from tiering.errors import (
     TieringBusy,
     TieringStopped,
 )
-from tiering.executor.match import Match
+from tiering.executor.erasure_predicate import ErasurePredicate
 from tiering.executor.pool import Executor, Pool
 from tiering.executor.rate_limit import RateLimit
 from tiering.keys.crypto import KeyProvider
@@ -325,10 +325,10 @@ class Worker:
 
     def _match(
         self, topic: str | None, key: str | None, before: int | None, everywhere: bool
-    ) -> Match:
+    ) -> ErasurePredicate:
         dead = frozenset(group.dead_letters for group in self._store.groups())
         copies_in = None if everywhere else dead
-        return Match(topic=topic, key=key, before=before, copies_in=copies_in)
+        return ErasurePredicate(topic=topic, key=key, before=before, copies_in=copies_in)
 
     def destroy_key(self, topic: str) -> DestroyReport:
         """Destroys a topic's key: messages encrypted with it are gone everywhere at once, copies of
@@ -376,7 +376,7 @@ class Worker:
         run = Run(self.history)
         self._waits.begin(anew=anew)
         self._runner.skipped.clear()
-        self._snapshots.judge.begin()
+        self._snapshots.resolver.begin()
         known = {row.key for row in decode_rows(self._side.rows())}
         places = self._context.places.values()
         self._try_places(run, anew=anew)

@@ -80,9 +80,9 @@ def _extremes(ages: Iterable[int | None]) -> set[int | None]:
     return found | {None} if None in every else found
 
 
-class Judge:
-    """Judges archives. `manifest_of` reads an archive's manifest; `check` may raise to end a long
-    round of such reads.
+class ClassResolver:
+    """Says by which class each archive is judged. `manifest_of` reads an archive's manifest;
+    `check` may raise to end a long round of such reads.
     """
 
     def __init__(self, manifest_of: ManifestOf, check: Callable[[], None] = lambda: None) -> None:

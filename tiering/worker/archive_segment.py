@@ -1,6 +1,6 @@
 """Archives one sealed segment: from the log into archives, step by step.
 
-The idea: the executor regroups and compresses the records into files in a work folder (`build`),
+The idea: the executor encodes the records into files in a work folder (`build`),
 of several segments at once if it does several jobs at a time. Then one segment after the other is
 handed over (`hand_over`). The contents of the archives are compared with the index, and each
 archive is published. One WriteBatch makes the change, and the segment goes. After a crash at any
@@ -28,8 +28,14 @@ from kvstore.index.archived import Arriving
 from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import ArchivedTopic
 from tiering.catalog.catalog import ArchiveRow, Tier, encode_row
-from tiering.executor.match import Match
-from tiering.executor.regroup import Made, Regrouped, SegmentJob, TopicPlan, regroup_locally
+from tiering.executor.erasure_predicate import ErasurePredicate
+from tiering.executor.segment_encoder import (
+    BuiltArchive,
+    EncodedSegment,
+    SegmentJob,
+    TopicPlan,
+    segment_task,
+)
 from tiering.keys.sources import keys_at_hand
 from tiering.policy.retention_classes import RetentionClass, life_of, read_class
 from tiering.policy.schedule import SegmentDue, encrypted_of, traits_of
@@ -81,8 +87,8 @@ class SegmentArchiver:
         self._publisher = publisher
 
     def build(
-        self, due: SegmentDue, check: Callable[[], None], without: Match | None = None
-    ) -> Regrouped:
+        self, due: SegmentDue, check: Callable[[], None], without: ErasurePredicate | None = None
+    ) -> EncodedSegment:
         """Builds a segment's archives, `without` some of its messages, in a folder of the segment's
         own. The store does not change; several threads may do this at once. Raises the error that
         prevented it.
@@ -95,17 +101,17 @@ class SegmentArchiver:
         self.clear(folder)
         self._files.make_dir(folder)
         job = self._job(due, sealed.path, sealed.first_position, without)
-        regrouped = self._regroup(job, check)
-        missed = self._missed(regrouped)
+        encoded = self._encode(job, check)
+        missed = self._missed(encoded)
         if missed:
             # The segment was judged by the index, which does not know messages in no queue.
-            self._remove_files(regrouped)
+            self._remove_files(encoded)
             job = msgspec.structs.replace(job, topics={**job.topics, **missed})
-            regrouped = self._regroup(job, check)
-        return regrouped
+            encoded = self._encode(job, check)
+        return encoded
 
     def hand_over(
-        self, due: SegmentDue, regrouped: Regrouped, without: Match | None = None
+        self, due: SegmentDue, encoded: EncodedSegment, without: ErasurePredicate | None = None
     ) -> SegmentOutcome:
         """Publishes the archives of a segment, and hands the segment over. If messages were left
         out, the segment's file is overwritten before it goes. Raises the error that prevented it;
@@ -114,39 +120,39 @@ class SegmentArchiver:
         rows: list[ArchiveRow] = []
         arriving: list[Arriving] = []
         try:
-            self._compare(due.number, regrouped)
-            for archive in regrouped.archives:
+            self._compare(due.number, encoded)
+            for archive in encoded.archives:
                 self._context.check()
                 tier = self._tier_of(due, archive)
                 row = self._publisher.publish(archive, tier, self._context.places[tier])
                 rows.append(row)
                 arriving.append(arriving_of(row, archive))
             self._context.check()
-            self._side.hand_over(
-                [due.number], arriving, regrouped.unkept, erase=without is not None
-            )
+            self._side.hand_over([due.number], arriving, encoded.unkept, erase=without is not None)
         finally:
-            self.discard(due, regrouped)
+            self.discard(due, encoded)
         self._publisher.confirm(rows)
         return SegmentOutcome(
             number=due.number,
             rows=rows,
-            messages=regrouped.messages,
+            messages=encoded.messages,
             raw_bytes=sum(row.raw_bytes for row in rows),
             bytes=sum(row.size for row in rows),
-            left_out=regrouped.left_out,
+            left_out=encoded.left_out,
         )
 
-    def discard(self, due: SegmentDue, regrouped: Regrouped) -> None:
+    def discard(self, due: SegmentDue, encoded: EncodedSegment) -> None:
         """Removes the files that were built of a segment; published objects stay."""
-        self._remove_files(regrouped)
+        self._remove_files(encoded)
         self.clear(self._folder_of(due.number))
 
     def clear(self, folder: Path | None = None) -> None:
         """Removes the files in a folder of built archives; None: in all of them."""
         shutil.rmtree(folder or self._context.built, ignore_errors=True)
 
-    def _job(self, due: SegmentDue, path: Path, base: int, without: Match | None) -> SegmentJob:
+    def _job(
+        self, due: SegmentDue, path: Path, base: int, without: ErasurePredicate | None
+    ) -> SegmentJob:
         classes = {
             name: part.retention_class if part.to is not None else None
             for part in due.parts
@@ -168,13 +174,13 @@ class SegmentArchiver:
             without=without,
         )
 
-    def _missed(self, regrouped: Regrouped) -> dict[str, TopicPlan]:
+    def _missed(self, encoded: EncodedSegment) -> dict[str, TopicPlan]:
         """Plans for existing topics of which the segment has only messages in no queue."""
-        if not regrouped.unplanned:
+        if not encoded.unplanned:
             return {}
         known = {info.name: info for info in self._store.topics()}
         found = {}
-        for name, last in regrouped.unplanned.items():
+        for name, last in encoded.unplanned.items():
             info = known.get(name)
             kind = self._class_of(info) if info is not None and last >= info.since else None
             if info is not None and kind is not None:
@@ -187,23 +193,23 @@ class SegmentArchiver:
         traits = traits_of([topic], encrypted_of([topic], context.keys))
         return life_of(context.policy, traits[topic.name]).kind
 
-    def _regroup(self, job: SegmentJob, check: Callable[[], None]) -> Regrouped:
+    def _encode(self, job: SegmentJob, check: Callable[[], None]) -> EncodedSegment:
         self._context.pace.reading(self._side.segment_size)
-        self._context.tell(f"regrouping segment {job.number}", 0, 0)
-        return self._context.executor.run(check, regroup_locally, job)
+        self._context.tell(f"encoding segment {job.number}", 0, 0)
+        return self._context.executor.run(check, segment_task, job)
 
-    def _compare(self, number: int, regrouped: Regrouped) -> None:
+    def _compare(self, number: int, encoded: EncodedSegment) -> None:
         """Compares each queue's messages in the archives with those in the index."""
-        held = regrouped.whole
+        held = encoded.whole
         if held is None:
-            held = [q for made in regrouped.archives for q in made.queues]
+            held = [q for made in encoded.archives for q in made.queues]
         found = _sorted(
             [(q.topic, q.queue, q.messages, q.first, q.last) for q in held if q.queue != NO_QUEUE]
         )
         says = self._index_says(number)
-        if regrouped.unkept:
+        if encoded.unkept:
             there = set(map(tuple, found[:, :2].tolist()))
-            gone = set(regrouped.unkept) - there
+            gone = set(encoded.unkept) - there
             says = says[[queue not in gone for queue in map(tuple, says[:, :2].tolist())]]
         if np.array_equal(found, says):
             return
@@ -239,7 +245,7 @@ class SegmentArchiver:
         first = rows[begins]
         return np.stack((first[:, 0], first[:, 1], counts, first[:, 3], rows[ends, 4]), axis=1)
 
-    def _tier_of(self, due: SegmentDue, made: Made) -> Tier:
+    def _tier_of(self, due: SegmentDue, made: BuiltArchive) -> Tier:
         name = made.manifest.retention_class
         tiers = (p.to for p in due.parts if p.retention_class == name and p.to is not None)
         return next(tiers, None) or read_class(name).first
@@ -250,8 +256,8 @@ class SegmentArchiver:
         """
         return self._context.built / f"{segment}"
 
-    def _remove_files(self, regrouped: Regrouped) -> None:
-        for archive in regrouped.archives:
+    def _remove_files(self, encoded: EncodedSegment) -> None:
+        for archive in encoded.archives:
             with suppress(OSError):
                 self._files.remove(archive.path)
 
@@ -273,7 +279,7 @@ def _of(rows: I64, queue: tuple[int, ...]) -> list[int] | None:
     return next((row[2:] for row in rows.tolist() if tuple(row[:2]) == queue), None)
 
 
-def arriving_of(row: ArchiveRow, made: Made) -> Arriving:
+def arriving_of(row: ArchiveRow, made: BuiltArchive) -> Arriving:
     """An archive at the place that its row names, as the store is told of it."""
     queues = [(q.topic, q.queue, q.first, q.stored_at) for q in made.queues if q.queue != NO_QUEUE]
     return Arriving(row.number, row.first_position, encode_row(row), queues)

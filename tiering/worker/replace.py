@@ -25,7 +25,7 @@ from kvstore.index.archived import Catalog, Queue
 from tiering.archive.manifest import Manifest
 from tiering.catalog.catalog import ArchiveRow, Tier, encode_row, is_own
 from tiering.errors import PolicyIllegal, TieringBusy
-from tiering.executor.match import Match
+from tiering.executor.erasure_predicate import ErasurePredicate
 from tiering.merge.compact import Compaction
 from tiering.merge.merge import Merged, MergeJob, merge_with
 from tiering.places.place import Place
@@ -105,7 +105,7 @@ class Replacer:
         *,
         unkept: Sequence[frozenset[int]] | None = None,
         compaction: Compaction | None = None,
-        without: Match | None = None,
+        without: ErasurePredicate | None = None,
     ) -> MergeJob:
         """The job that makes one archive of these. Raises `KeyMissing`."""
         first, context = rows[0], self._context
@@ -149,7 +149,7 @@ class Replacer:
         row: ArchiveRow,
         manifest: Manifest,
         check: Callable[[], None],
-        without: Match | None = None,
+        without: ErasurePredicate | None = None,
     ) -> Replacement:
         """Builds an archive anew with the keys of today, `without` some of its messages."""
         return self.build([row], self.merge_job([row], [manifest], without=without), check)

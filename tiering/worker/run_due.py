@@ -35,7 +35,7 @@ from tiering.errors import (
     PlaceUnavailable,
     TieringStopped,
 )
-from tiering.executor.regroup import Regrouped
+from tiering.executor.segment_encoder import EncodedSegment
 from tiering.places.publish import CopyJob, Intent, ObjectCopy, announced, checksum, copy_remotely
 from tiering.places.work_folder import WORK, Waits, overwrite_all
 from tiering.policy.retention_classes import RetentionClass
@@ -175,7 +175,7 @@ class AgendaRunner:
     def _archive(self, segments: Sequence[SegmentDue], total: int, run: Run) -> bool:
         any_done, done = False, 0
 
-        def build(due: SegmentDue, check: Callable[[], None]) -> Regrouped | None:
+        def build(due: SegmentDue, check: Callable[[], None]) -> EncodedSegment | None:
             return None if self._is_away(due) else self._archiver.build(due, check)
 
         with closing(self._context.pipelined(segments, build)) as coming:
@@ -184,11 +184,11 @@ class AgendaRunner:
                 self._context.check()
                 began = self._context.clock.monotonic()
                 try:
-                    regrouped = built()
-                    if regrouped is None or self._is_away(due):
-                        self._skip(due, regrouped, run)
+                    encoded = built()
+                    if encoded is None or self._is_away(due):
+                        self._skip(due, encoded, run)
                         continue
-                    found = self._archiver.hand_over(due, regrouped)
+                    found = self._archiver.hand_over(due, encoded)
                 except (TieringStopped, StoreClosed):
                     raise
                 except Exception as e:
@@ -214,11 +214,11 @@ class AgendaRunner:
     def _is_away(self, due: SegmentDue) -> bool:
         return any(map(self._waits.is_on, self._places_of(due)))
 
-    def _skip(self, due: SegmentDue, regrouped: Regrouped | None, run: Run) -> None:
+    def _skip(self, due: SegmentDue, encoded: EncodedSegment | None, run: Run) -> None:
         """Leaves a segment alone, since a place of its archives is away; drops its built files."""
         self.skipped.add(due.number)
-        if regrouped is not None:
-            self._archiver.discard(due, regrouped)
+        if encoded is not None:
+            self._archiver.discard(due, encoded)
         away = next(place for place in self._places_of(due) if self._waits.is_on(place))
         run.failed[name_of(due.number)] = self._waits.why(away)
 
@@ -281,7 +281,7 @@ class AgendaRunner:
     def _expire(self, row: ArchiveRow, snapshot: StoreSnapshot, run: Run) -> bool:
         self._context.check()
         try:
-            topics = self._snapshots.judge.topics_of(row)
+            topics = self._snapshots.resolver.topics_of(row)
             kind = snapshot.today.class_of(row.retention_class, topics)
             is_done = self._relocator.expire(row, kind, self._context.trusted.now_ms())
         except (TieringStopped, StoreClosed):

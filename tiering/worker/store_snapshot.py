@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tiering.policy.effective_class import Judge, Today
+from tiering.policy.effective_class import ClassResolver, Today
 from tiering.policy.retention_classes import TopicTraits
 from tiering.policy.schedule import Archived, Segment, encrypted_of, segments_of, traits_of
 from tiering.worker.context import WorkContext
@@ -33,7 +33,7 @@ class Snapshotter:
     def __init__(self, context: WorkContext) -> None:
         self._context = context
         self._side = context.side
-        self.judge = Judge(context.manifest_of, context.check)
+        self.resolver = ClassResolver(context.manifest_of, context.check)
         self._today = Today(context.policy, {}, {})
         self._segments: dict[int, Segment] = {}
 
@@ -42,7 +42,7 @@ class Snapshotter:
         # Segments before topics: these segments hold nothing of a topic that is made later.
         numbers = [segment.number for segment in self._side.sealed()]
         today = self._topics()
-        archives = self.judge.archives(self._context.rows(), today, now_ms)
+        archives = self.resolver.archives(self._context.rows(), today, now_ms)
         return StoreSnapshot(self._sealed(numbers, today), archives, today)
 
     def _topics(self) -> Today:

@@ -34,7 +34,7 @@ from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.tail import FileSource
 from tiering.archive.writer import ArchiveSettings
-from tiering.executor.match import Match
+from tiering.executor.erasure_predicate import ErasurePredicate
 from tiering.keys.crypto import TopicKey
 from tiering.keys.sources import KeysAtHand
 from tiering.merge.compact import Compaction
@@ -183,7 +183,14 @@ def test_stretches_done_anywhere_in_any_order_give_the_bytes_of_one_process(
             st.sampled_from([None, Compaction(tombstones_before=0, whole_below={})])
         ),
         "without": data.draw(
-            st.sampled_from([None, Match(key="k1"), Match(key="topic0"), Match(before=NOW + 3)])
+            st.sampled_from(
+                [
+                    None,
+                    ErasurePredicate(key="k1"),
+                    ErasurePredicate(key="topic0"),
+                    ErasurePredicate(before=NOW + 3),
+                ]
+            )
         ),
         "settings": written,
         "partition_bytes": data.draw(st.sampled_from([2000, 6000, 1 << 20])),
@@ -210,9 +217,7 @@ def test_each_step_of_a_merge_is_done_by_the_executor(executor: Shuffled, tmp_pa
     made.spread(executor)
     plan = plan_merge(made.open(), made.job)
     assert len(plan.partitions) > 4
-    assert sorted(executor.done) == sorted(
-        ["plan_remotely", *["encode_remotely"] * len(plan.partitions)]
-    )
+    assert sorted(executor.done) == sorted(["plan_task", *["encode_task"] * len(plan.partitions)])
 
 
 def one_large_queue() -> list[Queue]:
@@ -295,7 +300,8 @@ def test_what_is_encrypted_opens_where_the_topics_before_it_are_erased(
         for queue in queues
     ]  # fmt: skip
     archives = made_of([kept[:1], kept[1:2]], written)
-    made = Made(tmp_path, archives, settings=written, without=Match(key="topic0"), topics={
+    without = ErasurePredicate(key="topic0")
+    made = Made(tmp_path, archives, settings=written, without=without, topics={
         q.topic.id: q.topic for q in queues})  # fmt: skip
     found, data = made.here()
     assert made.spread(executor) == (found, data)

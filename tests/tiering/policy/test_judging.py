@@ -22,7 +22,7 @@ from tiering.catalog.catalog import (
     row_of,
 )
 from tiering.errors import PlaceUnavailable
-from tiering.policy.effective_class import Judge, Today
+from tiering.policy.effective_class import ClassResolver, Today
 from tiering.policy.policy import Policy
 from tiering.policy.retention_classes import TopicTraits, class_of_archive
 from tiering.policy.schedule import fate
@@ -97,61 +97,61 @@ def test_a_row_of_an_older_version_is_read_and_says_nothing_of_topics() -> None:
 
 def test_a_shorter_policy_of_today_ends_an_archive_sooner_and_a_longer_one_keeps_it() -> None:
     row = msgspec.structs.replace(ROW, topics=pack_topics([1]))
-    judge = Judge(Manifests())
+    resolver = ClassResolver(Manifests())
     shorter = msgspec.structs.replace(POLICY, cold_for=DAY)
-    (found,) = judge.archives([row], today(shorter, t1=Retention()), at(10))
+    (found,) = resolver.archives([row], today(shorter, t1=Retention()), at(10))
     assert found.kind.name == "warm8d-cold9d"
     longer = msgspec.structs.replace(POLICY, warm_for=100 * DAY)
-    (found,) = judge.archives([row], today(longer, t1=Retention()), at(10))
+    (found,) = resolver.archives([row], today(longer, t1=Retention()), at(10))
     assert found.kind.name == "warm101d-cold121d"
 
 
 def test_of_the_topics_that_are_left_the_one_that_keeps_longest_decides() -> None:
     row = msgspec.structs.replace(ROW, topics=pack_topics([1, 2]))
-    judge = Judge(Manifests())
+    resolver = ClassResolver(Manifests())
     short, long = Retention(cold_for=DAY), Retention(cold_for=2 * DAY)
-    assert judge.class_of(row, today(t1=short, t2=long), at(1)).name == "warm8d-cold10d"
-    assert judge.class_of(row, today(t1=short, t3=long), at(1)).name == "warm8d-cold9d"
-    assert judge.class_of(row, today(t3=short), at(1)).name == MADE_AS
+    assert resolver.class_of(row, today(t1=short, t2=long), at(1)).name == "warm8d-cold10d"
+    assert resolver.class_of(row, today(t1=short, t3=long), at(1)).name == "warm8d-cold9d"
+    assert resolver.class_of(row, today(t3=short), at(1)).name == MADE_AS
 
 
 def test_a_topic_that_was_made_again_under_its_name_is_another() -> None:
     row = msgspec.structs.replace(ROW, topics=pack_topics([1]))
     made_again = Today(POLICY, {2: "t1"}, {"t1": TopicTraits(name="t1", retention=Retention(1))})
-    assert Judge(Manifests()).class_of(row, made_again, at(1)).name == MADE_AS
+    assert ClassResolver(Manifests()).class_of(row, made_again, at(1)).name == MADE_AS
 
 
 def test_an_archive_is_opened_once_and_only_if_its_topics_make_a_difference() -> None:
     manifests = Manifests({1: [1], 2: [1, 2]})
-    judge = Judge(manifests)
+    resolver = ClassResolver(manifests)
     rows = [ROW, msgspec.structs.replace(ROW, number=2, key="k2")]
     known = today(t1=Retention(cold_for=DAY), t2=Retention())
-    judge.archives(rows, known, at(5))
+    resolver.archives(rows, known, at(5))
     assert manifests.read == []
     for _ in range(3):
-        kinds = [a.kind.name for a in judge.archives(rows, known, at(10))]
+        kinds = [a.kind.name for a in resolver.archives(rows, known, at(10))]
         assert kinds == ["warm8d-cold9d", MADE_AS]
     assert manifests.read == [1, 2]
-    judge.archives(rows, known, at(40))
+    resolver.archives(rows, known, at(40))
     assert manifests.read == [1, 2]
 
 
 def test_one_that_cannot_be_read_is_judged_by_its_name_and_asked_again_by_the_next_run() -> None:
     manifests = Manifests({1: [1], 2: [1]})
-    judge = Judge(manifests)
+    resolver = ClassResolver(manifests)
     rows = [ROW, msgspec.structs.replace(ROW, number=2, key="k2")]
     known = today(t1=Retention(cold_for=DAY))
     manifests.error = ArchiveDamaged("damaged", "k")
     for _ in range(2):
-        assert [a.kind.name for a in judge.archives(rows, known, at(10))] == [MADE_AS] * 2
+        assert [a.kind.name for a in resolver.archives(rows, known, at(10))] == [MADE_AS] * 2
     assert manifests.read == [1, 2]
-    judge.begin()
+    resolver.begin()
     manifests.error = PlaceUnavailable("away", "w")
-    judge.archives(rows, known, at(10))
+    resolver.archives(rows, known, at(10))
     assert manifests.read == [1, 2, 1]
-    judge.begin()
+    resolver.begin()
     manifests.error = None
-    assert [a.kind.name for a in judge.archives(rows, known, at(10))] == ["warm8d-cold9d"] * 2
+    assert [a.kind.name for a in resolver.archives(rows, known, at(10))] == ["warm8d-cold9d"] * 2
 
 
 ages = st.sampled_from([None, 0.0, DAY, 5 * DAY, 40 * DAY])
@@ -179,7 +179,7 @@ def test_whether_or_not_a_row_says_its_topics_the_same_becomes_of_an_archive(
     row = msgspec.structs.replace(ROW, tier=tier, retention_class=made_as, topics=topics)
     known = today_of({f"t{n}": retention for n, retention in found.items()})
     age = at(days) - START_MS
-    judged = Judge(Manifests({1: ids})).class_of(row, known, at(days))
+    judged = ClassResolver(Manifests({1: ids})).class_of(row, known, at(days))
     names = [f"t{n}" for n in ids]
     right = class_of_archive(POLICY, made_as, names, known.traits)
     assert fate(POLICY, row.tier, judged, age) == fate(POLICY, row.tier, right, age)

@@ -20,9 +20,9 @@ from tests.tiering.places.lying import Lie, LyingFiles, LyingPlace
 from tests.tiering.stores import held
 from tiering import Policy, Worker
 from tiering.errors import ObjectExists, ObjectNotFound, PlaceError, PlaceUnavailable
-from tiering.executor.match import Match
+from tiering.executor.erasure_predicate import ErasurePredicate
 from tiering.executor.pool import Inline
-from tiering.executor.regroup import regroup_locally
+from tiering.executor.segment_encoder import segment_task
 from tiering.places.place import Given, ObjectInfo, Pace, Place, open_place
 from tiering.places.publish import CopyJob, Intent, Intents, Pacing, copy_remotely, publish
 
@@ -146,9 +146,9 @@ class Careless(Inline):
     """Leaves messages out of archives, and says that these are all there is."""
 
     def run(self, check: Callable[[], None], work: Callable[..., Any], *args: Any) -> Any:
-        if work is not regroup_locally:
+        if work is not segment_task:
             return super().run(check, work, *args)
-        job = msgspec.structs.replace(args[0], without=Match(key="k3"))
+        job = msgspec.structs.replace(args[0], without=ErasurePredicate(key="k3"))
         return msgspec.structs.replace(work(job), whole=None)
 
 

@@ -20,8 +20,8 @@ from tests.tiering.stores import QUEUES, config, fill, held
 from tiering import Policy, TieringBusy, TieringStopped, Worker
 from tiering.catalog.catalog import decode_rows
 from tiering.executor.pool import Inline
-from tiering.executor.regroup import regroup_locally
-from tiering.merge.merge import merge_remotely
+from tiering.executor.segment_encoder import segment_task
+from tiering.merge.merge import merge_task
 from tiering.merge.partition import plan_merge
 from tiering.places.place import Place, open_place
 from tiering.places.publish import CopyJob, Intent, Intents, ObjectCopy, Pacing
@@ -276,7 +276,7 @@ class Struck(Inline):
         self.tried = 0
 
     def run(self, check: Callable[[], None], work: Callable[..., Any], *args: Any) -> Any:
-        if work is regroup_locally and args[0].number == 0:
+        if work is segment_task and args[0].number == 0:
             self.tried += 1
             if self.error is not None:
                 raise self.error
@@ -306,7 +306,7 @@ def test_what_nobody_expected_of_one_segment_costs_that_segment_and_is_waited_fo
 def test_a_merge_that_fails_in_a_way_nobody_expected_costs_its_group_alone(store: Store) -> None:
     class Failing(Inline):
         def run(self, check: Callable[[], None], work: Callable[..., Any], *args: Any) -> Any:
-            if work is merge_remotely:
+            if work is merge_task:
                 raise RuntimeError("struck")
             return super().run(check, work, *args)
 
@@ -406,7 +406,7 @@ def test_parts_of_an_archive_that_lack_messages_take_its_place_nowhere(store: St
     class Losing(Inline):
         def run(self, check: Callable[[], None], work: Callable[..., Any], *args: Any) -> Any:
             found = super().run(check, work, *args)
-            if work is not merge_remotely or not args[0].path.endswith(".1"):
+            if work is not merge_task or not args[0].path.endswith(".1"):
                 return found
             fewer = msgspec.structs.replace(
                 found.made.manifest, messages=found.made.manifest.messages - 1

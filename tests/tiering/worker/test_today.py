@@ -124,7 +124,7 @@ def test_an_archive_that_could_not_be_looked_into_expires_only_if_its_topics_say
     as_of_an_older_version(store)
     clock.advance(20 * DAY)
     with Worker(store, msgspec.structs.replace(WARM, warm_for=100 * DAY)) as worker:
-        judge = worker._snapshots.judge
+        judge = worker._snapshots.resolver
         read, tried = judge._manifest_of, set[str]()
 
         def once_away(row: ArchiveRow) -> Manifest:

@@ -13,7 +13,7 @@ from tests.support.clock import VirtualClock
 from tests.tiering.stores import fill, held
 from tiering import PlaceUnavailable, Policy, Worker
 from tiering.executor.pool import Inline
-from tiering.executor.regroup import regroup_locally
+from tiering.executor.segment_encoder import segment_task
 from tiering.places.publish import Intent, Intents
 from tiering.places.work_folder import FILE, WORK, read_waits
 
@@ -30,7 +30,7 @@ class Counting(Inline):
         self.encoded = 0
 
     def run(self, check: Callable[[], None], work: Callable[..., Any], *args: Any) -> Any:
-        self.encoded += work is regroup_locally
+        self.encoded += work is segment_task
         return super().run(check, work, *args)
 
 

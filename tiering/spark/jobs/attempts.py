@@ -23,7 +23,7 @@ import msgspec
 
 from tiering.errors import SparkFailed
 from tiering.executor.pool import pack_error, unpack_error
-from tiering.executor.regroup import SegmentJob
+from tiering.executor.segment_encoder import SegmentJob
 from tiering.spark.workers import tune_process
 
 

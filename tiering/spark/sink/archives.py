@@ -1,6 +1,6 @@
 """Archives: writes a task's sorted records to archives, puts them into a place, reads them back.
 
-The idea: as a worker does with a segment (`tiering.executor.regroup`), records go through the one
+The idea: as a worker does with a segment (`executor.segment_encoder`), records go through the one
 writer, and the written archive is compared with them. An archive has so many bytes of records, and
 is put before the next is begun. Topics that are encrypted have archives of their own.
 

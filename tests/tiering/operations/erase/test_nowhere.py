@@ -18,10 +18,10 @@ from tests.support.clock import VirtualClock
 from tests.support.files import Effect, WatchedFiles, copy_folder
 from tests.tiering.stores import config
 from tiering import Policy, Worker
-from tiering.executor.match import Match
+from tiering.executor.erasure_predicate import ErasurePredicate
 from tiering.executor.pool import Inline
-from tiering.executor.regroup import regroup_locally
-from tiering.merge.merge import merge_remotely
+from tiering.executor.segment_encoder import segment_task
+from tiering.merge.merge import merge_task
 
 NOW = Policy(hot_for=0, warm="archive", grace=1e6, clock_doubt=0.0)
 KEY = "customer-4711-of-nobody"
@@ -81,7 +81,7 @@ class Failing(Inline):
     """Rewrites nothing, and says with what it was to do it."""
 
     def run(self, check: Callable[[], None], work: Callable[..., Any], *args: Any) -> Any:
-        if work in (merge_remotely, regroup_locally) and args[0].without is not None:
+        if work in (merge_task, segment_task) and args[0].without is not None:
             raise StoreError(f"can't do {args[0]}")
         return super().run(check, work, *args)
 
@@ -165,9 +165,9 @@ def test_an_erasure_that_fails_notes_no_key_and_prints_none(
             assert not [
                 p for p in work.rglob("*") if p.is_file() and KEY.encode() in p.read_bytes()
             ]
-    match = Match(key=KEY, topic="orders")
+    match = ErasurePredicate(key=KEY, topic="orders")
     assert KEY in str(match)
-    assert repr(match) == "Match(topic orders, key ...)"
+    assert repr(match) == "ErasurePredicate(topic orders, key ...)"
     assert KEY not in caplog.text
 
 

@@ -10,7 +10,7 @@ from kvstore.errors import ArchiveDamaged
 from tests.tiering.spark.jobs import works
 from tiering.archive.writer import ArchiveSettings
 from tiering.errors import SparkFailed
-from tiering.executor.regroup import SegmentJob
+from tiering.executor.segment_encoder import SegmentJob
 from tiering.spark.jobs.attempts import answer_of, answers, packed
 
 

@@ -16,7 +16,7 @@ from tests.tiering.spark.jobs.conftest import Noting
 from tests.tiering.spark.jobs.twins import DAY, POLICY, SEGMENT, Side, both, config, worked
 from tiering import TieringStopped, TopicKey, Worker
 from tiering.catalog.catalog import decode_rows
-from tiering.executor.regroup import SegmentJob
+from tiering.executor.segment_encoder import SegmentJob
 from tiering.spark.jobs.executor import SparkExecutor
 from tiering.worker import archive_segment
 
@@ -51,8 +51,8 @@ def test_tasks_that_die_in_the_middle_cost_nothing_and_leave_nothing(
 
     folder, now = made
     one = worked(folder, tmp_path / "embedded", now, work, None)
-    killing = works.regrouped_at_the_second_try
-    monkeypatch.setattr(archive_segment, "regroup_locally", killing)
+    killing = works.encoded_at_the_second_try
+    monkeypatch.setattr(archive_segment, "segment_task", killing)
     other = worked(folder, tmp_path / "spark", now, work, executor)
     assert one.told == other.told
     assert other.told.failed == {}

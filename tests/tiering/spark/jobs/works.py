@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from kvstore.errors import ArchiveDamaged
-from tiering.executor.regroup import Regrouped, SegmentJob, regroup_locally
+from tiering.executor.segment_encoder import EncodedSegment, SegmentJob, segment_task
 
 
 def doubled(number: int) -> int:
@@ -46,13 +46,13 @@ def killed(number: int) -> int:
     return number
 
 
-def regrouped_at_the_second_try(job: SegmentJob) -> Regrouped:
+def encoded_at_the_second_try(job: SegmentJob) -> EncodedSegment:
     """Leaves half a file, and dies, if nobody has tried before."""
     folder = Path(job.folder)
     if len(list(folder.parent.iterdir())) == 1:
         (folder / "half.kvarc").write_bytes(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
-    return regroup_locally(job)
+    return segment_task(job)
 
 
 def folder_of(job: SegmentJob) -> str:

@@ -1,4 +1,4 @@
-"""Match: the messages that an erasure is about, and the search for them in records.
+"""Erasure predicate: the messages that an erasure is about, and the search for them in records.
 
 The idea: a topic, a key, a time, or several of these, which must all be true. Messages live on as
 copies in other topics: messages to be retried, dead letters, delayed ones. Their properties say
@@ -38,7 +38,7 @@ _FROM: Final = tuple(name.encode() for name in (REAL_TOPIC, RETRY_TOPIC, DLQ_ORI
 _EVER: Final = 1 << 62
 
 
-class Match(msgspec.Struct, frozen=True, kw_only=True):
+class ErasurePredicate(msgspec.Struct, frozen=True, kw_only=True):
     """Messages of `topic` (and copies of them elsewhere), that have `key` among their keys or as
     their unique id, stored before `before` (ms), at a position of the log below `below`. A field
     that is None does not matter; one of the first three must be given.
@@ -73,7 +73,7 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         # The key is in jobs, which logs may print.
-        return f"Match({self.for_notes})"
+        return f"ErasurePredicate({self.for_notes})"
 
     @property
     def for_notes(self) -> str:

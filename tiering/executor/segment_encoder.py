@@ -35,7 +35,7 @@ from tiering.archive.writer import (
     WrittenArchive,
     write_archive,
 )
-from tiering.executor.match import Match
+from tiering.executor.erasure_predicate import ErasurePredicate
 from tiering.executor.segment import SegmentRecords, read_segment, stored_times
 from tiering.places.objects import SUFFIX
 
@@ -55,7 +55,7 @@ class TopicPlan(NamedTuple):
 
 
 class SegmentJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One segment to regroup: its file, which begins at `base` of the log; the topics whose
+    """One segment to encode: its file, which begins at `base` of the log; the topics whose
     messages count, by name; the folder for the archives; and the messages to erase on the way.
     """
 
@@ -66,7 +66,7 @@ class SegmentJob(msgspec.Struct, frozen=True, kw_only=True):
     settings: ArchiveSettings
     store_id: str
     folder: str
-    without: Match | None = None
+    without: ErasurePredicate | None = None
 
 
 class HeldQueue(NamedTuple):
@@ -82,18 +82,18 @@ class HeldQueue(NamedTuple):
     stored_at: int
 
 
-class Made(WrittenArchive, frozen=True, kw_only=True):
+class BuiltArchive(WrittenArchive, frozen=True, kw_only=True):
     """A written archive, and the messages of each queue in it."""
 
     queues: list[HeldQueue]
 
     @classmethod
-    def of(cls, written: WrittenArchive, queues: list[HeldQueue]) -> Made:
+    def of(cls, written: WrittenArchive, queues: list[HeldQueue]) -> BuiltArchive:
         """A written archive that holds these queues."""
         return cls(**msgspec.structs.asdict(written), queues=queues)
 
 
-class Regrouped(msgspec.Struct, frozen=True, kw_only=True):
+class EncodedSegment(msgspec.Struct, frozen=True, kw_only=True):
     """The archives of a segment, and the messages that are not in them. `unkept` are the queues
     (topic id, queue) without a message in any archive: the plan drops them, or all were erased.
     `left_out` counts records of deleted topics, and erased ones. If the job erases messages,
@@ -101,7 +101,7 @@ class Regrouped(msgspec.Struct, frozen=True, kw_only=True):
     job does not name, each with the position of its last record.
     """
 
-    archives: list[Made]
+    archives: list[BuiltArchive]
     unkept: list[tuple[int, int]]
     messages: int
     left_out: int
@@ -109,7 +109,7 @@ class Regrouped(msgspec.Struct, frozen=True, kw_only=True):
     whole: list[HeldQueue] | None = None
 
 
-def regroup(job: SegmentJob, files: Files) -> Regrouped:
+def encode_segment(job: SegmentJob, files: Files) -> EncodedSegment:
     """Writes the archives of a segment.
 
     Raises `SegmentDamaged` for a segment that can't be read whole. Files written so far stay where
@@ -117,18 +117,18 @@ def regroup(job: SegmentJob, files: Files) -> Regrouped:
     """
     mapped = files.map(Path(job.path), writable=False)
     try:
-        return _Regrouping(job, files, mapped.buffer, mapped.size).run()
+        return _SegmentEncoder(job, files, mapped.buffer, mapped.size).run()
     finally:
         mapped.close()
 
 
-def regroup_locally(job: SegmentJob) -> Regrouped:
-    """`regroup` with the files of this machine: the task that another process is given."""
-    return regroup(job, LocalFiles())
+def segment_task(job: SegmentJob) -> EncodedSegment:
+    """`encode_segment` with the files of this machine: the task that another process is given."""
+    return encode_segment(job, LocalFiles())
 
 
-class _Regrouping:
-    """One run of `regroup`."""
+class _SegmentEncoder:
+    """One run of `encode_segment`."""
 
     def __init__(self, job: SegmentJob, files: Files, buffer: Buffer, size: int) -> None:
         self._job = job
@@ -136,7 +136,7 @@ class _Regrouping:
         self._buffer = buffer
         self._size = size
 
-    def run(self) -> Regrouped:
+    def run(self) -> EncodedSegment:
         job = self._job
         found = read_segment(self._buffer, job.base, self._size)
         if found.damage:
@@ -181,7 +181,7 @@ class _Regrouping:
         if whole is not None:
             left = {(q.topic, q.queue) for archive in archives for q in archive.queues}
             unkept += [(q.topic, q.queue) for q in whole if (q.topic, q.queue) not in left]
-        return Regrouped(
+        return EncodedSegment(
             archives=archives,
             unkept=unkept,
             whole=whole,
@@ -248,7 +248,7 @@ class _Regrouping:
         plans: list[TopicPlan | None],
         order: I64,
         borders: list[tuple[int, int]],
-    ) -> Made | None:
+    ) -> BuiltArchive | None:
         job = self._job
         wanted = set(numbers)
         mine = [(a, b) for a, b in borders if int(found.topics[order[a]]) in wanted]
@@ -277,7 +277,7 @@ class _Regrouping:
             path, self._files, job.settings.keys, self._buffer, found.starts, found.sizes,
             rows=due, stays="the segment stays as it is",
         )  # fmt: skip
-        return Made.of(written, self._held(found, plans, order, mine))
+        return BuiltArchive.of(written, self._held(found, plans, order, mine))
 
     def _queues(
         self, found: SegmentRecords, order: I64, mine: list[tuple[int, int]]

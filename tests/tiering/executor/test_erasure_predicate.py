@@ -17,7 +17,7 @@ from tests.rocketmq.logs import record
 from tests.tiering.archive.making import Queue, drawn_queues
 from tests.tiering.merge.merging import made_of, merged, records_in
 from tiering.archive.archive_check import archive_problems
-from tiering.executor.match import Match
+from tiering.executor.erasure_predicate import ErasurePredicate
 from tiering.operations.erase import count
 
 
@@ -28,13 +28,13 @@ def raw(topic: str = "t", at: int = 1000, position: int = 0, **properties: str) 
     )  # fmt: skip
 
 
-def meant(match: Match, *records: bytes) -> list[bool]:
+def meant(match: ErasurePredicate, *records: bytes) -> list[bool]:
     found: list[bool] = match.rows(records).tolist()
     return found
 
 
 def test_a_topics_messages_are_meant_and_no_others() -> None:
-    assert meant(Match(topic="t"), raw("t"), raw("tt"), raw("u")) == [True, False, False]
+    assert meant(ErasurePredicate(topic="t"), raw("t"), raw("tt"), raw("u")) == [True, False, False]
 
 
 @pytest.mark.parametrize("name", ["REAL_TOPIC", "RETRY_TOPIC", "DLQ_ORIGIN_TOPIC"])
@@ -42,26 +42,26 @@ def test_copies_that_name_the_topic_they_are_from_are_meant(name: str) -> None:
     here: dict[str, Any] = {name: "t"}
     there: dict[str, Any] = {name: "u"}
     copies = raw("%RETRY%g", **here), raw("%RETRY%g", **there)
-    assert meant(Match(topic="t"), *copies) == [True, False]
+    assert meant(ErasurePredicate(topic="t"), *copies) == [True, False]
 
 
 def test_a_key_is_any_of_a_messages_keys_or_its_unique_id() -> None:
     records = raw(KEYS="a b"), raw(KEYS="ab"), raw(UNIQ_KEY="b"), raw(other="b"), raw()
-    assert meant(Match(key="b"), *records) == [True, False, True, False, False]
+    assert meant(ErasurePredicate(key="b"), *records) == [True, False, True, False, False]
 
 
 def test_before_a_time_means_earlier_than_it() -> None:
-    assert meant(Match(before=1000), raw(at=999), raw(at=1000)) == [True, False]
+    assert meant(ErasurePredicate(before=1000), raw(at=999), raw(at=1000)) == [True, False]
 
 
 def test_of_what_is_given_all_must_be_true() -> None:
-    match = Match(topic="t", key="a", before=1000)
+    match = ErasurePredicate(topic="t", key="a", before=1000)
     records = raw(at=999, KEYS="a"), raw(at=999), raw(KEYS="a"), raw("u", at=999, KEYS="a")
     assert meant(match, *records) == [True, False, False, False]
 
 
 def test_what_was_stored_after_the_erasure_began_is_not_meant() -> None:
-    match = Match(topic="t", below=500)
+    match = ErasurePredicate(topic="t", below=500)
     assert meant(match, raw(position=499), raw(position=500)) == [True, False]
 
 
@@ -71,7 +71,7 @@ def test_something_has_to_be_said() -> None:
     ]  # fmt: skip
     for given_to_it in wrong:
         with pytest.raises(CallerError):
-            Match(**given_to_it)
+            ErasurePredicate(**given_to_it)
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
@@ -79,17 +79,17 @@ def test_something_has_to_be_said() -> None:
     drawn_queues(),
     st.one_of(
         st.integers(0, 2),
-        st.builds(lambda k: Match(key=k), st.sampled_from(["a", "b", "x"])),
-        st.builds(lambda t: Match(before=t), st.integers(-5, 1 << 45)),
+        st.builds(lambda k: ErasurePredicate(key=k), st.sampled_from(["a", "b", "x"])),
+        st.builds(lambda t: ErasurePredicate(before=t), st.integers(-5, 1 << 45)),
     ),
 )
 def test_an_archive_that_was_rewritten_has_all_others_and_none_of_those_meant(
-    queues: list[Queue], drawn: int | Match
+    queues: list[Queue], drawn: int | ErasurePredicate
 ) -> None:
     if not queues:
         return
     names = sorted({queue.topic.name for queue in queues if queue.topic.name}) or ["none"]
-    match = Match(topic=names[drawn % len(names)]) if isinstance(drawn, int) else drawn
+    match = ErasurePredicate(topic=names[drawn % len(names)]) if isinstance(drawn, int) else drawn
     due = {}
     for queue in queues:
         stays = {}

@@ -10,14 +10,14 @@ from kvstore import Message, StoreConfig
 from kvstore.files import LocalFiles
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveSettings
-from tiering.executor.regroup import SegmentJob, TopicPlan, regroup
+from tiering.executor.segment_encoder import SegmentJob, TopicPlan, encode_segment
 
 MEMORY_PER_MESSAGE = 100
-"""Bytes, as `tiering.executor.regroup` says."""
+"""Bytes, as `tiering.executor.segment_encoder` says."""
 
 
 def peak_of(folder: Path, segment_size: int) -> tuple[int, int]:
-    """How many messages a segment of so many bytes holds, and what regrouping it takes at most."""
+    """How many messages a segment of so many bytes holds, and what encoding it takes at most."""
     with kvstore.open(folder / "store", StoreConfig(segment_size=segment_size)) as store:
         store.create_topic("orders", queues=2)
         while len(list((folder / "store" / "commitlog").iterdir())) < 2 or not store.segments():
@@ -31,13 +31,13 @@ def peak_of(folder: Path, segment_size: int) -> tuple[int, int]:
     )  # fmt: skip
     tracemalloc.start()
     try:
-        made = regroup(job, LocalFiles())
+        made = encode_segment(job, LocalFiles())
         return made.messages, tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 
 
-def test_regrouping_takes_no_more_for_each_message_than_it_says(tmp_path: Path) -> None:
+def test_encoding_takes_no_more_for_each_message_than_it_says(tmp_path: Path) -> None:
     (tmp_path / "small").mkdir()
     (tmp_path / "large").mkdir()
     few, little = peak_of(tmp_path / "small", 10 << 20)
