@@ -218,27 +218,20 @@ class Families:
         _Process.is_used = True
         let_go_in_child(self)
         try:
-            self._open_again_if_held(create=create)
+            try:
+                self._open(create=create)
+            except Exception as e:
+                if _HELD not in str(e):
+                    raise
+                # Iterators of a store that was closed hold the lock, in exceptions that are kept.
+                _free_iterators([o for o in gc.get_objects() if issubclass(type(o), BaseException)])
+                self._open(create=create)
         except Exception as e:  # rocksdict raises bare Exception for every error of RocksDB
             self._drop()
             raise _not_opened(path, e) from e
         self._sync = WriteOptions()
         self._sync.sync = True
         self._lazy = WriteOptions()
-
-    def _open_again_if_held(self, *, create: bool) -> None:
-        handled = sys.exception()
-        try:
-            self._open(create=create)
-        except Exception as e:
-            if _HELD not in str(e):
-                raise
-            # An iterator of a closed store may still hold RocksDB's lock, for example one in the
-            # frames of an exception: of the one that the caller handles, or of one that is gone but
-            # for a cycle, which only a garbage collection frees.
-            _empty_frames(handled)
-            gc.collect()
-            self._open(create=create)
 
     def _open(self, *, create: bool) -> None:
         path, read_only = self.path, self.read_only
@@ -340,12 +333,16 @@ class Families:
             options = ReadOptions()
             options.set_iterate_upper_bound(end)
         it = self.iter(name, options)
-        it.seek(first)
-        while self.valid(it):
-            yield it.key(), it.value()
-            it.next()
-        # RocksDB reads the bound from `options`, and rocksdict does not keep them for the iterator.
-        del options
+        try:
+            it.seek(first)
+            while self.valid(it):
+                yield it.key(), it.value()
+                it.next()
+        finally:
+            # The traceback of an exception keeps this frame; an iterator in it would hold RocksDB's
+            # lock. RocksDB reads the bound from `options`, so they go last.
+            del it
+            del options
 
     def _failed(self, why: Exception) -> StoreError:
         if _is_one_of(_NO_SPACE, why):
@@ -478,6 +475,9 @@ class Families:
         """Close RocksDB; no call may follow."""
         self._closed = True
         self._drop()
+        # The lock must not stay for as long as somebody keeps the exception of a call that failed.
+        if (error := sys.exception()) is not None:
+            _free_iterators([error])
 
     def forked(self) -> None:
         """Abandon RocksDB in a forked child, without its files. Closing or freeing it would write
@@ -499,19 +499,22 @@ class Families:
             self._db.close()
 
 
-def _empty_frames(error: BaseException | None) -> None:
-    """Empties the frames of this package that an error keeps, and the errors before it."""
-    errors, seen = [error], set[int]()
+def _free_iterators(errors: list[BaseException]) -> None:
+    """Frees the iterators that errors, and the errors before those, keep in the frames of their
+    tracebacks: each holds RocksDB's lock.
+    """
+    seen = set[int]()
     while errors:
         one = errors.pop()
-        if one is None or id(one) in seen:
+        if id(one) in seen:
             continue
         seen.add(id(one))
-        errors += [one.__cause__, one.__context__]
+        errors += [e for e in (one.__cause__, one.__context__) if e is not None]
         for frame, _ in traceback.walk_tb(one.__traceback__):
             if frame.f_globals.get("__name__", "").startswith("kvstore."):
                 with contextlib.suppress(RuntimeError):  # the frame still runs
                     frame.clear()
+    gc.collect()  # some are in cycles
 
 
 def _listed(path: Path) -> set[str]:

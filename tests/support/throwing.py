@@ -8,6 +8,7 @@ them, as if that call had failed, be it for want of memory or by an exception se
 from __future__ import annotations
 
 import errno
+import inspect
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -59,6 +60,8 @@ class Thrower:
     def _look(self, frame: FrameType, event: str, arg: Any) -> None:
         if event == "c_call":
             caller, called = frame, arg.__name__
+        elif event == "call" and frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return  # it goes on, or is freed, where an exception would be lost
         elif event == "call" and frame.f_back is not None:
             caller, called = frame.f_back, frame.f_code.co_name
         else:
@@ -77,6 +80,7 @@ class Thrower:
         self.steps[step] = None
         if step == self._at and not self.has_thrown.is_set():
             self.has_thrown.set()
+            del arg  # a method of an iterator, perhaps, which this frame would keep
             raise self._error()
 
 

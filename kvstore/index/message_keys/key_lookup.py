@@ -17,6 +17,7 @@ import threading
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from heapq import merge
 from itertools import groupby
 from operator import attrgetter
@@ -174,16 +175,21 @@ class MessageKeys:
         mask = mask_of(digest, FILTER_HASHES) if digest == high >> _DIGEST_SHIFT else 0
         newest = -1
         for together in _newest_first(parts):
-            found = [
-                self._positions(it, part, hash_)
-                for part in together
-                if not mask or self._may_hold(it, part, digest, mask)
-                for hash_ in self._hashes(it, part, low, high)
-            ]
+            found = self._found(it, together, low, high, mask)
             for position in found[0] if len(found) == 1 else merge(*found, reverse=True):
                 if position != newest:
                     yield position
                 newest = position
+
+    def _found(
+        self, it: RdictIter, parts: list[Part], low: int, high: int, mask: int
+    ) -> list[Iterator[int]]:
+        """The log positions of each hash in each part that may have it, newest first."""
+        found: list[Iterator[int]] = []
+        for part in parts:
+            if not mask or self._may_hold(it, part, low >> _DIGEST_SHIFT, mask):
+                found += map(partial(self._positions, it, part), self._hashes(it, part, low, high))
+        return found
 
     def _may_hold(self, it: RdictIter, part: Part, digest: int, mask: int) -> bool:
         piece = piece_of(part, digest)
