@@ -33,19 +33,19 @@ from kvstore.index.keys import (
     FORMAT_VERSION,
     NOWHERE,
     Checkpoint,
-    Place,
+    Location,
     RunKey,
     block_key,
     checkpoint_value,
     filter_key,
     head_key,
+    location_key,
+    location_value,
     part_prefix,
-    place_key,
-    place_value,
     read_block_key,
     read_checkpoint,
+    read_location,
     read_part_prefix,
-    read_place,
     read_run_key,
     run_key,
 )
@@ -120,7 +120,7 @@ def row(*cells: object) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["run-key", "place", "archived", "nowhere", "block-key", "block", "checkpoint"]
+    "name", ["run-key", "location", "archived", "nowhere", "block-key", "block", "checkpoint"]
 )
 def test_the_fields_of_an_example_in_keys_are_its_bytes_in_order(name: str) -> None:
     text = page("keys.md")
@@ -136,26 +136,26 @@ def test_the_key_of_a_run_is_what_keys_says() -> None:
     assert said == ["segment 7", "topic id 12", "queue 3", "first offset 1000"]
 
 
-def test_a_place_is_what_keys_says() -> None:
+def test_a_location_is_what_keys_says() -> None:
     text = page("keys.md")
-    raw = example(text, "place")
-    assert read_place(raw[:16], raw[16:]) == (12, 3, Place(1000, SEGMENT, STORED_AT))
-    assert place_key(12, 3, 1000) + place_value(SEGMENT, STORED_AT) == raw
-    assert fields_of(text, "place")[1][2:] == [
+    raw = example(text, "location")
+    assert read_location(raw[:16], raw[16:]) == (12, 3, Location(1000, SEGMENT, STORED_AT))
+    assert location_key(12, 3, 1000) + location_value(SEGMENT, STORED_AT) == raw
+    assert fields_of(text, "location")[1][2:] == [
         "first offset 1000",
         "value: segment 7",
         f"first store time {STORED_AT}",
     ]
 
 
-def test_the_place_of_archived_messages_is_what_keys_says() -> None:
+def test_the_location_of_archived_messages_is_what_keys_says() -> None:
     text = page("keys.md")
     raw = example(text, "archived")
-    topic, queue, place = read_place(raw[:16], raw[16:])
-    assert (topic, queue, place) == (12, 3, Place(1000, ARCHIVE_FIRST + 5, STORED_AT))
-    assert (place.is_archived, place.archive) == (True, 5)
-    assert not Place(0, NOWHERE, 0).is_archived
-    assert not Place(0, ARCHIVE_FIRST - 1, 0).is_archived
+    topic, queue, location = read_location(raw[:16], raw[16:])
+    assert (topic, queue, location) == (12, 3, Location(1000, ARCHIVE_FIRST + 5, STORED_AT))
+    assert (location.is_archived, location.archive) == (True, 5)
+    assert not Location(0, NOWHERE, 0).is_archived
+    assert not Location(0, ARCHIVE_FIRST - 1, 0).is_archived
     assert fields_of(text, "archived")[1][2:4] == ["first offset 1000", "value: archive 5"]
 
 
@@ -165,13 +165,13 @@ def test_the_catalog_has_the_fields_that_keys_lists() -> None:
         assert f"`{name}`" in text
 
 
-def test_the_place_of_an_emptied_queue_is_what_keys_says() -> None:
+def test_the_location_of_an_emptied_queue_is_what_keys_says() -> None:
     text = page("keys.md")
     raw = example(text, "nowhere")
-    assert read_place(raw[:16], raw[16:]) == (12, 3, Place(1003, NOWHERE, 0))
+    assert read_location(raw[:16], raw[16:]) == (12, 3, Location(1003, NOWHERE, 0))
     assert fields_of(text, "nowhere")[1][2:] == ["next offset 1003", "value: NOWHERE", "no time"]
     assert f"Its {len(raw)} bytes are the only thing" in page(
-        "decisions/0004-an-empty-queue-keeps-its-end-as-a-place.md"
+        "decisions/0004-an-empty-queue-keeps-its-end-as-a-location.md"
     )
 
 

@@ -76,8 +76,8 @@ def import_configuration(engine: Engine, folder: str | Path) -> ConfigImport:
         topics, kept_topics = _new_topics(engine, found, notes)
         groups, kept_groups = _new_groups(engine, found, notes)
         batch = engine.index.families.batch()
-        made = engine.topics.stage(batch, topics)
-        new = engine.groups.stage(batch, groups)
+        made = engine.topics.put_new(batch, topics)
+        new = engine.groups.put_new(batch, groups)
         offsets, kept = _stage_offsets(engine, batch, found, made, new, notes)
         engine.index.families.write(batch, sync=True)
         engine.topics.written(made)
@@ -165,7 +165,7 @@ def _stage_offsets(
                 "queue's end"
             )
         clamped = min(offset, bounds.next_offset)
-        engine.offsets.stage(batch, group_id, topic_id, queue, clamped)
+        engine.offsets.put_offset(batch, group_id, topic_id, queue, clamped)
         taken += 1
     return taken, kept
 

@@ -2,7 +2,7 @@
 
 The idea: such an opening sees the index as it was at one moment. Segments that leave the log after
 that are deleted for good, or their messages are in archives. The present index tells which, so it
-is opened once more, for the catalog and the places of archived messages alone. Everything else
+is opened once more, for the catalog and the locations of archived messages alone. Everything else
 stays as it was seen.
 
 Invariants: nothing is opened anew before something is missing; an index that can't be opened just

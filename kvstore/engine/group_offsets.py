@@ -63,7 +63,7 @@ def _commit_all(engine: Engine, commits: Sequence[object], *, sync: bool) -> boo
             making.enter_context(engine.groups.lock)
             if any(engine.groups.find(group) is not None for group in new):
                 return False
-            made = engine.groups.stage(batch, [GroupConfig(name=group) for group in new])
+            made = engine.groups.put_new(batch, [GroupConfig(name=group) for group in new])
         ids.update((info.name, info.id) for info in made)
         changes = [Commit(ids[group], topic, queue, at) for group, topic, queue, at in wanted]
         engine.offsets.commit(changes, batch, sync=sync or bool(made))
@@ -123,7 +123,7 @@ def _reset(engine: Engine, group: GroupInfo, topic: Topic, offsets: dict[int, in
         for resetting in engine.offsets.resetting:
             others.enter_context(resetting(batch, group, topic, offsets))
         for queue, offset in offsets.items():
-            engine.offsets.stage(batch, group.id, topic.id, queue, offset)
+            engine.offsets.put_offset(batch, group.id, topic.id, queue, offset)
         engine.index.families.write(batch, sync=True)
         engine.offsets.written()
 

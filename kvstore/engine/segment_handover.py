@@ -1,12 +1,12 @@
 """The hand-over: a worker that makes archives reads segments here, and replaces them by archives.
 
 The idea: a worker takes a sealed segment's entries and keys from here, makes archives of its
-records, and says `hand_over`: one WriteBatch in which catalog, places, runs and keys change
+records, and says `hand_over`: one WriteBatch in which catalog, locations, runs and keys change
 together; then the segment's file goes. Between the two a crash leaves an orphan file, which the
 next opening removes. Merging, expiring and erasing are `swap`: the same batch without segments.
 
-Reads find their messages meanwhile: the reader knows the archives before a place names them, and a
-read that meets a missing segment looks again.
+Reads find their messages meanwhile: the reader knows the archives before a location names them, and
+a read that meets a missing segment looks again.
 
 Invariants: a segment goes once its messages are in archives that were read back, which is the
 caller's promise, and not before the batch is on the disk; only sealed and wholly checkpointed
@@ -159,8 +159,8 @@ class SegmentHandover:
         return self._index.families.rows(ARCHIVES, b"")
 
     def held_ranges(self, topic: int, queue: int) -> tuple[list[HeldRange], int]:
-        """The runs and places of a queue, by first offset, and its next offset. Messages put since
-        the last checkpoint count for the next offset alone.
+        """The runs and locations of a queue, by first offset, and its next offset. Messages put
+        since the last checkpoint count for the next offset alone.
         """
         ranges = held_ranges(self._index.families, (topic, queue))
         return ranges, self._index.end(topic << 32 | queue)
@@ -207,7 +207,7 @@ class SegmentHandover:
                         )
 
                 def put(batch: Batch) -> None:
-                    self._topics.stage_rows(batch, infos)
+                    self._topics.put_rows(batch, infos)
                     put_rows(batch, arriving)
                     attach(self._index.families, batch, stretches)
                     forget(batch)
@@ -286,7 +286,7 @@ class SegmentHandover:
     ) -> None:
         """Replaces `old` archives by new ones, and changes rows of the catalog, at once. A queue
         that no new archive has loses its messages. `queues` are all that the old archives hold
-        anything of (None: they are looked for, among all places there are).
+        anything of (None: they are looked for, among all locations there are).
         """
         self._log.check_writable()
         changed = list(rows)
@@ -301,13 +301,13 @@ class SegmentHandover:
         self._index.forget_left_keys()
 
     def set_rows(self, rows: Iterable[Row]) -> None:
-        """Changes rows of the catalog alone; None removes the row, which no place may name then."""
+        """Changes rows of the catalog alone; None removes the row, which no location may name."""
         self.swap((), rows=rows)
 
     @contextlib.contextmanager
     def _coming(self, arriving: Sequence[Arriving], changed: Sequence[Row] = ()) -> Iterator[None]:
-        """Tells the reader of archives before a place names them, and of changed rows when they are
-        written; if it fails, tells it the rows that the catalog has then.
+        """Tells the reader of archives before a location names them, and of changed rows when they
+        are written; if it fails, tells it the rows that the catalog has then.
         """
         rows = [(archive_key(a.first_position, a.number), a.row) for a in arriving]
         archived = self.archived()
@@ -317,7 +317,7 @@ class SegmentHandover:
             yield
             archived.note(changed)
         except BaseException:
-            # It may have failed behind the write: then places name these archives.
+            # It may have failed behind the write: then locations name these archives.
             get = self._index.families.get
             archived.note([(key, get(ARCHIVES, key)) for key, _ in (*rows, *changed)])
             raise

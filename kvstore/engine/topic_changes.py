@@ -62,15 +62,15 @@ def delete(
         engine.groups.lock,
     ):
         batch = engine.index.families.batch()
-        gone = engine.topics.stage_delete(batch, topics)
-        leaving = engine.groups.stage_delete(batch, groups)
+        gone = engine.topics.put_removal(batch, topics)
+        leaving = engine.groups.put_removal(batch, groups)
         ids = [info.id for info in gone]
         if set(ids) != topic_ids or {info.id for info in leaving} != group_ids:
             raise TopicNotFound(
                 "topics or groups were deleted and made again by somebody else at the same "
                 "time; nothing was deleted, try again"
             )
-        engine.offsets.stage_forget(batch, ids)
+        engine.offsets.put_removal(batch, ids)
         also(batch)
         if topics:
             engine.upkeep.checkpoint()
@@ -115,10 +115,10 @@ def create_namespace(
                 "or exist_ok=True to make what it has not"
             )
         batch = engine.index.families.batch()
-        made = engine.topics.stage(batch, own_topics, exist_ok=exist_ok)
-        new = engine.groups.stage(batch, own_groups, exist_ok=exist_ok)
+        made = engine.topics.put_new(batch, own_topics, exist_ok=exist_ok)
+        new = engine.groups.put_new(batch, own_groups, exist_ok=exist_ok)
         if not is_made:
-            engine.namespaces.stage(batch, name, engine.config.clock.now_ms())
+            engine.namespaces.put_new(batch, name, engine.config.clock.now_ms())
         engine.index.families.write(batch, sync=True)
         engine.topics.written(made)
         engine.groups.written(new)
@@ -135,7 +135,7 @@ def delete_namespace(engine: Engine, name: str) -> None:
         engine,
         [info.name for info in topics],
         [info.name for info in groups],
-        lambda batch: engine.namespaces.stage_delete(batch, name),
+        lambda batch: engine.namespaces.put_removal(batch, name),
     )
 
 

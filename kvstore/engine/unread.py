@@ -15,8 +15,8 @@ from kvstore.index.keys import (
     OFFSETS,
     PLACES,
     RUNS,
+    read_location,
     read_offset_key,
-    read_place,
     read_run_key,
     segment_range,
 )
@@ -48,17 +48,17 @@ def unread_in(
 
 
 def unread_in_archive(families: Families, archive: int) -> dict[int, int]:
-    """The same of an archive, by the places that name it. Offsets that the archive lacks, where
+    """The same of an archive, by the locations that name it. Offsets that the archive lacks, where
     compaction or damage left gaps, are counted too.
     """
     held: dict[Queue, list[tuple[int, int]]] = {}
     begun: tuple[Queue, int] | None = None
     for key, value in families.rows(PLACES, b""):
-        topic, queue, place = read_place(key, value)
+        topic, queue, location = read_location(key, value)
         if begun is not None and begun[0] == (topic, queue):
-            held.setdefault((topic, queue), []).append((begun[1], place.first))
-        is_its = place.is_archived and place.archive == archive
-        begun = ((topic, queue), place.first) if is_its else None
+            held.setdefault((topic, queue), []).append((begun[1], location.first))
+        is_its = location.is_archived and location.archive == archive
+        begun = ((topic, queue), location.first) if is_its else None
     return _untaken(families, held)
 
 

@@ -3,8 +3,8 @@
 The idea: a segment at a time. Its records are walked, past damage, and those that carry a CRC over
 the whole record are checked against that as well. The entries that the index should have are noted
 in columns and compared with the columns of its own entries: every entry with its queue, offset,
-size, tag and time, every key's hash, a place for every queue. At last every place is compared with
-the run, or the archive, that has to stand behind it, and every archive with the catalog.
+size, tag and time, every key's hash, a location for every queue. At last every location is compared
+with the run, or the archive, that has to stand behind it, and every archive with the catalog.
 
 Invariant: changes nothing; a problem is listed with its place, and the rest is still looked at.
 """
@@ -34,10 +34,10 @@ from kvstore.index.keys import (
     PLACES,
     QUEUE_MASK,
     RUNS,
-    Place,
+    Location,
     RunKey,
-    place_key,
-    read_place,
+    location_key,
+    read_location,
     read_run_key,
     run_key,
     segment_range,
@@ -159,39 +159,39 @@ def _there(log: CommitLog, index: Index, report: VerifyReport, end: int) -> list
 def _check_places(
     index: Index, names: dict[int, str], cold: Cold | None, report: VerifyReport
 ) -> None:
-    """Every place has a run of its queue that begins with its offset, in the segment it names, or
-    names an archive of the catalog and has a place behind it.
+    """Every location has a run of its queue that begins with its offset, in the segment it names,
+    or names an archive of the catalog and has a location behind it.
     """
     get = index.families.get
-    before: tuple[int, int, Place] | None = None
+    before: tuple[int, int, Location] | None = None
     for key, value in index.families.rows(PLACES, b""):
-        found = read_place(key, value)
+        found = read_location(key, value)
         if before is not None and before[2].is_archived and before[:2] != found[:2]:
-            _tell_place(names, before, "the queue's last place is an archive's", report)
+            _tell_location(names, before, "the queue's last location is an archive's", report)
         before = found
         if found[2].is_archived and found[2].archive != NO_ARCHIVE:
             numbers = cold.archived.numbers() if cold is not None else ()
             if found[2].archive not in numbers and get(PLACES, key) == value:
-                what = f"place says archive {found[2].archive}, which the catalog does not have"
-                _tell_place(names, found, what, report)
+                what = f"location says archive {found[2].archive}, which the catalog does not have"
+                _tell_location(names, found, what, report)
     if before is not None and before[2].is_archived:
-        _tell_place(names, before, "the queue's last place is an archive's", report)
+        _tell_location(names, before, "the queue's last location is an archive's", report)
     for key, value in index.families.rows(PLACES, b""):
-        topic, queue, place = read_place(key, value)
-        if place.segment >= ARCHIVE_FIRST or topic not in names:
+        topic, queue, location = read_location(key, value)
+        if location.segment >= ARCHIVE_FIRST or topic not in names:
             continue
-        behind = run_key(place.segment, topic, queue, place.first)
+        behind = run_key(location.segment, topic, queue, location.first)
         # Asked again: retention may have taken both since the walk began.
         if get(RUNS, behind) is None and get(PLACES, key) == value:
-            what = f"place says segment {place.segment}, where no run begins with its offset"
-            report.add(Problem("index", what, -1, names[topic], queue, place.first))
+            what = f"location says segment {location.segment}, where no run begins with its offset"
+            report.add(Problem("index", what, -1, names[topic], queue, location.first))
 
 
-def _tell_place(
-    names: dict[int, str], found: tuple[int, int, Place], what: str, report: VerifyReport
+def _tell_location(
+    names: dict[int, str], found: tuple[int, int, Location], what: str, report: VerifyReport
 ) -> None:
-    topic, queue, place = found
-    report.add(Problem("index", what, -1, names.get(topic, ""), queue, place.first))
+    topic, queue, location = found
+    report.add(Problem("index", what, -1, names.get(topic, ""), queue, location.first))
 
 
 def _check_archives(cold: Cold | None, thorough: bool, report: VerifyReport) -> None:
@@ -201,25 +201,25 @@ def _check_archives(cold: Cold | None, thorough: bool, report: VerifyReport) -> 
 
 
 def _check_held(index: Index, names: dict[int, str], cold: Cold, report: VerifyReport) -> None:
-    """Every block of an archive is found by a place of its queue that names the archive."""
-    places: dict[tuple[int, int], list[Place]] = {}
+    """Every block of an archive is found by a location of its queue that names the archive."""
+    locations: dict[tuple[int, int], list[Location]] = {}
     for key, value in index.families.rows(PLACES, b""):
-        topic, queue, place = read_place(key, value)
-        there = places.setdefault((topic, queue), [])
+        topic, queue, location = read_location(key, value)
+        there = locations.setdefault((topic, queue), [])
         if there and there[-1].segment == NOWHERE:
             there.pop()  # says nothing where something came behind it
-        there.append(place)
+        there.append(location)
     for number in cold.archived.numbers():
         try:
             held = cold.archived.contents(number).held
         except (ArchiveDamaged, ArchiveUnavailable, FormatTooNew, FormatTooOld):
             continue  # reported already
         for one in held:
-            there = places.get((one.topic, one.queue), [])
-            at = bisect_right(there, one.first, key=lambda place: place.first) - 1
+            there = locations.get((one.topic, one.queue), [])
+            at = bisect_right(there, one.first, key=lambda location: location.first) - 1
             is_named = at >= 0 and there[at].is_archived and there[at].archive == number
             if one.topic in names and not is_named:
-                what = f"archive {number} has messages from here on, where no place names it"
+                what = f"archive {number} has messages from here on, where no location names it"
                 report.add(Problem("index", what, -1, names[one.topic], one.queue, one.first))
 
 
@@ -373,15 +373,17 @@ class _Segment:
         return np.concatenate(found)
 
     def _check_place(self, run: RunKey, stored_at: int) -> None:
-        key = place_key(run.topic, run.queue, run.first)
+        key = location_key(run.topic, run.queue, run.first)
         value = self._index.families.get(PLACES, key)
         row = (-1, run.topic << 32 | run.queue, run.first)
         if value is None:
-            self._tell("the queue's first run in a segment has no place", row)
+            self._tell("the queue's first run in a segment has no location", row)
             return
-        place = read_place(key, value)[2]
-        if (place.segment, place.stored_at) != (run.segment, stored_at):
-            what = f"place says segment {place.segment}, first store time {place.stored_at}; "
+        location = read_location(key, value)[2]
+        if (location.segment, location.stored_at) != (run.segment, stored_at):
+            what = (
+                f"location says segment {location.segment}, first store time {location.stored_at}; "
+            )
             what += f"the run is in segment {run.segment} and begins with {stored_at}"
             self._tell(what, row)
 

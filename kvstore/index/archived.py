@@ -1,7 +1,7 @@
 """Archived messages: the protocol between the store and its archives; `tiering.catalog.tiers`
 implements it.
 
-The idea: places name archives by number. This protocol hides everything else: where archives are
+The idea: locations name archives by number. This protocol hides everything else: where archives are
 kept, how they are read, and which parts are in memory. So the store reads through tiers without
 knowing what an archive is.
 
@@ -223,7 +223,7 @@ class Archived(Protocol):
     """A store's archives, as the store reads them. Every call may be made from several threads."""
 
     def note(self, rows: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Note rows of the catalog: new ones before places name them, removed ones (None) after."""
+        """Note rows of the catalog: new ones before locations name them, removed (None) after."""
         ...
 
     def at_hand(self, kept: AtHand) -> AbstractContextManager[object]:
@@ -272,7 +272,7 @@ class Archived(Protocol):
         ...
 
     def numbers(self) -> Collection[int]:
-        """The archives that places may name."""
+        """The archives that locations may name."""
         ...
 
     def contents(self, archive: int) -> Contents:

@@ -1,14 +1,14 @@
-"""Attach: archives of a place get places in the queues of a store that goes on, in one batch.
+"""Attach: archives of a place get locations in the queues of a store that goes on, in one batch.
 
-The idea: a place says from which offset on an archive has a queue. An attached stretch gets a place
-where it begins. Where it ends, the archive before it may go on. Behind the log's entries a place
-says that nobody has the offsets before the stretch. A queue that ends with a stretch gets its next
-offset noted behind it.
+The idea: a location says from which offset on an archive has a queue. An attached stretch gets a
+location where it begins. Where it ends, the archive before it may go on. Behind the log's entries a
+location says that nobody has the offsets before the stretch. A queue that ends with a stretch gets
+its next offset noted behind it.
 
 Invariants: an attached stretch never overlaps offsets that a queue has in the log; the caller has
-checked that no archive has its offsets, since a place does not say where an archive has gaps;
-existing places say of their own offsets what they said before; places and catalog rows change in
-one batch.
+checked that no archive has its offsets, since a location does not say where an archive has gaps;
+existing locations say of their own offsets what they said before; locations and catalog rows change
+in one batch.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from kvstore.index.keys import (
     PLACES,
     RUNS,
     U32,
-    Place,
+    Location,
     behind,
-    place_key,
-    place_value,
+    location_key,
+    location_value,
     queue_prefix,
-    read_place,
+    read_location,
     read_run_key,
     run_key,
 )
@@ -46,7 +46,7 @@ from kvstore.index.runs import count_of, unpack_many
 
 
 class _End(NamedTuple):
-    """The end of a place's entries in the log, and the store time of the last one."""
+    """The end of a location's entries in the log, and the store time of the last one."""
 
     end: int
     stored_at: int
@@ -54,30 +54,36 @@ class _End(NamedTuple):
 
 def held_ranges(families: Families, queue: Queue) -> list[HeldRange]:
     """The stretches of a queue, by first offset, as of the last checkpoint; for an archive, the
-    stretch that its place stands for.
+    stretch that its location stands for.
     """
-    places = _places(families, queue)
+    locations = _locations(families, queue)
     found: list[HeldRange] = []
-    for i, place in enumerate(places):
-        end = places[i + 1].first if i + 1 < len(places) else OFFSET_MAX
-        if place.segment < ARCHIVE_FIRST:
-            found += _in_log(families, queue, place)
-        elif place.is_archived and place.archive != NO_ARCHIVE:
+    for i, location in enumerate(locations):
+        end = locations[i + 1].first if i + 1 < len(locations) else OFFSET_MAX
+        if location.segment < ARCHIVE_FIRST:
+            found += _in_log(families, queue, location)
+        elif location.is_archived and location.archive != NO_ARCHIVE:
             found.append(
-                HeldRange(place.first, end - 1, place.stored_at, place.stored_at, place.archive)
+                HeldRange(
+                    location.first,
+                    end - 1,
+                    location.stored_at,
+                    location.stored_at,
+                    location.archive,
+                )
             )
     return found
 
 
-def _places(families: Families, queue: Queue) -> list[Place]:
+def _locations(families: Families, queue: Queue) -> list[Location]:
     prefix = queue_prefix(*queue)
-    return [read_place(k, v)[2] for k, v in families.rows(PLACES, prefix, behind(prefix))]
+    return [read_location(k, v)[2] for k, v in families.rows(PLACES, prefix, behind(prefix))]
 
 
-def _in_log(families: Families, queue: Queue, place: Place) -> Iterator[HeldRange]:
-    """The entries of a place's segment, as one stretch."""
-    low = run_key(place.segment, *queue, 0)
-    high = run_key(place.segment, *queue, OFFSET_MAX)
+def _in_log(families: Families, queue: Queue, location: Location) -> Iterator[HeldRange]:
+    """The entries of a location's segment, as one stretch."""
+    low = run_key(location.segment, *queue, 0)
+    high = run_key(location.segment, *queue, OFFSET_MAX)
     rows = list(families.rows(RUNS, low, high))
     if rows:
         columns, _ = unpack_many([value for _, value in rows])
@@ -89,7 +95,7 @@ def _in_log(families: Families, queue: Queue, place: Place) -> Iterator[HeldRang
 
 
 def attach(families: Families, batch: Batch, stretches: Iterable[AttachedRange]) -> None:
-    """Put places for stretches into a batch. Raises `CallerError` for a stretch that overlaps
+    """Put locations for stretches into a batch. Raises `CallerError` for a stretch that overlaps
     offsets of its queue.
     """
     queues: dict[Queue, list[AttachedRange]] = {}
@@ -122,19 +128,19 @@ class _Attaching:
     def __init__(self, families: Families, batch: Batch, queue: Queue) -> None:
         self._batch = batch
         self._queue = queue
-        self._places = _places(families, queue)
+        self._locations = _locations(families, queue)
         self._ends = {
-            place.first: _End(held.last + 1, held.last_stored_at)
-            for place in self._places
-            if place.segment < ARCHIVE_FIRST
-            for held in _in_log(families, queue, place)
+            location.first: _End(held.last + 1, held.last_stored_at)
+            for location in self._locations
+            if location.segment < ARCHIVE_FIRST
+            for held in _in_log(families, queue, location)
         }
-        """First offset of a place -> the end of its entries in the log."""
+        """First offset of a location -> the end of its entries in the log."""
         self._new: set[int] = set()
-        """First offsets of the places that were put: these replace the old ones."""
+        """First offsets of the locations that were put: these replace the old ones."""
 
     def run(self, stretches: Sequence[AttachedRange]) -> None:
-        """Put the places of rising stretches."""
+        """Put the locations of rising stretches."""
         for before, one in pairwise(stretches):
             if one.first <= before.last:
                 self._refuse(one)
@@ -143,72 +149,74 @@ class _Attaching:
             around = self._before(one)
             is_begin = i == 0 or named != one.archive or around is not None
             if is_begin or self._is_between(stretches[i - 1].last, one.first):
-                self._put(one.first, place_value(ARCHIVE_FIRST + one.archive, one.stored_at))
+                self._put(one.first, location_value(ARCHIVE_FIRST + one.archive, one.stored_at))
             named = one.archive
             following = self._following(one, stretches[i + 1 : i + 2])
             if following == one.last + 1:
                 continue
             if following is None:
-                self._put(one.last + 1, place_value(NOWHERE, 0))
+                self._put(one.last + 1, location_value(NOWHERE, 0))
             elif around is not None:
-                # The archive may hold offsets behind the stretch, too; if it does not, the place
+                # The archive may hold offsets behind the stretch, too; if it does not, the location
                 # does no harm.
                 number = ARCHIVE_FIRST + around.archive
-                self._put(one.last + 1, place_value(number, one.last_stored_at))
+                self._put(one.last + 1, location_value(number, one.last_stored_at))
                 named = around.archive
 
-    def _before(self, one: AttachedRange) -> Place | None:
-        """Make room for a stretch; returns the place of the archive that it stands in, if there is
-        one.
+    def _before(self, one: AttachedRange) -> Location | None:
+        """Make room for a stretch; returns the location of the archive that it stands in, if there
+        is one.
         """
-        around: Place | None = None
+        around: Location | None = None
         log: _End | None = None
-        for place in self._places:
-            if place.first > one.last:
+        for location in self._locations:
+            if location.first > one.last:
                 break
-            if place.segment == NOWHERE or (place.is_archived and place.archive == NO_ARCHIVE):
-                if place.segment == NOWHERE or place.first >= one.first:
-                    self._drop(place)
-                if place.segment != NOWHERE:
+            if location.segment == NOWHERE or (
+                location.is_archived and location.archive == NO_ARCHIVE
+            ):
+                if location.segment == NOWHERE or location.first >= one.first:
+                    self._drop(location)
+                if location.segment != NOWHERE:
                     around = log = None
                 continue
-            if place.first >= one.first:
-                if not place.is_archived:
+            if location.first >= one.first:
+                if not location.is_archived:
                     self._refuse(one)
                 # The archive has nothing before the stretch's end, and goes on behind it.
-                self._drop(place)
-            around, log = (place, None) if place.is_archived else (None, self._end(place))
+                self._drop(location)
+            around, log = (location, None) if location.is_archived else (None, self._end(location))
         if log is not None:
             self._end_log(log, one)
         return around
 
     def _end_log(self, log: _End, one: AttachedRange) -> None:
-        """Put the place that ends the log's entries before a stretch."""
+        """Put the location that ends the log's entries before a stretch."""
         if log.end > one.first:
             self._refuse(one)
         if log.end < one.first and log.end not in self._new:
             # It has the store time of the entries before it, so that a search by time looks there.
-            self._put(log.end, place_value(ARCHIVE_FIRST + NO_ARCHIVE, log.stored_at))
+            self._put(log.end, location_value(ARCHIVE_FIRST + NO_ARCHIVE, log.stored_at))
 
-    def _drop(self, place: Place) -> None:
-        if place.first not in self._new:
-            self._batch.delete(PLACES, place_key(*self._queue, place.first))
+    def _drop(self, location: Location) -> None:
+        if location.first not in self._new:
+            self._batch.delete(PLACES, location_key(*self._queue, location.first))
 
     def _is_between(self, last: int, first: int) -> bool:
-        """Whether there is a place between two stretches."""
-        return any(last < place.first <= first for place in self._places)
+        """Whether there is a location between two stretches."""
+        return any(last < location.first <= first for location in self._locations)
 
-    def _end(self, place: Place) -> _End:
-        return self._ends.get(place.first, _End(place.first, place.stored_at))
+    def _end(self, location: Location) -> _End:
+        return self._ends.get(location.first, _End(location.first, location.stored_at))
 
     def _following(self, one: AttachedRange, behind_it: Sequence[AttachedRange]) -> int | None:
-        """The first offset behind a stretch that another place is to have."""
-        firsts = [place.first for place in self._places if place.first > one.last]
+        """The first offset behind a stretch that another location is to have."""
+        firsts = [location.first for location in self._locations if location.first > one.last]
         return min([*firsts, *(other.first for other in behind_it)], default=None)
 
     def _put(self, first: int, value: bytes) -> None:
         self._new.add(first)
-        self._batch.put(PLACES, place_key(*self._queue, first), value)
+        self._batch.put(PLACES, location_key(*self._queue, first), value)
 
     def _refuse(self, one: AttachedRange) -> None:
         raise CallerError(

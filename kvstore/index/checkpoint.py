@@ -46,7 +46,7 @@ _CODE_0: Final = -(1 << 40)
 
 
 class RunRows(NamedTuple):
-    """Rows of `runs`, the stretches of queues that may need a place, and next offsets.
+    """Rows of `runs`, the stretches of queues that may need a location, and next offsets.
 
     Queues are named by their keys in memory, topic id << 32 | queue id. `keys` and `values` have
     one item for each row."""

@@ -6,8 +6,8 @@ opening makes everything anew. It takes the places of archived messages from the
 that offsets go on behind them, and the log's entries after that.
 
 Invariants: facts that neither the log nor a readable archive tells stay: the durable end, the next
-offsets of empty queues, and the places of archived messages until their archive itself says what it
-holds.
+offsets of empty queues, and the locations of archived messages until their archive itself says what
+it holds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvstore.index.keys import (
     U32,
     UNPLACED,
     checkpoint_value,
-    read_place,
+    read_location,
 )
 
 
@@ -41,25 +41,25 @@ def drop_derived(index: Index) -> None:
     batch = families.batch()
     for name in DERIVED:
         batch.delete_range(name, b"", b"\xff" * 32)
-    for key, value in kept_places(families):
+    for key, value in kept_locations(families):
         batch.put(PLACES, key, value)
     batch.delete(META, SEALED)
     batch.put(META, CHECKPOINT, checkpoint_value(back))
     if next(families.rows(ARCHIVES, b""), None) is not None:
-        mark_unplaced(batch)
+        mark_unlocated(batch)
     batch.put(META, FORMAT, U32.pack(FORMAT_VERSION))
     families.write(batch, sync=True)
     index.keys.forget()
 
 
-def kept_places(families: Families) -> Iterator[tuple[bytes, bytes]]:
-    """The rows of places that the log can't tell."""
+def kept_locations(families: Families) -> Iterator[tuple[bytes, bytes]]:
+    """The rows of locations that the log can't tell."""
     for key, value in families.rows(PLACES, b""):
-        place = read_place(key, value)[2]
-        if place.segment == NOWHERE or place.is_archived:
+        location = read_location(key, value)[2]
+        if location.segment == NOWHERE or location.is_archived:
             yield key, value
 
 
-def mark_unplaced(batch: Batch) -> None:
-    """Put into a batch that the places of archived messages have to be made anew."""
+def mark_unlocated(batch: Batch) -> None:
+    """Put into a batch that the locations of archived messages have to be made anew."""
     batch.put(META, UNPLACED, b"\x01")

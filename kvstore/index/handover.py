@@ -1,11 +1,12 @@
-"""Hand-over: places of queues move from segments to archives, in one batch.
+"""Hand-over: locations of queues move from segments to archives, in one batch.
 
-The idea: the runs of a segment tell its queues. Each queue's place gets the number of the archive
-that has its messages now, and the runs are deleted as one range (for keys see `message_keys`). A
-merge of archives and the expiry of an archive are the same change of places: numbers are replaced,
-a place that repeats the one before it is deleted, and so is a place without a replacement.
+The idea: the runs of a segment tell its queues. Each queue's location gets the number of the
+archive that has its messages now, and the runs are deleted as one range (for keys see
+`message_keys`). A merge of archives and the expiry of an archive are the same change of locations:
+numbers are replaced, a location that repeats the one before it is deleted, and so is a location
+without a replacement.
 
-Invariants: a queue's last place is never an archive's: a NOWHERE row behind it keeps the next
+Invariants: a queue's last location is never an archive's: a NOWHERE row behind it keeps the next
 offset, so that a queue's end never needs an archive; the caller writes the batch with the rows of
 the catalog, before a segment's file or an object goes; a message that the index knows leaves with
 an archive, or because the caller said that it is not kept, never by oversight.
@@ -35,11 +36,11 @@ from kvstore.index.keys import (
     U64,
     archive_key,
     behind,
-    place_key,
-    place_value,
+    location_key,
+    location_value,
     queue_prefix,
     read_archive_key,
-    read_place,
+    read_location,
     read_run_key,
     segment_range,
     topic_prefix,
@@ -59,23 +60,23 @@ def retire(families: Families, batch: Batch, segment: int) -> int:
         ends[run.topic, run.queue] = first, run.first + count_of(value)
     it = families.iter(PLACES)
     for (topic, queue), (first, end) in ends.items():
-        batch.delete(PLACES, place_key(topic, queue, first))
-        it.seek(place_key(topic, queue, first + 1))
+        batch.delete(PLACES, location_key(topic, queue, first))
+        it.seek(location_key(topic, queue, first + 1))
         if not families.valid(it) or not it.key().startswith(queue_prefix(topic, queue)):
-            batch.put(PLACES, place_key(topic, queue, end), place_value(NOWHERE, 0))
+            batch.put(PLACES, location_key(topic, queue, end), location_value(NOWHERE, 0))
     batch.delete_range(RUNS, low, high)
     return len(ends)
 
 
 def retire_topic(families: Families, batch: Batch, topic: int) -> None:
-    """Put the removal of a topic's runs and places into a batch. Its keys stay until their segments
-    go, and find nothing.
+    """Put the removal of a topic's runs and locations into a batch. Its keys stay until their
+    segments go, and find nothing.
     """
-    # The topic's places say in which segments it has runs: a topic that never had a message leaves
-    # no tombstone.
+    # The topic's locations say in which segments it has runs: a topic that never had a message
+    # leaves no tombstone.
     first, end = topic_prefix(topic), topic_prefix(topic + 1)
     segments = {
-        read_place(key, value)[2].segment for key, value in families.rows(PLACES, first, end)
+        read_location(key, value)[2].segment for key, value in families.rows(PLACES, first, end)
     }
     if segments:
         batch.delete_range(PLACES, first, end)
@@ -84,8 +85,8 @@ def retire_topic(families: Families, batch: Batch, topic: int) -> None:
         batch.delete_range(RUNS, start + first, start + end)
 
 
-_NOBODY: Final = place_value(ARCHIVE_FIRST + NO_ARCHIVE, 0)
-"""The place of offsets that are in no tier, behind entries in the log."""
+_NOBODY: Final = location_value(ARCHIVE_FIRST + NO_ARCHIVE, 0)
+"""The location of offsets that are in no tier, behind entries in the log."""
 
 
 class Gone(NamedTuple):
@@ -134,16 +135,16 @@ def hand_over(
         before: bytes | None = None
         is_last = False
         for first, _ in stretches:
-            key = place_key(topic, queue, first)
+            key = location_key(topic, queue, first)
             it.seek(key)
             if not families.valid(it) or it.key() != key:
                 raise IndexDamaged(
                     f"{families.path} has entries of queue {queue} of topic {topic} from offset "
-                    f"{first} on, and no place for them; `kvmq rebuild` makes it anew"
+                    f"{first} on, and no location for them; `kvmq rebuild` makes it anew"
                 )
-            stored_at = read_place(key, it.value())[2].stored_at
+            stored_at = read_location(key, it.value())[2].stored_at
             if home is not None and before != key:
-                batch.put(PLACES, key, place_value(ARCHIVE_FIRST + home, stored_at))
+                batch.put(PLACES, key, location_value(ARCHIVE_FIRST + home, stored_at))
             elif home is None and _is_behind_log(families, topic, queue, first, segments):
                 batch.put(PLACES, key, _NOBODY)
             else:
@@ -152,8 +153,8 @@ def hand_over(
             before = it.key() if families.valid(it) else None
             is_last = before is None or not before.startswith(queue_prefix(topic, queue))
         if is_last:
-            end = place_key(topic, queue, stretches[-1].end)
-            batch.put(PLACES, end, place_value(NOWHERE, 0))
+            end = location_key(topic, queue, stretches[-1].end)
+            batch.put(PLACES, end, location_value(NOWHERE, 0))
     for segment in segments:
         low, high = segment_range(segment, segment + 1)
         batch.delete_range(RUNS, low, high)
@@ -163,16 +164,16 @@ def hand_over(
 def _is_behind_log(
     families: Families, topic: int, queue: int, first: int, leaving: Collection[int]
 ) -> bool:
-    """Whether the place before is a segment's that stays: without a place of their own the offsets
-    behind it would look like entries of that segment.
+    """Whether the location before is a segment's that stays: without a location of their own the
+    offsets behind it would look like entries of that segment.
     """
     if first == 0:
         return False
     it = families.iter(PLACES)
-    it.seek_for_prev(place_key(topic, queue, first - 1))
+    it.seek_for_prev(location_key(topic, queue, first - 1))
     if not families.valid(it) or not it.key().startswith(queue_prefix(topic, queue)):
         return False
-    segment = read_place(it.key(), it.value())[2].segment
+    segment = read_location(it.key(), it.value())[2].segment
     return segment < ARCHIVE_FIRST and segment not in leaving
 
 
@@ -202,10 +203,10 @@ def swap(
     queues: Iterable[Queue] | None,
 ) -> None:
     """Put into a batch that arriving archives take the places of `old` ones. A queue that no
-    arriving archive has loses its places in the old ones.
+    arriving archive has loses its locations in the old ones.
 
     `queues` are all queues of which the old archives hold anything; with None they are looked for
-    in all places.
+    in all locations.
     """
     homes = {(t, q): (a.number, f, s) for a in arriving for t, q, f, s in a.queues}
     gone = frozenset(ARCHIVE_FIRST + number for number in old)
@@ -223,38 +224,38 @@ def _swap_queue(
 ) -> None:
     home = homes.get(queue)
     prefix = queue_prefix(*queue)
-    rows = [read_place(k, v)[2] for k, v in families.rows(PLACES, prefix, behind(prefix))]
+    rows = [read_location(k, v)[2] for k, v in families.rows(PLACES, prefix, behind(prefix))]
     kept: dict[int, int] = {}
-    """First offset -> its store time, for the places that name the arriving archive."""
-    for i, place in enumerate(rows):
-        is_begin = place.segment in gone and (i == 0 or rows[i - 1].segment not in gone)
+    """First offset -> its store time, for the locations that name the arriving archive."""
+    for i, location in enumerate(rows):
+        is_begin = location.segment in gone and (i == 0 or rows[i - 1].segment not in gone)
         if home is None or not is_begin:
             continue
         behind_it = next((p.first for p in rows[i:] if p.segment not in gone), None)
-        # The offsets before the archive's first were erased or superseded. Behind another place
-        # they must not look as if that place had them.
-        is_later = i == 0 and home[1] > place.first
-        first, stored_at = home[1:] if is_later else (place.first, place.stored_at)
+        # The offsets before the archive's first were erased or superseded. Behind another location
+        # they must not look as if that location had them.
+        is_later = i == 0 and home[1] > location.first
+        first, stored_at = home[1:] if is_later else (location.first, location.stored_at)
         if behind_it is None or first < behind_it:
             kept[first] = stored_at
-    for i, place in enumerate(rows):
-        if place.segment in gone and place.first not in kept:
-            key = place_key(*queue, place.first)
+    for i, location in enumerate(rows):
+        if location.segment in gone and location.first not in kept:
+            key = location_key(*queue, location.first)
             if i and rows[i - 1].segment < ARCHIVE_FIRST:
                 batch.put(PLACES, key, _NOBODY)
             else:
                 batch.delete(PLACES, key)
     for first, stored_at in kept.items():
         assert home is not None, "without an archive nothing is kept"
-        value = place_value(ARCHIVE_FIRST + home[0], stored_at)
-        batch.put(PLACES, place_key(*queue, first), value)
+        value = location_value(ARCHIVE_FIRST + home[0], stored_at)
+        batch.put(PLACES, location_key(*queue, first), value)
 
 
 def _holding(families: Families, numbers: frozenset[int]) -> Iterable[Queue]:
     found: dict[Queue, None] = {}
     for key, value in families.rows(PLACES, b""):
-        topic, queue, place = read_place(key, value)
-        if place.segment in numbers:
+        topic, queue, location = read_location(key, value)
+        if location.segment in numbers:
             found[topic, queue] = None
     return found
 
@@ -323,10 +324,12 @@ def next_number(families: Families) -> int:
     return max([U32.unpack(noted)[0] if noted else 0, *taken])
 
 
-def place_again(
+def locate_again(
     families: Families, batch: Batch, archives: Collection[int], held: Iterable[ArchivedRange]
 ) -> None:
-    """Put the places that archives themselves give into a batch, instead of their places so far."""
+    """Put the locations that archives themselves give into a batch, instead of their locations so
+    far.
+    """
     swap(families, batch, archives, [], None)
     queues: dict[Queue, list[ArchivedRange]] = {}
     for stretch in held:
@@ -336,22 +339,24 @@ def place_again(
         stretches.sort(key=lambda h: (h.first, -h.last))
         for first in _nobodys(families, topic, queue):
             if any(h.first <= first <= h.last for h in stretches):
-                batch.delete(PLACES, place_key(topic, queue, first))
+                batch.delete(PLACES, location_key(topic, queue, first))
         for first, archive, stored_at in _borders(stretches):
-            key = place_key(topic, queue, first)
-            batch.put(PLACES, key, place_value(ARCHIVE_FIRST + archive, stored_at))
-        end = place_key(topic, queue, max(h.last for h in stretches) + 1)
+            key = location_key(topic, queue, first)
+            batch.put(PLACES, key, location_value(ARCHIVE_FIRST + archive, stored_at))
+        end = location_key(topic, queue, max(h.last for h in stretches) + 1)
         it.seek(end)
         if not families.valid(it) or not it.key().startswith(queue_prefix(topic, queue)):
-            batch.put(PLACES, end, place_value(NOWHERE, 0))
+            batch.put(PLACES, end, location_value(NOWHERE, 0))
 
 
 def _nobodys(families: Families, topic: int, queue: int) -> list[int]:
-    """The first offsets of a queue's places that say that nobody has the entries."""
+    """The first offsets of a queue's locations that say that nobody has the entries."""
     prefix = queue_prefix(topic, queue)
     rows = families.rows(PLACES, prefix, behind(prefix))
-    places = (read_place(key, value)[2] for key, value in rows)
-    return [place.first for place in places if place.segment == ARCHIVE_FIRST + NO_ARCHIVE]
+    locations = (read_location(key, value)[2] for key, value in rows)
+    return [
+        location.first for location in locations if location.segment == ARCHIVE_FIRST + NO_ARCHIVE
+    ]
 
 
 def _borders(stretches: Sequence[ArchivedRange]) -> Iterator[tuple[int, int, int]]:

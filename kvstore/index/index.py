@@ -39,8 +39,8 @@ from kvstore.index.keys import (
     U64,
     Checkpoint,
     checkpoint_value,
-    place_key,
-    place_value,
+    location_key,
+    location_value,
     read_checkpoint,
 )
 from kvstore.index.message_keys.dead_keys import DeadKeys
@@ -48,7 +48,7 @@ from kvstore.index.message_keys.key_lookup import MessageKeys, Parts
 from kvstore.index.queue_locations import Counters, Head, QueueLocations
 from kvstore.index.tail import Tail, Tails, queue_tails
 
-HEADS_KEPT: Final = 1 << 19
+HEADS_CACHED_MAX: Final = 1 << 19
 """QueueLocations whose end is kept in memory."""
 
 
@@ -177,7 +177,7 @@ class Index:
         return found
 
     def _cache_head(self, queue: int, head: Head) -> None:
-        if len(self._heads) >= HEADS_KEPT:
+        if len(self._heads) >= HEADS_CACHED_MAX:
             self._forget_heads()
         self._heads[queue] = head
 
@@ -194,7 +194,7 @@ class Index:
             return None
         frozen = self.tails.active
         self.tails = Tails(Tail(position), frozen)
-        if len(self._counters) > HEADS_KEPT:
+        if len(self._counters) > HEADS_CACHED_MAX:
             self._counters.clear()
         return frozen
 
@@ -233,16 +233,16 @@ class Index:
                 for segment, (hashes, positions) in pairs.items():
                     parts = parts or self.keys.parts()
                     parts = self.keys.add(batch, parts, segment, hashes, positions)
-            placed: dict[int, int] = {}
+            located: dict[int, int] = {}
             for queue, segment, first, stored_at in stretches:
-                last = placed.get(queue)
+                last = located.get(queue)
                 if (self.checkpointed_end(queue).segment if last is None else last) != segment:
                     batch.put(
                         PLACES,
-                        place_key(queue >> 32, queue & QUEUE_MASK, first),
-                        place_value(segment, stored_at),
+                        location_key(queue >> 32, queue & QUEUE_MASK, first),
+                        location_value(segment, stored_at),
                     )
-                placed[queue] = segment
+                located[queue] = segment
             batch.put(META, CHECKPOINT, checkpoint_value(checkpoint))
             self.tags.put_new(batch)
             if also is not None:
@@ -255,11 +255,11 @@ class Index:
             # From here on the rows are found in RocksDB. The notes about them change first; then
             # the tail may go.
             self._changing()
-            self.locations.changed(placed)
+            self.locations.changed(located)
             if parts is not None:
                 self.keys.written(parts)
             with self._heads_lock:
-                for queue, segment in placed.items():
+                for queue, segment in located.items():
                     self._cache_head(queue, Head(next_offsets[queue], segment))
             self.checkpoint = checkpoint
             self.tails = Tails(self.tails.active, None)
@@ -285,12 +285,12 @@ class Index:
 
     def min_offset(self, queue: int, first_segment: int, end: int) -> int:
         """A queue's first held offset; its next offset if it holds nothing."""
-        # Tails come before places: an entry that leaves a tail between the two looks is in the
-        # places by then.
+        # Tails come before locations: an entry that leaves a tail between the two looks is in the
+        # locations by then.
         tails = self.tails
-        place = self.locations.first(queue, first_segment)
-        if place is not None:
-            return place.first
+        location = self.locations.first(queue, first_segment)
+        if location is not None:
+            return location.first
         begin = first_segment * self.segment_size
         for t in queue_tails(tails, queue):
             # A reader's tail may begin with entries that retention has taken since.

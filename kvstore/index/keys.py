@@ -60,14 +60,14 @@ ADOPTED: Final = b"adopted"  # JSON: the import, and its source
 GONE: Final = b"gone"  # u32 each: segments above LOG_START that are in archives alone
 NEXT_ARCHIVE: Final = b"next_archive"  # u32: the next archive's number
 COMING: Final = b"coming"  # u32: archives with numbers from this one on are being attached
-UNPLACED: Final = b"unplaced"  # present while places of archived messages have to be made anew
+UNPLACED: Final = b"unplaced"  # present while locations of archived messages have to be made anew
 
 U32: Final = Struct(">I")
 U64: Final = Struct(">Q")
 
 _RUN_KEY: Final = Struct(">IIIQ")  # segment, topic, queue, first offset
-_PLACE_KEY: Final = Struct(">IIQ")  # topic, queue, first offset
-_PLACE_VALUE: Final = Struct(">IQ")  # segment (or NOWHERE), first store time in ms
+_LOCATION_KEY: Final = Struct(">IIQ")  # topic, queue, first offset
+_LOCATION_VALUE: Final = Struct(">IQ")  # segment (or NOWHERE), first store time in ms
 _PART: Final = Struct(">BIH")  # level, first segment, part; then a u64 that says what the row is
 _ARCHIVE_KEY: Final = Struct(">QI")  # first position, archive number
 _OFFSET_KEY: Final = Struct(">III")  # group, topic, queue
@@ -82,14 +82,15 @@ PARKED: Final = (1 << 64) - 1
 yet.
 """
 NOWHERE: Final = 0xFFFFFFFF
-"""The segment of a place that holds nothing: it only keeps a queue's next offset once all its
+"""The segment of a location that holds nothing: it only keeps a queue's next offset once all its
 messages are gone.
 """
 
 ARCHIVE_FIRST: Final = 1 << 31
-"""From here on, up to `NOWHERE`, a place's number is an archive's plus this, and no segment's."""
+"""From here on, up to `NOWHERE`, a location's number is an archive's plus this, and no segment's.
+"""
 NO_ARCHIVE: Final = NOWHERE - 1 - ARCHIVE_FIRST
-"""The archive that is none: a place that names it says that nobody has its offsets any more."""
+"""The archive that is none: a location that names it says that nobody has its offsets any more."""
 
 OFFSET_MAX: Final = (1 << 63) - 1
 QUEUE_MASK: Final = 0xFFFFFFFF
@@ -109,8 +110,8 @@ _FILTERS: Final = HASH_END * BLOCK_SEQUENCES
 _HEAD: Final = (1 << 64) - 1
 
 run_key = _RUN_KEY.pack
-place_key = _PLACE_KEY.pack
-place_value = _PLACE_VALUE.pack
+location_key = _LOCATION_KEY.pack
+location_value = _LOCATION_VALUE.pack
 part_prefix = _PART.pack
 offset_key = _OFFSET_KEY.pack
 lock_key = _LOCK_KEY.pack
@@ -138,8 +139,8 @@ class LockKey(NamedTuple):
     first: int
 
 
-class Place(NamedTuple):
-    """The place of a queue's entries from `first` on; `segment` may also be an archive's number
+class Location(NamedTuple):
+    """The location of a queue's entries from `first` on; `segment` may also be an archive's number
     plus `ARCHIVE_FIRST`, or `NOWHERE`.
     """
 
@@ -197,11 +198,11 @@ def read_history(key: bytes) -> tuple[int, int, int, int]:
     return group, topic, queue, time
 
 
-def read_place(key: bytes, value: bytes) -> tuple[int, int, Place]:
-    """Topic, queue and place of a row of `places`."""
-    topic, queue, first = _PLACE_KEY.unpack(key)
-    segment, stored_at = _PLACE_VALUE.unpack(value)
-    return topic, queue, Place(first, segment, stored_at)
+def read_location(key: bytes, value: bytes) -> tuple[int, int, Location]:
+    """Topic, queue and location of a row of `places`."""
+    topic, queue, first = _LOCATION_KEY.unpack(key)
+    segment, stored_at = _LOCATION_VALUE.unpack(value)
+    return topic, queue, Location(first, segment, stored_at)
 
 
 def read_archive_key(key: bytes) -> tuple[int, int]:

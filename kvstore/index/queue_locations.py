@@ -1,12 +1,12 @@
-"""Queue locations: where a queue's entries are, as RocksDB knows it: places, then runs.
+"""Queue locations: where a queue's entries are, as RocksDB knows it: locations, then runs.
 
 The idea: `places` says in one seek which segment holds an offset, `runs` in one more which run;
-decoded runs, and the place that a queue was last asked for, are kept in bounded memory, so a reader
-that goes on pays for neither. A lookup reads a few places, however many a queue has; only a reader
-that follows a writer, and a replay beside archives, read all places of a queue.
+decoded runs, and the location that a queue was last asked for, are kept in bounded memory, so a
+reader that goes on pays for neither. A lookup reads a few locations, however many a queue has; only
+a reader that follows a writer, and a replay beside archives, read all locations of a queue.
 
 Invariants: what is kept here is never wrong, only incomplete: runs don't change what they say, and
-a place that may have a newer one behind it is read again before an offset is said not to exist.
+a location that may have a newer one behind it is read again before an offset is said not to exist.
 Entries below the log's first segment are gone whether or not their rows are.
 """
 
@@ -30,35 +30,35 @@ from kvstore.index.keys import (
     PLACES,
     QUEUE_MASK,
     RUNS,
-    Place,
+    Location,
     behind,
-    place_key,
+    location_key,
     queue_prefix,
-    read_place,
+    read_location,
     read_run_key,
     run_key,
 )
 
 I64 = NDArray[np.int64]
-RUNS_KEPT: Final = 8192
+RUNS_CACHED_MAX: Final = 8192
 """Decoded runs in memory: 8 KiB each at most."""
-SPANS_KEPT: Final = 1 << 16
-"""QueueLocations whose last place asked for is in memory, and whose first place is."""
-_FOLLOWED_KEPT: Final = 1 << 16
-"""Places in memory of queues whose archived places a newer index tells."""
+SPANS_CACHED_MAX: Final = 1 << 16
+"""QueueLocations whose last location asked for is in memory, and whose first location is."""
+_FOLLOWED_CACHED_MAX: Final = 1 << 16
+"""Locations in memory of queues whose archived locations a newer index tells."""
 
 
 class Head(NamedTuple):
-    """The end of a queue: its next offset, and the segment of its last place (-1: none)."""
+    """The end of a queue: its next offset, and the segment of its last location (-1: none)."""
 
     next_offset: int
     segment: int
 
 
 class Span(NamedTuple):
-    """A place, and the offset at which the next one begins; None for the queue's last place."""
+    """A location, and the offset at which the next one begins; None for a queue's last location."""
 
-    place: Place
+    location: Location
     behind: int | None
 
 
@@ -85,7 +85,7 @@ class _Decoded:
 
 
 class QueueLocations:
-    """The places and runs of all queues. A queue is named by its key in memory, topic id << 32 |
+    """The locations and runs of all queues. A queue is named by its key in memory, topic id << 32 |
     queue id.
     """
 
@@ -93,8 +93,8 @@ class QueueLocations:
         self._families = families
         self._segment_size = segment_size
         self._spans: dict[int, Span] = {}
-        self._firsts: dict[int, Place | None] = {}
-        self._followed: dict[int, list[Place]] = {}
+        self._firsts: dict[int, Location | None] = {}
+        self._followed: dict[int, list[Location]] = {}
         self._followed_kept = 0
         self._runs: dict[int, _Decoded] = {}
         self._runs_kept = 0
@@ -110,152 +110,152 @@ class QueueLocations:
         """A queue's end as of the last checkpoint; (0, -1) if it never had an entry."""
         prefix = queue_prefix(queue >> 32, queue & QUEUE_MASK)
         it = self._families.iter(PLACES)
-        it.seek_for_prev(place_key(queue >> 32, queue & QUEUE_MASK, OFFSET_MAX))
+        it.seek_for_prev(location_key(queue >> 32, queue & QUEUE_MASK, OFFSET_MAX))
         if not self._families.valid(it) or not it.key().startswith(prefix):
             return Head(0, -1)
-        place = read_place(it.key(), it.value())[2]
-        if place.segment == NOWHERE:
-            return Head(place.first, -1)
-        found = self._run_at(queue, place.segment, OFFSET_MAX)
+        location = read_location(it.key(), it.value())[2]
+        if location.segment == NOWHERE:
+            return Head(location.first, -1)
+        found = self._run_at(queue, location.segment, OFFSET_MAX)
         if found is None:
-            return Head(place.first, place.segment)
+            return Head(location.first, location.segment)
         first, value = found
-        return Head(first + runs.count_of(value), place.segment)
+        return Head(first + runs.count_of(value), location.segment)
 
-    def place_at(
+    def location_at(
         self, queue: int, offset: int, first_segment: int, *, fresh: bool = False
     ) -> Span | None:
-        """The place that an offset belongs to, in an archive or a live segment; a place that only
-        keeps the next offset counts to the one behind it.
+        """The location that an offset belongs to, in an archive or a live segment; a location that
+        only keeps the next offset counts to the one behind it.
         """
         found = None if fresh else self._spans.get(queue)
         if (
             found is not None
-            and found.place.first <= offset
+            and found.location.first <= offset
             and (found.behind is None or offset < found.behind)
-            and found.place.segment >= first_segment
+            and found.location.segment >= first_segment
         ):
             return found
         version = self._version
-        place = self._find_place(queue, offset, first_segment)
-        if place is None:
+        location = self._find_location(queue, offset, first_segment)
+        if location is None:
             return None
         following = next(self._behind(queue, offset, first_segment), None)
-        span = Span(place, None if following is None else following.first)
+        span = Span(location, None if following is None else following.first)
         with self._lock:
             if version == self._version:
-                if len(self._spans) >= SPANS_KEPT:
+                if len(self._spans) >= SPANS_CACHED_MAX:
                     self._spans.clear()
                 self._spans[queue] = span
         return span
 
-    def first(self, queue: int, first_segment: int) -> Place | None:
-        """The first place of a queue that holds anything."""
+    def first(self, queue: int, first_segment: int) -> Location | None:
+        """The first location of a queue that holds anything."""
         version = self._version
         if queue in self._firsts:
             found = self._firsts.get(queue)
             if found is None or found.segment >= first_segment:
                 return found
-        places = self._behind(queue, -1, first_segment)
-        found = next((p for p in places if p.segment != NOWHERE and not p.is_lost), None)
+        locations = self._behind(queue, -1, first_segment)
+        found = next((p for p in locations if p.segment != NOWHERE and not p.is_lost), None)
         with self._lock:
             if version == self._version:
-                if len(self._firsts) >= SPANS_KEPT:
+                if len(self._firsts) >= SPANS_CACHED_MAX:
                     self._firsts.clear()
                 self._firsts[queue] = found
         return found
 
-    def places_from(self, queue: int, offset: int, first_segment: int) -> Iterator[Place]:
-        """The place that an offset belongs to, if there is one, and those behind it, in order."""
-        span = self.place_at(queue, offset, first_segment, fresh=True)
+    def locations_from(self, queue: int, offset: int, first_segment: int) -> Iterator[Location]:
+        """The location that an offset belongs to, if there is one, and all behind it, in order."""
+        span = self.location_at(queue, offset, first_segment, fresh=True)
         if span is not None:
-            yield span.place
-        places = self._behind(queue, offset, first_segment)
-        # A place without entries counts only between two others.
-        yield from places if span is not None else dropwhile(lambda p: p.is_lost, places)
+            yield span.location
+        locations = self._behind(queue, offset, first_segment)
+        # A location without entries counts only between two others.
+        yield from locations if span is not None else dropwhile(lambda p: p.is_lost, locations)
 
-    def _find_place(self, queue: int, offset: int, first_segment: int) -> Place | None:
-        nobodys: Place | None = None
-        for place in self._down(queue, offset):
-            if place.segment == NOWHERE:
-                # A place that keeps the next offset counts only while it is the last.
-                if next(self._up(queue, place.first), None) is None:
-                    return place
-            elif place.is_lost:
-                nobodys = nobodys or place
-            elif place.segment >= first_segment:
-                return nobodys or place
+    def _find_location(self, queue: int, offset: int, first_segment: int) -> Location | None:
+        nobodys: Location | None = None
+        for location in self._down(queue, offset):
+            if location.segment == NOWHERE:
+                # A location that keeps the next offset counts only while it is the last.
+                if next(self._up(queue, location.first), None) is None:
+                    return location
+            elif location.is_lost:
+                nobodys = nobodys or location
+            elif location.segment >= first_segment:
+                return nobodys or location
         return None
 
-    def _behind(self, queue: int, offset: int, first_segment: int) -> Iterator[Place]:
-        """The places that begin behind an offset, in order."""
-        before: Place | None = None
-        for place in self._up(queue, offset):
+    def _behind(self, queue: int, offset: int, first_segment: int) -> Iterator[Location]:
+        """The locations that begin behind an offset, in order."""
+        before: Location | None = None
+        for location in self._up(queue, offset):
             if before is not None and before.segment != NOWHERE:
                 yield before
-            before = place if place.segment >= first_segment else None
+            before = location if location.segment >= first_segment else None
         if before is not None:
             yield before
 
-    def _up(self, queue: int, offset: int) -> Iterator[Place]:
+    def _up(self, queue: int, offset: int) -> Iterator[Location]:
         """Rows of a queue that begin behind an offset, rising."""
         if self._newer is not None:
-            places = self._followed_places(self._newer, queue)
-            yield from places[bisect_right(places, offset, key=lambda p: p.first) :]
+            locations = self._followed_locations(self._newer, queue)
+            yield from locations[bisect_right(locations, offset, key=lambda p: p.first) :]
             return
         topic, number = queue >> 32, queue & QUEUE_MASK
         prefix = queue_prefix(topic, number)
-        rows = self._families.rows(PLACES, place_key(topic, number, offset + 1), behind(prefix))
+        rows = self._families.rows(PLACES, location_key(topic, number, offset + 1), behind(prefix))
         for key, value in rows:
-            yield read_place(key, value)[2]
+            yield read_location(key, value)[2]
 
-    def _down(self, queue: int, offset: int) -> Iterator[Place]:
+    def _down(self, queue: int, offset: int) -> Iterator[Location]:
         """Rows of a queue that begin at an offset or before it, falling."""
         if self._newer is not None:
-            places = self._followed_places(self._newer, queue)
-            yield from reversed(places[: bisect_right(places, offset, key=lambda p: p.first)])
+            locations = self._followed_locations(self._newer, queue)
+            yield from reversed(locations[: bisect_right(locations, offset, key=lambda p: p.first)])
             return
         topic, number = queue >> 32, queue & QUEUE_MASK
         prefix = queue_prefix(topic, number)
         it = self._families.iter(PLACES)
-        it.seek_for_prev(place_key(topic, number, offset))
+        it.seek_for_prev(location_key(topic, number, offset))
         while self._families.valid(it) and it.key().startswith(prefix):
-            yield read_place(it.key(), it.value())[2]
+            yield read_location(it.key(), it.value())[2]
             it.prev()
 
     def archived(self, queue: int) -> list[int]:
-        """First offsets of a queue's places that name an archive, or say that the entries are in no
-        tier any more.
+        """First offsets of a queue's locations that name an archive, or say that the entries are in
+        no tier any more.
         """
         prefix = queue_prefix(queue >> 32, queue & QUEUE_MASK)
         rows = self._families.rows(PLACES, prefix, behind(prefix))
-        places = (read_place(key, value)[2] for key, value in rows)
-        return [place.first for place in places if place.is_archived]
+        locations = (read_location(key, value)[2] for key, value in rows)
+        return [location.first for location in locations if location.is_archived]
 
     def follow(self, newer: Families) -> None:
-        """Take places of archives from an index that is newer than this one, whose rows stay as
+        """Take locations of archives from an index that is newer than this one, whose rows stay as
         they are; called before the segments that they replace are gone.
         """
         self._newer = newer
 
-    def _followed_places(self, newer: Families, queue: int) -> list[Place]:
+    def _followed_locations(self, newer: Families, queue: int) -> list[Location]:
         found = self._followed.get(queue)
         if found is not None:
             return found
         version = self._version
         prefix = queue_prefix(queue >> 32, queue & QUEUE_MASK)
         own, there = (
-            [read_place(k, v)[2] for k, v in families.rows(PLACES, prefix, behind(prefix))]
+            [read_location(k, v)[2] for k, v in families.rows(PLACES, prefix, behind(prefix))]
             for families in (self._families, newer)
         )
         # Entries that the newer index lacks went to an archive, or for good.
         left = {p.segment for p in there}
         hot = [p for p in own if p.segment == NOWHERE or p.segment in left]
-        places = {p.first: p for p in (*hot, *(p for p in there if p.is_archived))}
-        found = [place for _, place in sorted(places.items())]
+        locations = {p.first: p for p in (*hot, *(p for p in there if p.is_archived))}
+        found = [location for _, location in sorted(locations.items())]
         with self._lock:
             if version == self._version:
-                if self._followed_kept + len(found) > _FOLLOWED_KEPT:
+                if self._followed_kept + len(found) > _FOLLOWED_CACHED_MAX:
                     self._followed.clear()
                     self._followed_kept = 0
                 self._followed[queue] = found
@@ -268,7 +268,7 @@ class QueueLocations:
             self._version += 1
 
     def changed(self, queues: Iterable[int]) -> None:
-        """Note that these queues may have new places."""
+        """Note that these queues may have new locations."""
         with self._lock:
             for queue in queues:
                 self._spans.pop(queue, None)
@@ -305,17 +305,17 @@ class QueueLocations:
 
     def after(self, queue: int, offset: int, first_segment: int) -> int | None:
         """The first offset above `offset` that has an entry: the far side of a gap."""
-        for place in self.places_from(queue, offset, first_segment):
-            if place.segment >= ARCHIVE_FIRST:
-                if place.is_archived and place.first > offset:
-                    return place.first
+        for location in self.locations_from(queue, offset, first_segment):
+            if location.segment >= ARCHIVE_FIRST:
+                if location.is_archived and location.first > offset:
+                    return location.first
                 continue
             topic, number = queue >> 32, queue & QUEUE_MASK
             it = self._families.iter(RUNS)
-            it.seek(run_key(place.segment, topic, number, offset + 1))
+            it.seek(run_key(location.segment, topic, number, offset + 1))
             if self._families.valid(it):
                 key = read_run_key(it.key())
-                if (key.segment, key.topic, key.queue) == (place.segment, topic, number):
+                if (key.segment, key.topic, key.queue) == (location.segment, topic, number):
                     return key.first
         return None
 
@@ -330,10 +330,10 @@ class QueueLocations:
                     return column[at:]
         for fresh in (False, True):
             removals = self._removals
-            span = self.place_at(queue, offset, first_segment, fresh=fresh)
+            span = self.location_at(queue, offset, first_segment, fresh=fresh)
             if span is None:
                 continue
-            segment = span.place.segment
+            segment = span.location.segment
             if ARCHIVE_FIRST <= segment < NOWHERE:
                 return None
             found = self._run_at(queue, segment, offset)
@@ -359,7 +359,7 @@ class QueueLocations:
         with self._lock:
             if removals != self._removals:
                 return column  # read before its segment went: it must not be kept
-            if self._runs_kept >= RUNS_KEPT:
+            if self._runs_kept >= RUNS_CACHED_MAX:
                 self._runs.clear()
                 self._runs_kept = 0
             old = self._runs.get(queue)

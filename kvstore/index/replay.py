@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kvstore.record.check import Buffer
 
 
-_CODES_KEPT: Final = 4096
+_CODES_CACHED_MAX: Final = 4096
 _ALL_KEYS: Final = 2
 
 _Row = tuple[int, int, int, int, int, int]
@@ -124,7 +124,7 @@ class Replay:
         code = self._codes.get(tag)
         if code is None:
             code = tags_code(topic.name, tag.decode("utf-8", "replace"), None, stored_at)
-            if len(self._codes) < _CODES_KEPT:
+            if len(self._codes) < _CODES_CACHED_MAX:
                 self._codes[tag] = code
         return code
 
@@ -150,8 +150,8 @@ class Replay:
 
     def _is_beside_archives(self, key: int, offset: int, following: int) -> bool:
         """Whether an entry may be where it is because other entries of its queue are in archives,
-        before or behind it: an erasure moves segments out of turn. Archives get their places before
-        replay.
+        before or behind it: an erasure moves segments out of turn. Archives get their locations
+        before replay.
         """
         if not self.is_anew:
             return False

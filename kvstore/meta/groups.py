@@ -157,7 +157,7 @@ class Groups:
         """
         with self._lock:
             batch = self._families.batch()
-            made = self.stage(batch, configs, exist_ok=exist_ok)
+            made = self.put_new(batch, configs, exist_ok=exist_ok)
             if made:
                 self._families.write(batch, sync=True)
                 self.written(made)
@@ -166,7 +166,7 @@ class Groups:
             new = {info.name: info for info in made}
             return [new.get(c.name) or self.get(c.name) for c in configs]
 
-    def stage(
+    def put_new(
         self, batch: Batch, configs: Iterable[GroupConfig], *, exist_ok: bool = False
     ) -> list[GroupInfo]:
         """Put new groups into a batch, under `lock`; raises an error for the first wrong one. The
@@ -205,13 +205,13 @@ class Groups:
         return msgspec.structs.replace(info, since=self._log_end())
 
     def written(self, made: Sequence[GroupInfo]) -> None:
-        """Take over the groups of `stage`, whose batch was written."""
+        """Take over the groups of `put_new`, whose batch was written."""
         for info in made[:_CACHED_OF_A_BATCH]:
             self._remember(info)
 
     @property
     def lock(self) -> threading.RLock:
-        """Held from `stage` to `written`."""
+        """Held from `put_new` to `written`."""
         return self._lock
 
     def _exists(self, name: str) -> bool:
@@ -230,7 +230,7 @@ class Groups:
             self._families.write(batch, sync=True)
             return self._remember(new)
 
-    def stage_delete(self, batch: Batch, names: Iterable[str]) -> list[GroupInfo]:
+    def put_removal(self, batch: Batch, names: Iterable[str]) -> list[GroupInfo]:
         """Put the removal of groups, and of all that is keyed by them, into a batch, under `lock`;
         then `deleted`. `GroupNotFound` for the first that is not there.
         """
@@ -248,7 +248,7 @@ class Groups:
         return infos
 
     def deleted(self, infos: Iterable[GroupInfo]) -> None:
-        """Forget the groups of `stage_delete`, whose batch was written."""
+        """Forget the groups of `put_removal`, whose batch was written."""
         for info in infos:
             self._cache.pop(info.name, None)
             if self._names is not None:

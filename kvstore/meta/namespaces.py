@@ -118,11 +118,11 @@ class Namespaces:
         """Whether a namespace was made by `create_namespace`."""
         return self._families.get(META, _ROW + name.encode()) is not None
 
-    def stage(self, batch: Batch, name: str, now_ms: int) -> None:
+    def put_new(self, batch: Batch, name: str, now_ms: int) -> None:
         """Put a new namespace into a batch."""
         batch.put(META, _ROW + name.encode(), msgspec.msgpack.encode(_Row(now_ms)))
 
-    def stage_delete(self, batch: Batch, name: str) -> None:
+    def put_removal(self, batch: Batch, name: str) -> None:
         """Put the removal of one into a batch."""
         batch.delete(META, _ROW + name.encode())
 

@@ -12,8 +12,8 @@ each opening after an unclean end notes where it found the log's end, numbered; 
 of these there were when it was written. The lowest of those that are newer than the row bounds it:
 the offset is clamped to its queue's next offset at that end, when it is first read.
 
-A caller that writes offsets together with other rows adds them to its own batch with `stage`, and
-calls `written` afterwards.
+A caller that writes offsets together with other rows adds them to its own batch with `put_offset`,
+and calls `written` afterwards.
 
 Invariants: `get` and `history` return no offset above the queue's next offset, nor one that would
 skip a message put after a recovery; opening reads no row; the last writer of a row wins: cached
@@ -337,7 +337,7 @@ class Offsets:
             if len(rows) <= _LAST_MAX:
                 last.update(rows)
 
-    def stage(self, batch: Batch, group: int, topic: int, queue: int, offset: int) -> None:
+    def put_offset(self, batch: Batch, group: int, topic: int, queue: int, offset: int) -> None:
         """Add to a caller's batch that a group wants `offset` next; then `written`.
 
         The offset was checked, or is that of a message that was read.
@@ -346,7 +346,7 @@ class Offsets:
         self._last_rows.pop(key, None)
         self._put(batch, key, offset)
 
-    def stage_pop(
+    def put_pop_offset(
         self, batch: Batch, flight: PopProgress, queue: int, offset: int, passed: int
     ) -> None:
         """Add to a pop's batch where its queue goes on, and how many messages were `passed` over
@@ -359,7 +359,7 @@ class Offsets:
         self._unsynced = True
 
     def pop_row(self, flight: PopProgress, queue: int, offset: int) -> tuple[bytes, bytes]:
-        """The row that `stage_pop` would add to a batch if no more messages are passed over."""
+        """The row that `put_pop_offset` would add to a batch if it passes no more messages over."""
         key = offset_key(flight.group, flight.topic, queue)
         if self._last_rows:
             self._last_rows.pop(key, None)
@@ -371,7 +371,7 @@ class Offsets:
         return key, _ROW.pack(offset, self._recoveries)
 
     def written(self) -> None:
-        """Note that a batch with staged offsets was written: it is to be synced."""
+        """Note that a batch with offsets was written: it is to be synced."""
         self._unsynced = True
         with self._lock:
             # Under the lock: a commit under way adds its offsets before, and they go too.
@@ -426,7 +426,7 @@ class Offsets:
 
     # --- removing ---
 
-    def stage_forget(self, batch: Batch, topics: Collection[int]) -> None:
+    def put_removal(self, batch: Batch, topics: Collection[int]) -> None:
         """Put the removal of all that groups keep of topics into a batch."""
         last = b""
         for key in self._keys_of(topics):

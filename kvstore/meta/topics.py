@@ -194,7 +194,7 @@ class Topics:
 
     @property
     def lock(self) -> threading.RLock:
-        """Held from `stage` to `written`, and from `stage_delete` to `deleted`."""
+        """Held from `put_new` to `written`, and from `put_removal` to `deleted`."""
         return self._lock
 
     def create(self, configs: Sequence[TopicConfig], *, exist_ok: bool = False) -> list[TopicInfo]:
@@ -203,7 +203,7 @@ class Topics:
         """
         with self._lock:
             batch = self._families.batch()
-            made = self.stage(batch, configs, exist_ok=exist_ok)
+            made = self.put_new(batch, configs, exist_ok=exist_ok)
             if made:
                 self._families.write(batch, sync=True)
                 self.written(made)
@@ -212,7 +212,7 @@ class Topics:
             new = {info.name: info for info in made}
             return [new.get(c.name) or self.get(c.name).info for c in configs]
 
-    def stage(
+    def put_new(
         self, batch: Batch, configs: Iterable[TopicConfig], *, exist_ok: bool = False
     ) -> list[TopicInfo]:
         """Put new topics into a batch; raises an error for the first wrong one. The caller writes
@@ -243,7 +243,7 @@ class Topics:
         return made
 
     def written(self, made: Sequence[TopicInfo]) -> None:
-        """Take over the topics of `stage`, whose batch was written."""
+        """Take over the topics of `put_new`, whose batch was written."""
         for info in made[:_CACHED_OF_A_BATCH]:
             self._remember(info)
         self._counted(len(made))
@@ -253,14 +253,14 @@ class Topics:
             self._names.update((info.id, info.name) for info in infos)
 
     def allocate_ids(self, count: int) -> int:
-        """The first of `count` ids, reserved durably for topics of `stage_rows`."""
+        """The first of `count` ids, reserved durably for topics of `put_rows`."""
         with self._lock:
             first = self.next_id
             self._write([], first + count)
             self.next_id = first + count
             return first
 
-    def stage_rows(self, batch: Batch, infos: Sequence[TopicInfo]) -> None:
+    def put_rows(self, batch: Batch, infos: Sequence[TopicInfo]) -> None:
         """Put topics that have ids already into a batch; `TopicExists`. Then `rows_written`."""
         for info in infos:
             if self._exists(info.name):
@@ -269,7 +269,7 @@ class Topics:
         self._name(infos)
 
     def rows_written(self, infos: Sequence[TopicInfo]) -> None:
-        """Take over the topics of `stage_rows`, whose batch was written."""
+        """Take over the topics of `put_rows`, whose batch was written."""
         for info in infos:
             self._remember(info)
         self._counted(len(infos))
@@ -320,7 +320,7 @@ class Topics:
         self._remember(new)
         self.changed()
 
-    def stage_delete(self, batch: Batch, names: Iterable[str]) -> list[TopicInfo]:
+    def put_removal(self, batch: Batch, names: Iterable[str]) -> list[TopicInfo]:
         """Put the removal of topics into a batch: their records stay out of the index from now on,
         and go with their segments. `TopicNotFound` for the first that is not there.
 
@@ -339,7 +339,7 @@ class Topics:
         return infos
 
     def deleted(self, infos: Iterable[TopicInfo]) -> None:
-        """Forget the topics of `stage_delete`, whose batch was written."""
+        """Forget the topics of `put_removal`, whose batch was written."""
         self.changed()
         for info in infos:
             self._cache.pop(info.name, None)

@@ -16,7 +16,7 @@ import msgspec
 
 from kvstore.config import KeyIndex, Retention, StoreConfig
 from kvstore.files import Files
-from kvstore.index.derived import mark_unplaced
+from kvstore.index.derived import mark_unlocated
 from kvstore.index.families import Batch
 from kvstore.index.index import Index
 from kvstore.index.keys import (
@@ -90,7 +90,7 @@ class Adoption(msgspec.Struct, frozen=True):
         )
         batch.put(META, ADOPTED, msgspec.json.encode(summary(self, len(topics), len(groups))))
         if self.has_archives:
-            mark_unplaced(batch)
+            mark_unlocated(batch)
 
 
 class Adopted(msgspec.Struct, frozen=True):

@@ -1,13 +1,13 @@
-"""Places archived messages in the index of a store that is made anew.
+"""Gives archived messages their locations in the index of a store that is made anew.
 
-The idea: an archive itself says which messages of which queue it holds. So the places of archived
-messages come from there, before the log is replayed: a queue whose messages are all archived goes
-on behind them. If the catalog itself is lost, the archives in the store's own folder are found
-again, and with them the topics that only they know.
+The idea: an archive itself says which messages of which queue it holds. So the locations of
+archived messages come from there, before the log is replayed: a queue whose messages are all
+archived goes on behind them. If the catalog itself is lost, the archives in the store's own folder
+are found again, and with them the topics that only they know.
 
-Invariants: the messages of an archive that can't be read now keep their places as they are; all is
-one batch, and until it is written the next opening does it all again; messages of a segment in the
-log are not taken from an archive as well.
+Invariants: the messages of an archive that can't be read now keep their locations as they are; all
+is one batch, and until it is written the next opening does it all again; messages of a segment in
+the log are not taken from an archive as well.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvstore.errors import ArchiveDamaged, ArchiveUnavailable
 from kvstore.index.archived import Archived, Contents
 from kvstore.index.attach import forget
 from kvstore.index.families import Batch
-from kvstore.index.handover import place_again, put_gone, read_gone
+from kvstore.index.handover import locate_again, put_gone, read_gone
 from kvstore.index.index import Index
 from kvstore.index.keys import (
     ARCHIVES,
@@ -42,7 +42,7 @@ _log = logging.getLogger("kvmq")
 
 
 def place_archives(index: Index, log: CommitLog, archives: Callable[[], Archived]) -> None:
-    """Makes the places of archived messages anew, if that is to be done."""
+    """Makes the locations of archived messages anew, if that is to be done."""
     families = index.families
     if families.get(META, COMING) is not None:
         # An attach was cut short, and will never end.
@@ -60,10 +60,12 @@ def place_archives(index: Index, log: CommitLog, archives: Callable[[], Archived
         try:
             held[number] = archived.contents(number)
         except (ArchiveDamaged, ArchiveUnavailable) as e:
-            _log.error("%s: places of its messages stay as they are: %s", log.folder.parent, str(e))
+            _log.error(
+                "%s: locations of its messages stay as they are: %s", log.folder.parent, str(e)
+            )
     known = _place_topics(index, batch, held.values())
     mine = [h for c in held.values() for h in c.held if h.topic in known]
-    place_again(families, batch, held, archived.split_overlaps(mine))
+    locate_again(families, batch, held, archived.split_overlaps(mine))
     size, there = log.segment_size, log.segments.numbers
     stretches = {
         n for c in held.values() for a, b in c.segments for n in range(a // size, -(-b // size))

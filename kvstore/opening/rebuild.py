@@ -30,7 +30,7 @@ from typing import Final
 from kvstore.config import StoreConfig
 from kvstore.errors import Damaged, IndexDamaged, SegmentDamaged, StoreError, StoreNotFound
 from kvstore.files import Files, FolderLock
-from kvstore.index.derived import drop_derived, kept_places, mark_unplaced
+from kvstore.index.derived import drop_derived, kept_locations, mark_unlocated
 from kvstore.index.families import Batch
 from kvstore.index.index import Index
 from kvstore.index.keys import (
@@ -207,17 +207,17 @@ def _copy_old(old: Index, index: Index, batch: Batch, config: StoreConfig) -> No
     index.families.write(some)
     batch.put(META, CHECKPOINT, checkpoint_value(back))
     if next(old.families.rows(ARCHIVES, b""), None) is not None:
-        mark_unplaced(batch)
+        mark_unlocated(batch)
 
 
 def _kept_rows(old: Index) -> Iterator[tuple[str, bytes, bytes]]:
-    """The rows that the log can't tell; of the places, those that can be read."""
+    """The rows that the log can't tell; of the locations, those that can be read."""
     for name in _KEPT:
         for key, value in old.families.rows(name, b""):
             if name != META or key not in (SEALED, CHECKPOINT, FORMAT):
                 yield name, key, value
     with suppress(Damaged):
-        for key, value in kept_places(old.families):
+        for key, value in kept_locations(old.families):
             yield PLACES, key, value
 
 

@@ -19,7 +19,7 @@ import msgspec
 from kvstore.config import StoreConfig
 from kvstore.index.archived import ArchivedRange, ArchivedTopic
 from kvstore.index.families import Batch
-from kvstore.index.handover import place_again
+from kvstore.index.handover import locate_again
 from kvstore.index.index import Index
 from kvstore.index.keys import (
     ARCHIVES,
@@ -66,7 +66,7 @@ class Restored(NamedTuple):
             batch.put(TOPICS, topic.name.encode(), msgspec.msgpack.encode(info))
         for key, value in self.rows:
             batch.put(ARCHIVES, key, value)
-        place_again(index.families, batch, {h.archive for h in self.held}, self.held)
+        locate_again(index.families, batch, {h.archive for h in self.held}, self.held)
         batch.put(META, NEXT_TOPIC_ID, U32.pack(self.next_topic))
         batch.put(META, NEXT_ARCHIVE, U32.pack(self.next_archive))
         batch.put(META, LOG_START, U64.pack(position))

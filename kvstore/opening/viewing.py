@@ -30,9 +30,9 @@ from kvstore.index.keys import (
     PLACES,
     STORE_ID,
     behind,
-    place_key,
+    location_key,
     queue_prefix,
-    read_place,
+    read_location,
 )
 from kvstore.log.segments import named_position, segment_name
 from kvstore.meta.topics import Topics
@@ -134,15 +134,15 @@ def homes(path: Path, config: StoreConfig, spans: Iterable[tuple[Queue, int, int
         it = index.families.iter(PLACES)
         for (topic, queue), low, end in spans:
             prefix = queue_prefix(topic, queue)
-            it.seek_for_prev(place_key(topic, queue, low))
+            it.seek_for_prev(location_key(topic, queue, low))
             if not index.families.valid(it) or not it.key().startswith(prefix):
                 it.seek(prefix)
             while index.families.valid(it) and it.key().startswith(prefix):
-                place = read_place(it.key(), it.value())[2]
-                if place.first >= end:
+                location = read_location(it.key(), it.value())[2]
+                if location.first >= end:
                     break
-                if place.is_archived:
-                    found.add(place.archive)
+                if location.is_archived:
+                    found.add(location.archive)
                 it.next()
     return found
 
@@ -172,11 +172,11 @@ def _first(index: Index, topic: int, queue: int, first_segment: int, end: int) -
     """The first offset that a queue holds; `end` if it holds none."""
     prefix = queue_prefix(topic, queue)
     for key, value in index.families.rows(PLACES, prefix, behind(prefix)):
-        place = read_place(key, value)[2]
-        is_held = place.segment < ARCHIVE_FIRST or place.is_archived
-        is_nobodys = place.is_lost
-        if is_held and not is_nobodys and place.segment >= first_segment:
-            return place.first
+        location = read_location(key, value)[2]
+        is_held = location.segment < ARCHIVE_FIRST or location.is_archived
+        is_nobodys = location.is_lost
+        if is_held and not is_nobodys and location.segment >= first_segment:
+            return location.first
     return end
 
 

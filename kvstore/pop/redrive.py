@@ -160,7 +160,7 @@ class Redrive:
             ]
             if lost:
                 self._put_back(lost)
-            self._offsets.stage(batch, group.id, letters.id, queue, behind)
+            self._offsets.put_offset(batch, group.id, letters.id, queue, behind)
             self._context.families.write(batch, sync=True)
             self._offsets.written()
             tables[letters.id].forget_next(queue)
@@ -296,7 +296,7 @@ class Redrive:
         """
         if queue not in table.next:
             change.next[queue] = table.starts[queue][2]
-            self._offsets.stage(change.batch, group.id, table.topic, queue, change.next[queue])
+            self._offsets.put_offset(change.batch, group.id, table.topic, queue, change.next[queue])
 
     # --- putting letters back ---
 

@@ -399,7 +399,7 @@ class Claim:
                 if offset is None:
                     offset = context.next_offset(table, self.group, self.topic, queue)
                 passed = table.passed.get(queue, 0) + change.passed.get(queue, 0)
-                context.offsets.stage_pop(change.batch, table, queue, offset, passed)
+                context.offsets.put_pop_offset(change.batch, table, queue, offset, passed)
             context.families.write(change.batch)
             table.apply(change)
             self._update_order()

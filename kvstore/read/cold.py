@@ -1,13 +1,13 @@
-"""Reads archived messages, as the places of the index name them.
+"""Reads archived messages, as the locations of the index name them.
 
 The idea: the log is looked at first, so a reader of new messages never comes by here. For a message
-that the log does not have, a place gives the archive's number, and the offset at which the next
-place begins. Messages between the two that the archive does not hold were erased or superseded, and
-are passed over.
+that the log does not have, a location gives the archive's number, and the offset at which the next
+location begins. Messages between the two that the archive does not hold were erased or superseded,
+and are passed over.
 
-Invariants: only messages of the place's own stretch are returned, whatever else the archive holds
-of the queue; lost messages are reported with the offset behind them; a stale place is never taken
-for damage.
+Invariants: only messages of the location's own stretch are returned, whatever else the archive
+holds of the queue; lost messages are reported with the offset behind them; a stale location is
+never taken for damage.
 """
 
 from __future__ import annotations
@@ -43,15 +43,17 @@ class Cold:
         self._index = index
         self._first_segment = first_segment
 
-    def place(self, key: int, offset: int) -> tuple[int, int] | None:
-        """The archive that has an offset, and where the next place begins (the queue's next offset,
-        if there is none); None if the offset's place is no archive.
+    def location(self, key: int, offset: int) -> tuple[int, int] | None:
+        """The archive that has an offset, and where the next location begins (the queue's next
+        offset, if there is none); None if the offset's location is no archive.
         """
         for fresh in (False, True):
-            span = self._index.locations.place_at(key, offset, self._first_segment(), fresh=fresh)
-            if span is not None and span.place.is_archived:
+            span = self._index.locations.location_at(
+                key, offset, self._first_segment(), fresh=fresh
+            )
+            if span is not None and span.location.is_archived:
                 behind = self._index.end(key) if span.behind is None else span.behind
-                return span.place.archive, behind
+                return span.location.archive, behind
         return None
 
     def read(
@@ -60,7 +62,7 @@ class Cold:
         """Append up to `limit` messages from `offset` on to `out`; returns the offset at which to
         go on, or None if no archive is to have that offset.
         """
-        found = self.place(topic.base + queue, offset)
+        found = self.location(topic.base + queue, offset)
         if found is None:
             return None
         archive, behind = found
@@ -77,10 +79,11 @@ class Cold:
         return messages[-1].offset + 1
 
     def first_from(self, topic: Topic, queue: int, time: int, low: int, high: int) -> int | None:
-        """The first held offset from `low` to before `high`, all of one place, that was stored at
-        or after `time`. If it would be among lost messages, the error gives the offset behind them.
+        """The first held offset from `low` to before `high`, all of one location, that was stored
+        at or after `time`. If it would be among lost messages, the error gives the offset behind
+        them.
         """
-        found = self.place(topic.base + queue, low)
+        found = self.location(topic.base + queue, low)
         if found is None:
             return None
         archive, behind = found
@@ -98,7 +101,7 @@ class Cold:
         """Whether the record of the first held message from `offset` on stood below a position of
         the log; None if no archive has one. Only an archive of both sides is read for it.
         """
-        found = self.place(key, offset)
+        found = self.location(key, offset)
         if found is None:
             return None
         archive, behind = found
@@ -135,7 +138,7 @@ class Cold:
             nonlocal before
             while waiting and -waiting[0][0] >= top:
                 below, archive = heappop(waiting)
-                # While messages change places, both may have them.
+                # While messages change locations, both may have them.
                 if -below != before:
                     yield -below, archive
                 before = -below

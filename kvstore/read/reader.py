@@ -88,7 +88,7 @@ class Reader:
             self.follow(is_missing=is_missing)
 
     def read_from(self, archived: Archived) -> None:
-        """Reads messages whose places name archives through `archived` from now on."""
+        """Reads messages whose locations name archives through `archived` from now on."""
         self.cold = Cold(self._index, archived, self.first_segment)
         self._index.archived_below = self.cold.below
 
@@ -167,10 +167,10 @@ class Reader:
         key = topic.base + queue
         end, first = self.visible_end(), self.first_segment()
         number = position // self._log.segment_size
-        for place in self._index.locations.places_from(key, offset, first):
-            if place.first > offset and number < place.segment < NOWHERE:
-                return place.first
-        # No entry has a place yet: it may still be in the tail.
+        for location in self._index.locations.locations_from(key, offset, first):
+            if location.first > offset and number < location.segment < NOWHERE:
+                return location.first
+        # No entry has a location yet: it may still be in the tail.
         stop = (number + 1) * self._log.segment_size
         at: int | None = offset
         while at is not None:
@@ -403,23 +403,23 @@ class Reader:
         is_archived, behind = False, high
         gap: int | None = None
         start = self._before(topic.base + queue, time, low, high)
-        for place in self._index.locations.places_from(
+        for location in self._index.locations.locations_from(
             topic.base + queue, start, self.first_segment()
         ):
-            # Places narrow it to one segment or archive, so that no other one is touched.
-            if place.first < low or place.first >= high:
-                is_archived = is_archived or (place.first < low and place.is_archived)
+            # Locations narrow it to one segment or archive, so that no other one is touched.
+            if location.first < low or location.first >= high:
+                is_archived = is_archived or (location.first < low and location.is_archived)
                 continue
-            if place.segment == NOWHERE:
-                # Messages behind it are not in a place yet, so no archive has them.
-                behind = place.first
-            elif place.is_lost:
+            if location.segment == NOWHERE:
+                # Messages behind it are not in a location yet, so no archive has them.
+                behind = location.first
+            elif location.is_lost:
                 # Its store time is unknown: the stretch before it is searched by itself.
-                gap = place.first if gap is None else gap
-            elif place.stored_at < time:
-                low, is_archived, behind, gap = place.first, place.is_archived, high, None
+                gap = location.first if gap is None else gap
+            elif location.stored_at < time:
+                low, is_archived, behind, gap = location.first, location.is_archived, high, None
             else:
-                high = place.first
+                high = location.first
                 break
         end = high if gap is None else gap
         if is_archived and self.cold is not None:
@@ -435,22 +435,22 @@ class Reader:
 
     def _before(self, key: int, time: int, low: int, high: int) -> int:
         """An offset from `low` on, before all messages stored at or after a time, from which a look
-        at the places comes there soon.
+        at the locations comes there soon.
         """
         start = low
         while low < high:
             middle = (low + high) // 2
-            span = self._index.locations.place_at(key, middle, self.first_segment())
+            span = self._index.locations.location_at(key, middle, self.first_segment())
             if span is None:
                 low = middle + 1
                 continue
-            place = span.place
-            is_told = place.segment != NOWHERE and not place.is_lost
-            if is_told and place.stored_at < time:
-                start = max(start, place.first)
+            location = span.location
+            is_told = location.segment != NOWHERE and not location.is_lost
+            if is_told and location.stored_at < time:
+                start = max(start, location.first)
                 low = high if span.behind is None else span.behind
             else:
-                high = max(low, place.first)
+                high = max(low, location.first)
         return start
 
     def _first_in_log(self, topic: Topic, queue: int, time: int, low: int, high: int) -> int:

@@ -27,7 +27,7 @@ from kvstore import (
 from kvstore.engine.housekeeper import Job
 from kvstore.index.families import Batch, Families
 from kvstore.index.index import Index
-from kvstore.index.keys import FORMAT, FORMAT_VERSION, META, PLACES, U32, read_place, read_run_key
+from kvstore.index.keys import FORMAT, FORMAT_VERSION, META, PLACES, U32, read_location, read_run_key
 from kvstore.index.runs import unpack
 from kvstore.opening.rebuild import prepare_rebuild
 from kvstore.opening.store_folder import is_marked
@@ -310,7 +310,7 @@ def content(path: Path) -> dict[str, list[Row]]:
                 for offset, entry in enumerate(columns, run.first)
             ]
         for key, value in index.families.rows("places", b""):
-            topic, queue, place = read_place(key, value)
+            topic, queue, place = read_location(key, value)
             found["places"].append((topic, queue, *place))
         for number in range(store.stats().end_position // SEGMENT + 1):
             hashes, positions = index.keys.pairs(number)

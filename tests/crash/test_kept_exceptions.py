@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -108,12 +109,8 @@ def test_a_store_opens_again_though_exceptions_of_its_calls_are_kept(tmp_path: P
     for number, step in enumerate(steps):
         folder = tmp_path / f"{number}"
         store = used(folder)
-        kept.append(
-            struck(
-                lambda store=store: reads_and_writes(store),
-                Thrower("struck", step, ERRORS[number % 2]),
-            )
-        )
+        thrower = Thrower("struck", step, ERRORS[number % 2])
+        kept.append(struck(partial(reads_and_writes, store), thrower))
         store.close()
         kvstore.open(folder, SMALL).close()
     assert sum(error is not None for error in kept) > 10

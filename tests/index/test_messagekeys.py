@@ -25,10 +25,10 @@ from kvstore.index.keys import (
     RUNS,
     U32,
     U64,
-    place_key,
-    place_value,
+    location_key,
+    location_value,
+    read_location,
     read_part_prefix,
-    read_place,
     run_key,
 )
 from kvstore.index.message_keys import key_lookup, key_merge
@@ -467,12 +467,12 @@ def test_a_range_that_begins_below_a_parts_first_block_reaches_into_it(families:
 def test_pieces_of_filters_are_kept_in_bounded_memory(
     families: Families, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_lookup, "FILTERS_KEPT_BYTES", 1)
+    monkeypatch.setattr(key_lookup, "FILTERS_CACHED_BYTES_MAX", 1)
     keys = MessageKeys(families, SEGMENT)
     model = fill(families, keys, range(5))
     assert_finds(keys, model)
     assert len(keys._filters) == keys._filter_bytes == 0
-    monkeypatch.setattr(key_lookup, "FILTERS_KEPT_BYTES", 2000)
+    monkeypatch.setattr(key_lookup, "FILTERS_CACHED_BYTES_MAX", 2000)
     assert_finds(keys, model)
     assert 0 < keys._filter_bytes <= 2000
 
@@ -491,7 +491,7 @@ def put_runs(
         columns = Columns(n * 135 + topic, n % 7 + 91, n * 31 - 5, n + 1_700_000_000_000)
         batch.put(RUNS, run_key(segment, topic, queue, at), pack_many(columns, np.array([0])).data)
         at += count
-    batch.put(PLACES, place_key(topic, queue, first), place_value(segment, 1_700_000_000_000))
+    batch.put(PLACES, location_key(topic, queue, first), location_value(segment, 1_700_000_000_000))
     families.write(batch)
 
 
@@ -565,7 +565,7 @@ def test_retiring_takes_a_segment_and_leaves_the_next_offset_of_an_emptied_queue
     batch = families.batch()
     assert retire(families, batch, 0) == 3
     families.write(batch)
-    places = [read_place(k, v) for k, v in families.rows(PLACES, b"")]
+    places = [read_location(k, v) for k, v in families.rows(PLACES, b"")]
     assert [(t, q, p.first, p.segment) for t, q, p in places] == [
         (1, 0, 7, 1),
         (1, 1, 5, NOWHERE),

@@ -1,4 +1,4 @@
-"""Where a queue's entries are: places, looked up by offset, whatever there are of them."""
+"""Where a queue's entries are: locations, looked up by offset, whatever there are of them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from kvstore.index.keys import (
     NOWHERE,
     PLACES,
     RUNS,
-    Place,
-    place_key,
-    place_value,
+    Location,
+    location_key,
+    location_value,
     run_key,
 )
 from kvstore.index.queue_locations import QueueLocations, Span
@@ -48,24 +48,24 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Families]:
     opened.close()
 
 
-def put(families: Families, places: list[Place]) -> None:
-    """These places, and none else; neighbours in other queues have some of their own."""
+def put(families: Families, locations: list[Location]) -> None:
+    """These locations, and none else; neighbours in other queues have some of their own."""
     batch = families.batch()
     batch.delete_range(PLACES, b"", b"\xff" * 16)
     for topic, queue in ((TOPIC, QUEUE - 1), (TOPIC, QUEUE + 1), (TOPIC + 1, 0)):
-        batch.put(PLACES, place_key(topic, queue, 3), place_value(1, 9))
-    for place in places:
+        batch.put(PLACES, location_key(topic, queue, 3), location_value(1, 9))
+    for location in locations:
         batch.put(
             PLACES,
-            place_key(TOPIC, QUEUE, place.first),
-            place_value(place.segment, place.stored_at),
+            location_key(TOPIC, QUEUE, location.first),
+            location_value(location.segment, location.stored_at),
         )
     families.write(batch)
 
 
-def visible(places: list[Place], first_segment: int) -> list[Place]:
+def visible(locations: list[Location], first_segment: int) -> list[Location]:
     """What is to be seen of them, by the rules of docs/keys.md."""
-    found = [p for p in places[:-1] if p.segment != NOWHERE] + places[-1:]
+    found = [p for p in locations[:-1] if p.segment != NOWHERE] + locations[-1:]
     there = [p for p in found if p.segment >= first_segment]
     return list(dropwhile(lambda p: p.is_lost, there))
 
@@ -82,10 +82,10 @@ MADE = st.lists(st.tuples(st.integers(0, 30), SEGMENTS), max_size=8, unique_by=l
 def test_an_offset_belongs_to_the_last_place_that_is_to_be_seen_and_not_behind_it(
     lasting: Families, made: list[tuple[int, int]], first_segment: int
 ) -> None:
-    places = [Place(first, segment, first * 10) for first, segment in sorted(made)]
-    put(lasting, places)
+    locations = [Location(first, segment, first * 10) for first, segment in sorted(made)]
+    put(lasting, locations)
     queues = QueueLocations(lasting, SEGMENT)
-    seen = visible(places, first_segment)
+    seen = visible(locations, first_segment)
     holding = [p for p in seen if p.segment != NOWHERE]
     for _ in range(2):  # the second time from memory
         assert queues.first(KEY, first_segment) == next(iter(holding), None)
@@ -94,8 +94,8 @@ def test_an_offset_belongs_to_the_last_place_that_is_to_be_seen_and_not_behind_i
             wanted = None
             if i >= 0:
                 wanted = Span(seen[i], seen[i + 1].first if i + 1 < len(seen) else None)
-            assert queues.place_at(KEY, offset, first_segment) == wanted
-            rest = list(queues.places_from(KEY, offset, first_segment))
+            assert queues.location_at(KEY, offset, first_segment) == wanted
+            rest = list(queues.locations_from(KEY, offset, first_segment))
             assert rest == seen[max(i, 0) :]
 
 
@@ -106,12 +106,12 @@ def test_a_look_costs_the_same_among_ten_thousand_places(
     costs = Costs(monkeypatch)
     found = []
     for count in (2, 100, 10_000):
-        archived = [Place(n * 10, ARCHIVE_FIRST + n, n) for n in range(count - 1)]
-        put(families, [*archived, Place(count * 10, 7, count)])
+        archived = [Location(n * 10, ARCHIVE_FIRST + n, n) for n in range(count - 1)]
+        put(families, [*archived, Location(count * 10, 7, count)])
         queues = QueueLocations(families, SEGMENT)
         with costs.counting() as counts:
             for offset in (0, count * 5, count * 10 - 1, count * 10 + 5):
-                queues.place_at(KEY, offset, 3)
+                queues.location_at(KEY, offset, 3)
             queues.first(KEY, 3)
             queues.after(KEY, count * 10 - 11, 3)
         found.append(counts.total())
@@ -121,36 +121,36 @@ def test_a_look_costs_the_same_among_ten_thousand_places(
 def test_what_is_kept_of_places_is_bounded(
     families: Families, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queues_module, "SPANS_KEPT", 2)
-    put(families, [Place(0, 3, 5)])
+    monkeypatch.setattr(queues_module, "SPANS_CACHED_MAX", 2)
+    put(families, [Location(0, 3, 5)])
     queues = QueueLocations(families, SEGMENT)
     for _ in range(3):
         for queue in (KEY - 1, KEY, KEY + 1):
-            assert queues.place_at(queue, 9, 0) is not None
+            assert queues.location_at(queue, 9, 0) is not None
             assert queues.first(queue, 0) is not None
     assert len(queues._spans) <= 2
     assert len(queues._firsts) <= 2
 
 
 def test_a_place_that_is_read_while_rows_change_is_not_kept(families: Families) -> None:
-    put(families, [Place(0, 3, 5)])
+    put(families, [Location(0, 3, 5)])
     queues = QueueLocations(families, SEGMENT)
-    assert queues.place_at(KEY, 9, 0) == Span(Place(0, 3, 5), None)
-    put(families, [Place(0, 3, 5), Place(8, 4, 6)])
-    assert queues.place_at(KEY, 9, 0, fresh=True) == Span(Place(8, 4, 6), None)
+    assert queues.location_at(KEY, 9, 0) == Span(Location(0, 3, 5), None)
+    put(families, [Location(0, 3, 5), Location(8, 4, 6)])
+    assert queues.location_at(KEY, 9, 0, fresh=True) == Span(Location(8, 4, 6), None)
     queues.changed([KEY])
-    assert queues.place_at(KEY, 7, 0) == Span(Place(0, 3, 5), 8)
-    put(families, [Place(0, ARCHIVE_FIRST, 5), Place(8, 4, 6)])
+    assert queues.location_at(KEY, 7, 0) == Span(Location(0, 3, 5), 8)
+    put(families, [Location(0, ARCHIVE_FIRST, 5), Location(8, 4, 6)])
     queues.forget()
-    assert queues.place_at(KEY, 7, 0) == Span(Place(0, ARCHIVE_FIRST, 5), 8)
-    assert queues.first(KEY, 0) == Place(0, ARCHIVE_FIRST, 5)
+    assert queues.location_at(KEY, 7, 0) == Span(Location(0, ARCHIVE_FIRST, 5), 8)
+    assert queues.first(KEY, 0) == Location(0, ARCHIVE_FIRST, 5)
 
 
 def test_a_run_that_was_read_before_its_segment_went_is_found_by_nobody_later(
     families: Families, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who read it may use it; kept, it would answer for a segment that is not there."""
-    put(families, [Place(0, 3, 5)])
+    put(families, [Location(0, 3, 5)])
     n = np.arange(4, dtype=np.int64)
     batch = families.batch()
     columns = Columns(n * 100, n + 90, n, n + 1_700_000_000_000)
@@ -161,7 +161,7 @@ def test_a_run_that_was_read_before_its_segment_went_is_found_by_nobody_later(
 
     def removed_meanwhile(*args: int) -> tuple[int, bytes] | None:
         found = read(*args)
-        put(families, [Place(4, NOWHERE, 0)])
+        put(families, [Location(4, NOWHERE, 0)])
         queues.forget()
         return found
 

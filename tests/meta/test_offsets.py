@@ -177,7 +177,7 @@ def test_an_offset_staged_in_a_batch_is_seen_when_the_batch_is_written(store: St
     store.commit_offset("g", "t", 0, 1)
     group, topic = store.group("g").id, store.topic("t").id
     rows = inside.families(store).batch()
-    inside.offsets(store).stage(rows, group, topic, 0, 4)
+    inside.offsets(store).put_offset(rows, group, topic, 0, 4)
     assert store.committed_offset("g", "t", 0) == 1
     inside.families(store).write(rows)
     inside.offsets(store).written()
@@ -378,7 +378,7 @@ def test_history_ahead_of_the_log_is_clamped_as_the_offset_is(store: Store, open
     later = store.get("t", 0, 2).position  # and once more, further down
     families = inside.families(store)
     rows = families.batch()
-    inside.offsets(store).stage(rows, group, topic, 0, 5)
+    inside.offsets(store).put_offset(rows, group, topic, 0, 5)
     families.write(rows)
     rows = families.batch()
     for number, found in enumerate((end, later)):

@@ -35,11 +35,11 @@ LIMITS: Final = (
     Limit(("pop.receipts._REMEMBERED",), 1, POPPED),
     Limit(("pop.redrive._AT_ONCE",), 1, POPPED),
     Limit(("pop.inflight.tally._STALE_MAX",), 0, POPPED),
-    Limit(("index.index.HEADS_KEPT",), 1, EVERYWHERE),
-    Limit(("index.message_keys.key_lookup.FILTERS_KEPT_BYTES",), 1, ("Stores",)),
-    Limit(("index.queue_locations.RUNS_KEPT",), 1, EVERYWHERE),
-    Limit(("index.queue_locations.SPANS_KEPT",), 1, EVERYWHERE),
-    Limit(("index.replay._CODES_KEPT",), 1, ("Stores",)),
+    Limit(("index.index.HEADS_CACHED_MAX",), 1, EVERYWHERE),
+    Limit(("index.message_keys.key_lookup.FILTERS_CACHED_BYTES_MAX",), 1, ("Stores",)),
+    Limit(("index.queue_locations.RUNS_CACHED_MAX",), 1, EVERYWHERE),
+    Limit(("index.queue_locations.SPANS_CACHED_MAX",), 1, EVERYWHERE),
+    Limit(("index.replay._CODES_CACHED_MAX",), 1, ("Stores",)),
     Limit(("index.checkpoint.CODES_MAX",), 1, EVERYWHERE),
     Limit(("log.segments.MAPS_MAX",), 1, EVERYWHERE),
     Limit(("meta.groups.CACHED_MAX",), 1, ("Pops", "OffsetsMachine")),
@@ -53,7 +53,7 @@ LIMITS: Final = (
 LET_OUT: Final = {
     "engine.upkeep._PARTS_MAX": "tests/engine/test_checkpoints.py",
     "index.archived._FETCHED_MAX": "tests/tiering/catalog/test_same_groups.py",
-    "index.queue_locations._FOLLOWED_KEPT": "tests/tiering/catalog/test_followed.py",
+    "index.queue_locations._FOLLOWED_CACHED_MAX": "tests/tiering/catalog/test_followed.py",
     "pop.ordered.PARKED_MAX": "it is no cache: what is parked waits, so the model would not "
     "hold: tests/pop/test_bounds.py",
 }

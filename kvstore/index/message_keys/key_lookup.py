@@ -75,7 +75,7 @@ _PAIRS_MAX: Final = 1 << 31
 """Pairs beyond which parts are not merged: a hash may have no more blocks."""
 _RANK_MAX: Final = 14
 _DIGEST_SHIFT: Final = 8
-FILTERS_KEPT_BYTES: Final = 32 << 20
+FILTERS_CACHED_BYTES_MAX: Final = 32 << 20
 """Pieces of filters in memory."""
 _FILTER_OVERHEAD: Final = 200
 """Bytes that a piece takes in memory beside its own."""
@@ -209,7 +209,7 @@ class MessageKeys:
             if (part.serial, piece) not in self._filters:
                 self._filters[part.serial, piece] = data
                 self._filter_bytes += len(data) + _FILTER_OVERHEAD
-            while self._filter_bytes > FILTERS_KEPT_BYTES:
+            while self._filter_bytes > FILTERS_CACHED_BYTES_MAX:
                 _, oldest = self._filters.popitem(last=False)
                 self._filter_bytes -= len(oldest) + _FILTER_OVERHEAD
         return data

@@ -17,11 +17,11 @@ QUEUES = 4
 SEGMENTS = 10
 
 
-@pytest.mark.parametrize("bound", [queue_locations._FOLLOWED_KEPT, 1, 0])
+@pytest.mark.parametrize("bound", [queue_locations._FOLLOWED_CACHED_MAX, 1, 0])
 def test_a_reader_gets_the_same_answers_however_few_places_it_keeps_of_what_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int
 ) -> None:
-    monkeypatch.setattr(queue_locations, "_FOLLOWED_KEPT", bound)
+    monkeypatch.setattr(queue_locations, "_FOLLOWED_CACHED_MAX", bound)
     clock = VirtualClock()
     with filled(tmp_path / "a", clock, SEGMENTS, 8) as store:
         with kvstore.open(tmp_path / "a", config(clock), read_only=True) as reader:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvstore import Store
-from kvstore.index.keys import NOWHERE, PLACES, Place, read_place
+from kvstore.index.keys import NOWHERE, PLACES, Location, read_location
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.tiering.catalog.moving import SEGMENT, drop, filled, hand_over, merge
@@ -65,5 +65,5 @@ def test_a_queue_whose_last_segments_go_keeps_its_next_offset_behind_an_archive(
             assert store.put("orders", b"next", queue=queue).offset == end
 
 
-def _places(store: Store) -> list[tuple[int, int, Place]]:
-    return [read_place(key, value) for key, value in inside.families(store).rows(PLACES, b"")]
+def _places(store: Store) -> list[tuple[int, int, Location]]:
+    return [read_location(key, value) for key, value in inside.families(store).rows(PLACES, b"")]

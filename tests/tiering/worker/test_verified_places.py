@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore import Problem, Store
-from kvstore.index.keys import PLACES, read_place
+from kvstore.index.keys import PLACES, read_location
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.tiering.stores import fill
@@ -39,11 +39,11 @@ def without(store: Store, keys: list[bytes]) -> list[Problem]:
 @pytest.mark.parametrize("queue", ["first", "last"])
 def test_a_queue_that_ends_with_an_archives_place_is_told(archived: Store, queue: str) -> None:
     rows = list(inside.families(archived).rows(PLACES, b""))
-    topic, number, _ = read_place(*rows[0 if queue == "first" else -1])
+    topic, number, _ = read_location(*rows[0 if queue == "first" else -1])
     behind = [
         key
         for key, value in rows
-        for *whose, place in [read_place(key, value)]
+        for *whose, place in [read_location(key, value)]
         if whose == [topic, number] and not place.is_archived
     ]
     problems = without(archived, behind)
@@ -62,7 +62,7 @@ def test_messages_of_an_archive_that_no_place_names_are_told(archived: Store, wh
     key = [
         key
         for key, value in inside.families(archived).rows(PLACES, b"")
-        if read_place(key, value)[2].is_archived
+        if read_location(key, value)[2].is_archived
     ][which]
     problems = without(archived, [key])
     assert any("where no place names it" in problem.message for problem in problems)

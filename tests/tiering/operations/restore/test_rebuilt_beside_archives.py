@@ -97,7 +97,7 @@ def test_an_index_that_is_copied_without_its_places_gets_those_of_archives_from_
         raise IndexDamaged("a block of the places")
 
     monkeypatch.setattr("kvstore.opening.rebuild._drop_derived", lambda *_: False)
-    monkeypatch.setattr("kvstore.opening.rebuild.kept_places", damaged)
+    monkeypatch.setattr("kvstore.opening.rebuild.kept_locations", damaged)
     kvstore.rebuild(path, config(clock))
     with kvstore.open(path, config(clock)) as store:
         assert offsets(store) == [0, 1, 2, 3, 4]
