@@ -34,14 +34,12 @@ from kvstore.index.keys import (
     RUNS,
     U32,
     Location,
-    behind,
     location_key,
     location_value,
-    queue_prefix,
-    read_location,
     read_run_key,
     run_key,
 )
+from kvstore.index.queue_locations import locations_of
 from kvstore.index.runs import count_of, unpack_many
 
 
@@ -56,13 +54,13 @@ def held_ranges(families: Families, queue: Queue) -> list[HeldRange]:
     """The stretches of a queue, by first offset, as of the last checkpoint; for an archive, the
     stretch that its location stands for.
     """
-    locations = _locations(families, queue)
+    locations = locations_of(families, *queue)
     found: list[HeldRange] = []
     for i, location in enumerate(locations):
         end = locations[i + 1].first if i + 1 < len(locations) else OFFSET_MAX
         if location.segment < ARCHIVE_FIRST:
             found += _in_log(families, queue, location)
-        elif location.is_archived and location.archive != NO_ARCHIVE:
+        elif location.is_archived and not location.is_lost:
             found.append(
                 HeldRange(
                     location.first,
@@ -73,11 +71,6 @@ def held_ranges(families: Families, queue: Queue) -> list[HeldRange]:
                 )
             )
     return found
-
-
-def _locations(families: Families, queue: Queue) -> list[Location]:
-    prefix = queue_prefix(*queue)
-    return [read_location(k, v)[2] for k, v in families.rows(PLACES, prefix, behind(prefix))]
 
 
 def _in_log(families: Families, queue: Queue, location: Location) -> Iterator[HeldRange]:
@@ -128,7 +121,7 @@ class _Attaching:
     def __init__(self, families: Families, batch: Batch, queue: Queue) -> None:
         self._batch = batch
         self._queue = queue
-        self._locations = _locations(families, queue)
+        self._locations = locations_of(families, *queue)
         self._ends = {
             location.first: _End(held.last + 1, held.last_stored_at)
             for location in self._locations

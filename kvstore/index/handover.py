@@ -18,6 +18,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from rocksdict import RdictIter
+
 from kvstore.errors import CallerError, IndexDamaged
 from kvstore.index.archived import ArchivedRange, Arriving, Queue, Row
 from kvstore.index.families import Batch, Families
@@ -34,8 +36,8 @@ from kvstore.index.keys import (
     RUNS,
     U32,
     U64,
+    UNPLACED,
     archive_key,
-    behind,
     location_key,
     location_value,
     queue_prefix,
@@ -45,7 +47,32 @@ from kvstore.index.keys import (
     segment_range,
     topic_prefix,
 )
+from kvstore.index.queue_locations import locations_of
 from kvstore.index.runs import count_of
+
+
+def kept_locations(families: Families) -> Iterator[tuple[bytes, bytes]]:
+    """The rows of `places` that the log can't tell, so that a rebuild keeps them."""
+    for key, value in families.rows(PLACES, b""):
+        location = read_location(key, value)[2]
+        if location.segment == NOWHERE or location.is_archived:
+            yield key, value
+
+
+def mark_unlocated(batch: Batch) -> None:
+    """Put into a batch that the locations of archived messages have to be made anew."""
+    batch.put(META, UNPLACED, b"\x01")
+
+
+def _put_end(
+    families: Families, it: RdictIter, batch: Batch, topic: int, queue: int, last: int, end: int
+) -> None:
+    """Put the row that keeps a queue's next offset, `end`, into a batch, if the queue has no
+    location behind offset `last`.
+    """
+    it.seek(location_key(topic, queue, last + 1))
+    if not families.valid(it) or not it.key().startswith(queue_prefix(topic, queue)):
+        batch.put(PLACES, location_key(topic, queue, end), location_value(NOWHERE, 0))
 
 
 def retire(families: Families, batch: Batch, segment: int) -> int:
@@ -61,9 +88,7 @@ def retire(families: Families, batch: Batch, segment: int) -> int:
     it = families.iter(PLACES)
     for (topic, queue), (first, end) in ends.items():
         batch.delete(PLACES, location_key(topic, queue, first))
-        it.seek(location_key(topic, queue, first + 1))
-        if not families.valid(it) or not it.key().startswith(queue_prefix(topic, queue)):
-            batch.put(PLACES, location_key(topic, queue, end), location_value(NOWHERE, 0))
+        _put_end(families, it, batch, topic, queue, first, end)
     batch.delete_range(RUNS, low, high)
     return len(ends)
 
@@ -223,8 +248,7 @@ def _swap_queue(
     homes: Mapping[Queue, tuple[int, int, int]],
 ) -> None:
     home = homes.get(queue)
-    prefix = queue_prefix(*queue)
-    rows = [read_location(k, v)[2] for k, v in families.rows(PLACES, prefix, behind(prefix))]
+    rows = locations_of(families, *queue)
     kept: dict[int, int] = {}
     """First offset -> its store time, for the locations that name the arriving archive."""
     for i, location in enumerate(rows):
@@ -337,26 +361,14 @@ def locate_again(
     it = families.iter(PLACES)
     for (topic, queue), stretches in queues.items():
         stretches.sort(key=lambda h: (h.first, -h.last))
-        for first in _nobodys(families, topic, queue):
+        for first in (p.first for p in locations_of(families, topic, queue) if p.is_lost):
             if any(h.first <= first <= h.last for h in stretches):
                 batch.delete(PLACES, location_key(topic, queue, first))
         for first, archive, stored_at in _borders(stretches):
             key = location_key(topic, queue, first)
             batch.put(PLACES, key, location_value(ARCHIVE_FIRST + archive, stored_at))
-        end = location_key(topic, queue, max(h.last for h in stretches) + 1)
-        it.seek(end)
-        if not families.valid(it) or not it.key().startswith(queue_prefix(topic, queue)):
-            batch.put(PLACES, end, location_value(NOWHERE, 0))
-
-
-def _nobodys(families: Families, topic: int, queue: int) -> list[int]:
-    """The first offsets of a queue's locations that say that nobody has the entries."""
-    prefix = queue_prefix(topic, queue)
-    rows = families.rows(PLACES, prefix, behind(prefix))
-    locations = (read_location(key, value)[2] for key, value in rows)
-    return [
-        location.first for location in locations if location.segment == ARCHIVE_FIRST + NO_ARCHIVE
-    ]
+        last = max(h.last for h in stretches)
+        _put_end(families, it, batch, topic, queue, last, last + 1)
 
 
 def _borders(stretches: Sequence[ArchivedRange]) -> Iterator[tuple[int, int, int]]:

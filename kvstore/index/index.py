@@ -25,7 +25,11 @@ from kvstore.index.checkpoint import TagCodes, key_pairs, repack, run_rows
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import Gone, retire, retire_topic
 from kvstore.index.keys import (
+    ARCHIVES,
     CHECKPOINT,
+    DERIVED,
+    FORMAT,
+    FORMAT_VERSION,
     LOG_START,
     MESSAGE_KEYS,
     META,
@@ -407,10 +411,7 @@ class Index:
             queues = retire(self.families, batch, segment)
             parts = self.keys.drop_segments(batch, [segment], there)
             batch.put(META, LOG_START, U64.pack(log_start))
-            self._changing()
-            self.families.write(batch, sync=True)
-            self._changing()
-            self.locations.forget()
+            self._write_removal(batch)
             self.keys.written(parts)
             return queues
 
@@ -481,12 +482,16 @@ class Index:
         following = handover.put_next_number(batch, self._next_archive, arriving)
         # Before and after: a reader that looks between the two must notice as well.
         self.moves += 1
+        self._write_removal(batch)
+        self._next_archive = following
+        self.moves += 1
+
+    def _write_removal(self, batch: Batch) -> None:
+        """Write a batch durably that removes rows of runs or locations."""
         self._changing()
         self.families.write(batch, sync=True)
-        self._next_archive = following
         self._changing()
         self.locations.forget()
-        self.moves += 1
 
     def allocate_archive_number(self) -> int:
         """A number for an archive that will arrive; no row of the catalog has or had it."""
@@ -501,10 +506,7 @@ class Index:
         with self._writing():
             for topic in set(topics):
                 retire_topic(self.families, batch, topic)
-            self._changing()
-            self.families.write(batch, sync=True)
-            self._changing()
-            self.locations.forget()
+            self._write_removal(batch)
 
     def in_tails(self, topic: int, queues: int) -> bool:
         """Whether a tail has entries of one of a topic's queues."""
@@ -519,6 +521,29 @@ class Index:
     def log_start(self) -> int:
         """The position below which nothing is in the log any more."""
         return self.gone().below
+
+    def drop_derived(self) -> None:
+        """Empty the families that the index derives from log and archives, and go back to position
+        0: the next opening makes everything anew, the locations of archived messages first.
+
+        Facts that neither the log nor a readable archive tells stay: the durable end, the next
+        offsets of empty queues, and the locations of archived messages until their archive itself
+        says what it holds.
+        """
+        # The durable end stays: damage below it is still corruption, not the end of the log.
+        back = self.checkpoint._replace(position=0, stored_at=0, clean=False)
+        batch = self.families.batch()
+        for name in DERIVED:
+            batch.delete_range(name, b"", b"\xff" * 32)
+        for key, value in handover.kept_locations(self.families):
+            batch.put(PLACES, key, value)
+        batch.delete(META, SEALED)
+        batch.put(META, CHECKPOINT, checkpoint_value(back))
+        if next(self.families.rows(ARCHIVES, b""), None) is not None:
+            handover.mark_unlocated(batch)
+        batch.put(META, FORMAT, U32.pack(FORMAT_VERSION))
+        self.families.write(batch, sync=True)
+        self.keys.forget()
 
     def close(self) -> None:
         """Close RocksDB."""

@@ -62,6 +62,13 @@ class Span(NamedTuple):
     behind: int | None
 
 
+def locations_of(families: Families, topic: int, queue: int) -> list[Location]:
+    """All locations of a queue, by first offset."""
+    prefix = queue_prefix(topic, queue)
+    rows = families.rows(PLACES, prefix, behind(prefix))
+    return [read_location(key, value)[2] for key, value in rows]
+
+
 class Counters(dict[int, "count[int]"]):
     """Queue -> the counter of its next offset."""
 
@@ -227,9 +234,7 @@ class QueueLocations:
         """First offsets of a queue's locations that name an archive, or say that the entries are in
         no tier any more.
         """
-        prefix = queue_prefix(queue >> 32, queue & QUEUE_MASK)
-        rows = self._families.rows(PLACES, prefix, behind(prefix))
-        locations = (read_location(key, value)[2] for key, value in rows)
+        locations = locations_of(self._families, queue >> 32, queue & QUEUE_MASK)
         return [location.first for location in locations if location.is_archived]
 
     def follow(self, newer: Families) -> None:
@@ -243,11 +248,8 @@ class QueueLocations:
         if found is not None:
             return found
         version = self._version
-        prefix = queue_prefix(queue >> 32, queue & QUEUE_MASK)
-        own, there = (
-            [read_location(k, v)[2] for k, v in families.rows(PLACES, prefix, behind(prefix))]
-            for families in (self._families, newer)
-        )
+        topic, number = queue >> 32, queue & QUEUE_MASK
+        own, there = (locations_of(index, topic, number) for index in (self._families, newer))
         # Entries that the newer index lacks went to an archive, or for good.
         left = {p.segment for p in there}
         hot = [p for p in own if p.segment == NOWHERE or p.segment in left]

@@ -16,8 +16,8 @@ import msgspec
 
 from kvstore.config import KeyIndex, Retention, StoreConfig
 from kvstore.files import Files
-from kvstore.index.derived import mark_unlocated
 from kvstore.index.families import Batch
+from kvstore.index.handover import mark_unlocated
 from kvstore.index.index import Index
 from kvstore.index.keys import (
     ADOPTED,

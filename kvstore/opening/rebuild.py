@@ -30,8 +30,8 @@ from typing import Final
 from kvstore.config import StoreConfig
 from kvstore.errors import Damaged, IndexDamaged, SegmentDamaged, StoreError, StoreNotFound
 from kvstore.files import Files, FolderLock
-from kvstore.index.derived import drop_derived, kept_locations, mark_unlocated
 from kvstore.index.families import Batch
+from kvstore.index.handover import kept_locations, mark_unlocated
 from kvstore.index.index import Index
 from kvstore.index.keys import (
     ARCHIVES,
@@ -160,7 +160,7 @@ def _drop_derived(folder: Path, config: StoreConfig) -> bool:
     They are read whole before: dropped rows stay in their files for a while, and an unreadable
     block would stop everything that is put beside it.
     """
-    return _read_whole(folder, config, DERIVED, drop_derived)
+    return _read_whole(folder, config, DERIVED, Index.drop_derived)
 
 
 def _read_whole(

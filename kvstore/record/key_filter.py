@@ -60,18 +60,9 @@ def fill(digests: NDArray[np.uint32], blocks: int, first: int, count: int, hashe
 
 
 def grants(data: bytes, at: int, mask: int) -> bool:
-    """Whether the block that begins at a byte of `data` has all bits of a digest, its `mask_of`."""
+    """Whether the block that begins at a byte of `data` has all bits of a digest, by its `masks_of`."""
     has_all: bool = int.from_bytes(data[at : at + BLOCK_BYTES], "little") & mask == mask
     return has_all
-
-
-def mask_of(digest: int, hashes: int) -> int:
-    """The bits of a digest in its block, as a number."""
-    mask, mixed = 0, _mix(digest)
-    for _ in range(hashes):
-        mask |= 1 << (mixed & BLOCK_BITS - 1)
-        mixed >>= _BITS_OF_PLACE
-    return mask
 
 
 def masks_of(digest: int) -> tuple[int, ...]:
@@ -109,13 +100,10 @@ class Filter:
 
     def may_hold(self, digest: int) -> bool:
         """Whether a key of that digest (the upper 32 bits of its hash) may be there."""
-        at = _HEAD.size + (digest * self._blocks >> 32) * BLOCK_BYTES
-        return grants(self._data, at, mask_of(digest, self._hashes))
+        return self.has_all(digest, masks_of(digest))
 
     def has_all(self, digest: int, masks: Sequence[int]) -> bool:
-        """As `may_hold`, for a digest whose `masks_of` is known: for a caller that asks many
-        filters.
-        """
+        """As `may_hold`, for a caller that asks many filters with a digest's `masks_of`."""
         at = _HEAD.size + (digest * self._blocks >> 32) * BLOCK_BYTES
         return grants(self._data, at, masks[self._hashes])
 

@@ -26,7 +26,6 @@ from kvstore import (
     StoreNotFound,
 )
 from kvstore.files import LocalFiles
-from kvstore.index.derived import drop_derived
 from kvstore.index.families import Families
 from kvstore.index.keys import CHECKPOINT, META, checkpoint_value, read_checkpoint
 from tests.support.contents import bodies, read_around
@@ -249,7 +248,7 @@ def crashed(path: Path, target: Path) -> Path:
         target, SMALL, store_folder.look(target, SMALL), read_only=False
     )
     index.load()
-    drop_derived(index)
+    index.drop_derived()
     index.close()
     return target
 

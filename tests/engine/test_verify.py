@@ -154,12 +154,12 @@ def test_a_block_of_garbage_is_found(filled: Store, value: bytes) -> None:
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_a_place_that_is_missing_is_found(filled: Store, number: int) -> None:
+def test_a_location_that_is_missing_is_found(filled: Store, number: int) -> None:
     there = rows(filled, PLACES)
     assert len(there) == 6
     found = change(filled, PLACES, there[number][0], None)
     assert len(found) == 1
-    assert "place" in found[0].message
+    assert "location" in found[0].message
 
 
 @pytest.mark.parametrize("number", range(6))

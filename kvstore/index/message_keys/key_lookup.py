@@ -59,7 +59,7 @@ from kvstore.index.message_keys.key_parts import (
     read_parts,
     span,
 )
-from kvstore.record.key_filter import BLOCK_BYTES, grants, mask_of
+from kvstore.record.key_filter import BLOCK_BYTES, grants, masks_of
 
 I64 = NDArray[np.int64]
 Parts = tuple[Part, ...]
@@ -172,7 +172,7 @@ class MessageKeys:
         parts = [p for p in every if p.segment <= last and p.end > first]
         digest = low >> _DIGEST_SHIFT
         # A filter can't answer for hashes of several digests.
-        mask = mask_of(digest, FILTER_HASHES) if digest == high >> _DIGEST_SHIFT else 0
+        mask = masks_of(digest)[FILTER_HASHES] if digest == high >> _DIGEST_SHIFT else 0
         newest = -1
         for together in _newest_first(parts):
             found = self._found(it, together, low, high, mask)
