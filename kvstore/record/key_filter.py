@@ -60,7 +60,7 @@ def fill(digests: NDArray[np.uint32], blocks: int, first: int, count: int, hashe
 
 
 def grants(data: bytes, at: int, mask: int) -> bool:
-    """Whether the block that begins at a byte of `data` has all bits of a digest, by its `masks_of`."""
+    """Whether the block at a byte of `data` has all bits of a digest, by its `masks_of`."""
     has_all: bool = int.from_bytes(data[at : at + BLOCK_BYTES], "little") & mask == mask
     return has_all
 
