@@ -27,7 +27,15 @@ from kvstore import (
 from kvstore.engine.housekeeper import Job
 from kvstore.index.families import Batch, Families
 from kvstore.index.index import Index
-from kvstore.index.keys import FORMAT, FORMAT_VERSION, META, PLACES, U32, read_location, read_run_key
+from kvstore.index.keys import (
+    FORMAT,
+    FORMAT_VERSION,
+    META,
+    PLACES,
+    U32,
+    read_location,
+    read_run_key,
+)
 from kvstore.index.runs import unpack
 from kvstore.opening.rebuild import prepare_rebuild
 from kvstore.opening.store_folder import is_marked
