@@ -102,13 +102,18 @@ class MappedFile(Protocol):
 
 
 class FolderLock(Protocol):
-    """A held folder."""
+    """The lock of a folder. It is made before a `try` and taken in it, so that whatever comes
+    between the two leaves nothing held.
+    """
+
+    def acquire(self) -> None:
+        """Take the lock for this process alone; `StoreLocked` names the pid that holds it."""
 
     def mark(self) -> None:
         """Write into the lock file, for good, that the folder is a kvmq store."""
 
     def release(self) -> None:
-        """Release the lock."""
+        """Release the lock; nothing if it is not held."""
 
 
 class Files(Protocol):
@@ -167,7 +172,7 @@ class Files(Protocol):
         """The share of the file system in use, 0 to 1, as an ordinary user sees it."""
 
     def lock(self, path: Path) -> FolderLock:
-        """Take the lock file for this process alone; `StoreLocked` names the pid that holds it."""
+        """A lock by this file, which it does not take yet."""
 
 
 class LocalFiles:
@@ -444,46 +449,54 @@ class LocalLock:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd = -1
+        self._word = ""
+        self._identity = _NO_FILE
         let_go_in_child(self)
-        with self._guard:
-            holder = self._held.get(_identity(path))
-            if holder is not None:
-                raise _locked(path, holder)
-            self._take(path)
-            self._identity = _identity(path)
-            self._held[self._identity] = os.getpid()
 
-    def _take(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def acquire(self) -> None:
+        """See `FolderLock.acquire`."""
+        with self._guard:
+            holder = self._held.get(_identity(self._path))
+            if holder is not None:
+                raise _locked(self._path, holder)
+            try:
+                self._take()
+                self._identity = _identity(self._path)
+                self._held[self._identity] = os.getpid()
+            except BaseException:
+                self._close()
+                raise
+
+    def _take(self) -> None:
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             # flock keeps out other Stores, of this process too; lockf is what a JVM's FileLock
             # sees.
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
-            pid = _holder(self._fd)
-            os.close(self._fd)
-            raise _locked(path, pid) from e
+            raise _locked(self._path, _holder(self._fd)) from e
         self._word = (
             LOCK_MARK
             if os.pread(self._fd, len(LOCK_MARK), 0) == LOCK_MARK.encode()
             else "opened-by"
         )
-        try:
-            self._write(path)
-        except BaseException:
+        self._write()
+
+    def _close(self) -> None:
+        if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-            raise
+        self._held.pop(self._identity, None)
 
     def mark(self) -> None:
         """See `FolderLock.mark`."""
         self._word = LOCK_MARK
-        self._write(self._path)
+        self._write()
 
-    def _write(self, path: Path) -> None:
+    def _write(self) -> None:
         said = f"{self._word} {os.getpid()}\n".encode()
-        with _made(None, f"for {path}"):
+        with _made(None, f"for {self._path}"):
             # Written over what is there, and cut behind: a full disk must not cost the mark.
             os.pwrite(self._fd, said, 0)
             os.ftruncate(self._fd, len(said))
@@ -495,18 +508,17 @@ class LocalLock:
                 os.ftruncate(self._fd, len(self._word))
                 # A child that was forked while the file was being opened may have it open, too.
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
-                os.close(self._fd)
-                self._fd = -1
-                self._held.pop(self._identity, None)
+                self._close()
 
     def forked(self) -> None:
         """The lock is the parent's until the parent releases it: it is not unlocked, and its file
         is not written to; but it must not outlive the parent here.
         """
         self._held.clear()
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._close()
+
+
+_NO_FILE: Final = (-1, -1)
 
 
 def _identity(path: Path) -> tuple[int, int]:
@@ -514,7 +526,7 @@ def _identity(path: Path) -> tuple[int, int]:
     try:
         found = path.stat()
     except FileNotFoundError:
-        return -1, -1
+        return _NO_FILE
     return found.st_dev, found.st_ino
 
 

@@ -280,7 +280,8 @@ class Calls:
 
     def group_stats(self, group: str, topic: str | None = None) -> list[GroupStats]:
         """Figures about a group in a topic; without one, in all topics it ever popped or committed
-        in. `GroupNotFound`, `TopicNotFound`. Also of a store that is open read-only.
+        in, but for its own dead-letter topic (`GroupStats.dead_letters` counts those).
+        `GroupNotFound`, `TopicNotFound`. Also of a store that is open read-only.
 
         >>> store.group_stats("billing", "orders")[0].in_flight  # doctest: +SKIP
         32
@@ -571,8 +572,8 @@ class Calls:
 
     def lag(self, group: str, topic: str | None = None) -> list[Lag]:
         """How much a group has still to do in every queue of a topic, and how far it is; without a
-        topic, of all in which it ever popped or committed an offset. By topic and queue;
-        `GroupNotFound`, `TopicNotFound`.
+        topic, of all in which it ever popped or committed an offset, but for its own dead-letter
+        topic: it gave up on those messages. By topic and queue; `GroupNotFound`, `TopicNotFound`.
         """
         self._check_open()
         return group_offsets.lag(self._engine, group, topic)

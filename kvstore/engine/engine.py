@@ -84,13 +84,14 @@ class Engine:
         others.
         """
         found = store_folder.look(path, config)
-        lock = None if read_only else store_folder.take(path, config)
-        if lock is not None:
-            self._ending.callback(lock.release)
+        lock = store_folder.folder_lock(path, config)
+        self._ending.callback(lock.release)
         try:
+            if not read_only:
+                store_folder.acquire(lock, path, config)
             with store_folder.made(path):
                 self._open(config, found, read_only, progress, adopt)
-                if lock is not None:
+                if not read_only:
                     lock.mark()
         except BaseException:
             self.is_closed = True

@@ -68,8 +68,9 @@ def prepare_rebuild(path: Path, config: StoreConfig, progress: Progress | None) 
     """
     if store_folder.look(path, config) is store_folder.FolderKind.NOTHING:
         raise StoreNotFound(f"there is no store at {path} to rebuild")
-    lock = store_folder.take(path, config)
+    lock = store_folder.folder_lock(path, config)
     try:
+        store_folder.acquire(lock, path, config)
         return _prepare(path, config, lock, progress)
     finally:
         lock.release()

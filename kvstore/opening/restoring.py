@@ -79,8 +79,9 @@ def found_store(path: Path, restored: Restored, config: StoreConfig) -> bytes:
     """Founds a store in a folder that has none; returns its id. Raises `StoreLocked` or
     `DiskFull`.
     """
-    lock = store_folder.take(path, config)
+    lock = store_folder.folder_lock(path, config)
     try:
+        store_folder.acquire(lock, path, config)
         store_id = store_folder.found_beside(path, config, restored.put_rows)
         config.files.rename(path / store_folder.NEW_INDEX, path / store_folder.INDEX)
         lock.mark()

@@ -98,14 +98,19 @@ def has_log(path: Path, config: StoreConfig) -> bool:
     return any(named_position(name) is not None for name in config.files.list_dir(path / COMMITLOG))
 
 
-def take(path: Path, config: StoreConfig) -> FolderLock:
+def folder_lock(path: Path, config: StoreConfig) -> FolderLock:
+    """The lock of a folder, for `acquire` in a `try` whose end releases it."""
+    return config.files.lock(path / LOCK)
+
+
+def acquire(lock: FolderLock, path: Path, config: StoreConfig) -> None:
     """Make the folder if need be and lock it; `StoreLocked` if another holds it, `StoreForked`,
     with nothing made or locked, if this process can't write a store.
     """
     check_writable_here(path)
     with made(path):
         config.files.make_dir(path)
-        return config.files.lock(path / LOCK)
+        lock.acquire()
 
 
 @contextlib.contextmanager

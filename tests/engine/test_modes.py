@@ -29,12 +29,13 @@ from kvstore import (
     StoreReadOnly,
     TopicConfig,
 )
-from kvstore.files import LocalFiles
+from kvstore.files import FolderLock, LocalFiles, LocalLock
+from kvstore.opening.restoring import Restored, found_store
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.files import Effect, WatchedFiles
 from tests.support.segment_files import batch, bodies, records
-from tests.support.stores import SEGMENT, SMALL, Opens
+from tests.support.stores import SEGMENT, SMALL, Opens, opened, put, settings
 
 NEVER = 1e9
 
@@ -546,3 +547,32 @@ def test_a_segment_size_is_the_stores_own_whatever_is_asked_for(store: Store, op
     store.close()
     again = opens(StoreConfig(segment_size=1 << 20))
     assert again.config.segment_size == SEGMENT == again.stats().segment_size
+
+
+class StruckLocks(LocalFiles):
+    """An interrupt comes just after the folder's lock was taken."""
+
+    def lock(self, path: Path) -> FolderLock:
+        class Struck(LocalLock):
+            def acquire(self) -> None:
+                super().acquire()
+                raise KeyboardInterrupt
+
+        return Struck(path)
+
+
+def _restore(path: Path, config: StoreConfig) -> None:
+    found_store(path / "restored", Restored(None, 0, 0, 1, 1, (), (), ()), config)
+
+
+@pytest.mark.parametrize("begin", [kvstore.open, kvstore.rebuild, _restore])
+def test_an_interrupt_behind_the_taking_of_a_folders_lock_leaves_it_free(
+    tmp_path: Path, begin: Callable[[Path, StoreConfig], object]
+) -> None:
+    with opened(tmp_path) as store:
+        put(store, 0, 1)
+    with pytest.raises(KeyboardInterrupt):
+        begin(tmp_path, settings(files=StruckLocks()))
+    for folder in (tmp_path, tmp_path / "restored"):
+        with opened(folder):
+            pass

@@ -313,3 +313,16 @@ def lose(store: Store, clock: VirtualClock) -> None:
     give_up(store, clock, 1)
     clock.advance(60)
     store.apply_retention()
+
+
+def test_a_groups_dead_letters_are_in_its_lag_neither_before_a_redrive_nor_after_it(
+    store: Store, clock: VirtualClock
+) -> None:
+    put(store, 3)
+    give_up(store, clock, 3)
+    for redriven in (0, 2):
+        assert store.redrive("g", redriven) == redriven if redriven else True
+        assert {one.topic for one in store.lag("g")} == {"t"}
+        (stats,) = store.group_stats("g")
+        assert (stats.lag, stats.dead_letters) == (redriven, 3 - redriven)
+        assert sum(one.lag for one in store.lag("g", "%DLQ%g")) == 3 - redriven

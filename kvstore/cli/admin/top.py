@@ -72,7 +72,9 @@ def top(out: Output, folder: Path, interval: float, once: bool) -> None:
     put/s, pop/s (handed out for the first time, or passed over by a filter) and ack/s (done, be it
     acked or a dead letter) are of the last interval; retried are those in flight that were handed
     out before, passed those that the group's filters refused since its offset was last set, dead
-    the group's dead letters that nobody took. Other processes may write meanwhile.
+    the group's dead letters that nobody took. Other processes may write meanwhile. A look opens the
+    store anew, reads all topics and groups, and the locks of each group: with many thousands of
+    these choose a longer interval.
     With --json one line for each interval.
     """
     require_store(folder)
