@@ -27,7 +27,8 @@ from tiering.archive.columns.records import RecordBatch
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
 from tiering.executor.pool import Executor, Pool
-from tiering.merge.merge import Merged, MergeInput, MergeJob, merge_with
+from tiering.merge.merge import merge_with
+from tiering.merge.partition import Merged, MergeInput, MergeJob
 
 T = TypeVar("T")
 J = TypeVar("J")

@@ -5,8 +5,8 @@ copies in other topics: messages to be retried, dead letters, delayed ones. Thei
 where they come from. The copies are meant too: an erasure of a topic's data is of that data
 wherever it lies.
 
-Invariants: a record in a segment and one in an archive are judged alike; a message that was stored
-after the erasure began is never meant.
+Invariants: a record in a segment and one in an archive are judged alike; a message at or behind
+position `below`, the log's end when an erasure began, is never meant.
 """
 
 from __future__ import annotations

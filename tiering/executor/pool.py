@@ -1,9 +1,9 @@
 """Runs work in a process of its own, so that the store's interpreter has no part in it.
 
-The idea: another Python, at a low priority, is started when there is work and ended when there is
-none left. It is given a function of a module and its arguments through a pipe, and answers with the
-result. (It is not one of `multiprocessing`'s: those are forked, and inherit locks and the state of
-RocksDB's threads, or import the caller's main program once more, which then opens the store again.)
+The idea: another Python, at a low priority, is started with the first job and ended by `close`. It
+is given a function of a module and its arguments through a pipe, and answers with the result. (It
+is not one of `multiprocessing`'s: those are forked, and inherit locks and the state of RocksDB's
+threads, or import the caller's main program once more, which then opens the store again.)
 
 An error travels back as well. Pickle makes an error anew by calling its class with `args`. That
 fails, or makes another error, wherever a constructor wants something else. So the error is
@@ -11,9 +11,10 @@ unpickled once where it was raised. If the result is not the same, class, `args`
 travel by themselves, and the constructor is not called. If the other side can't import the class,
 the nearest base class that it can import is taken, and the text names the class.
 
-Invariants: the process never touches the store; if it dies, or is told to stop, the job has not
-happened; it ends when this process does; packing and unpacking an error never raise, the class is
-the error's own or one that it derives from, and the text says no less.
+Invariants: the process never touches the store; if it dies, or is told to stop, the job counts as
+not done; when this process ends, so does it, at the latest behind its job; packing and unpacking an
+error never raise, the class is the error's own or one that it derives from, and the text says no
+less.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ J = TypeVar("J")
 J_co = TypeVar("J_co", covariant=True)
 Check = Callable[[], None]
 _LOOK: Final = 0.1
+"""Seconds between two calls of a job's `check`."""
 _NICE: Final = 10
 _LENGTH: Final = Struct(">Q")
 _START: Final = (
@@ -98,7 +100,7 @@ class Executor(ABC):
             self.run(check, work, transfer.remote())
 
     def close(self) -> None:  # noqa: B027  # many have nothing to end
-        """Ends the work under way; the next job begins anew."""
+        """Ends what does the work; the next job begins it anew."""
 
 
 class Inline(Executor):
@@ -141,7 +143,7 @@ class Pool(Executor):
         return result
 
     def close(self) -> None:
-        """Ends the process, whatever it is doing."""
+        """Ends the process, once it has done the job that another thread gave it."""
         with self._lock:
             self._end()
 

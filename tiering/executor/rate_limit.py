@@ -5,7 +5,8 @@ have been due at an even rate. A caller takes its turn by moving that moment on,
 waits for its turn outside of the lock. So turns are in the order of coming, and a caller that asks
 for more than the burst waits, and is not refused.
 
-Invariant: over any time no more bytes are let through than the burst and the rate times that time.
+Invariant: over any time no more bytes are let through than the burst and the rate times that time,
+but for one call that asks for more than the burst: it waits until all of its bytes are due.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Regroups the records of one sealed segment into one archive for each retention class.
+"""Encodes the records of one sealed segment as archives, one for each retention class.
 
 The idea: this runs in a process of its own and is told everything it needs, so that the store's
 process feels nothing of it. Records are sorted by class, topic, queue and offset as columns. Bytes
@@ -7,15 +7,16 @@ segment and of the archive's tail: at most 100 bytes for each record with one ke
 each other key (a test holds it to that). So a segment of 1 GiB takes a tenth of that with records
 of 1 KiB.
 
-Invariants: every message of a queue that is to be kept is in exactly one of the archives, which was
-read back from the disk and compared with the segment, record by record; a segment with damage, or
-with offsets that do not rise, is refused whole, because records that can't be told apart must not
-be let go of; the same segment and job give the same bytes.
+Invariants: every message of a topic that is kept, unless it is erased, is in exactly one of the
+archives, which was read back from the disk and compared with the segment, record by record; a
+segment with damage, or with offsets that do not rise, is refused whole, because records that can't
+be told apart must not be let go of; the same segment and job give the same bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 I64 = NDArray[np.int64]
 _AT_ONCE: Final = 1 << 16
-"""Records whose columns are put in order at once; a batch of the writer has about as many."""
+"""Records whose columns are put in order at once: a batch of the writer, if they have 128 bytes."""
 
 
 class TopicPlan(NamedTuple):
@@ -98,7 +99,7 @@ class EncodedSegment(msgspec.Struct, frozen=True, kw_only=True):
     (topic id, queue) without a message in any archive: the plan drops them, or all were erased.
     `left_out` counts records of deleted topics, and erased ones. If the job erases messages,
     `whole` lists the messages of kept queues as they were before. `unplanned` are topics that the
-    job does not name, each with the position of its last record.
+    job does not name, each with the position of its last record; `left_out` counts theirs, too.
     """
 
     archives: list[BuiltArchive]
@@ -112,12 +113,14 @@ class EncodedSegment(msgspec.Struct, frozen=True, kw_only=True):
 def encode_segment(job: SegmentJob, files: Files) -> EncodedSegment:
     """Writes the archives of a segment.
 
-    Raises `SegmentDamaged` for a segment that can't be read whole. Files written so far stay where
-    they are; the caller clears the folder.
+    Raises `SegmentDamaged` for a segment that can't be read whole, `ArchiveDamaged` for an archive
+    that does not give back its records. Files written so far stay where they are; the caller clears
+    the folder.
     """
     mapped = files.map(Path(job.path), writable=False)
     try:
-        return _SegmentEncoder(job, files, mapped.buffer, mapped.size).run()
+        found = read_segment(mapped.buffer, job.base, mapped.size)
+        return _SegmentEncoder(job, files, mapped.buffer, mapped.size, found).run()
     finally:
         mapped.close()
 
@@ -128,56 +131,61 @@ def segment_task(job: SegmentJob) -> EncodedSegment:
 
 
 class _SegmentEncoder:
-    """One run of `encode_segment`."""
+    """One run of `encode_segment`. A *queue range* is where the rows of a queue begin and end in
+    the order of the archives.
+    """
 
-    def __init__(self, job: SegmentJob, files: Files, buffer: Buffer, size: int) -> None:
-        self._job = job
-        self._files = files
-        self._buffer = buffer
-        self._size = size
-
-    def run(self) -> EncodedSegment:
-        job = self._job
-        found = read_segment(self._buffer, job.base, self._size)
+    def __init__(
+        self, job: SegmentJob, files: Files, buffer: Buffer, size: int, found: SegmentRecords
+    ) -> None:
         if found.damage:
             first = found.damage[0]
             raise SegmentDamaged(
                 f"{job.path} is damaged at {first.position}: {first.reason}; it stays as it is",
                 job.path,
             )
-        names = [name.decode("utf-8", "surrogateescape") for name in found.names]
-        plans = [job.topics.get(name) for name in names]
-        live = self._live(found, plans)
-        order = self._order(found, names, live)
-        borders = _borders(found, order)
-        self._check_rising(found, order, borders)
-        whole, all_live = None, live
+        self._job = job
+        self._files = files
+        self._buffer = buffer
+        self._size = size
+        self._found = found
+        self._names = [name.decode("utf-8", "surrogateescape") for name in found.names]
+        self._plans = [job.topics.get(name) for name in self._names]
+        self._by_name = sorted(range(len(self._names)), key=self._names.__getitem__)
+        never = 1 << 62
+        since = np.array([never if p is None else p.topic.since for p in self._plans] or [never])
+        self._live: NDArray[np.bool_] = found.starts + job.base >= since[found.topics]
+        """Which records are of a topic that is there."""
+        self._order = self._sorted(self._live)
+        self._ranges = self._queue_ranges()
+
+    def run(self) -> EncodedSegment:
+        found, job = self._found, self._job
+        self._check_rising()
+        live, whole = self._live, None
         if job.without is not None:
-            whole = self._whole(found, plans, order, borders)
+            kept = [plan is not None and plan.retention_class is not None for plan in self._plans]
+            topics = found.topics[self._order]
+            whole = self._held([(a, b) for a, b in self._ranges if kept[topics[a]]])
             rows = np.flatnonzero(live)
-            meant = job.without.rows_of(
-                RecordBatch(self._buffer, found.starts[rows], found.sizes[rows])
-            )
+            batch = RecordBatch(self._buffer, found.starts[rows], found.sizes[rows])
             live = live.copy()
-            live[rows[meant]] = False
-            order = order[live[order]]
-            borders = _borders(found, order)
-        by_class: dict[str, list[int]] = {}
+            live[rows[job.without.rows_of(batch)]] = False
+            self._order = self._order[live[self._order]]
+            self._ranges = self._queue_ranges()
+        by_class: dict[str, set[int]] = {}
         unkept = []
-        for number in sorted(range(len(names)), key=names.__getitem__):
-            plan = plans[number]
+        for number in self._by_name:
+            plan = self._plans[number]
             if plan is None:
                 continue
             if plan.retention_class is None:
-                queues = np.unique(found.queues[all_live & (found.topics == number)])
+                queues = np.unique(found.queues[self._live & (found.topics == number)])
                 unkept += [(plan.topic.id, queue) for queue in queues.tolist()]
             else:
-                by_class.setdefault(plan.retention_class, []).append(number)
-        made = [
-            self._write(name, numbers, found, plans, order, borders)
-            for name, numbers in sorted(by_class.items())
-        ]
-        archives = [archive for archive in made if archive is not None]
+                by_class.setdefault(plan.retention_class, set()).add(number)
+        built = (self._write(name, numbers) for name, numbers in sorted(by_class.items()))
+        archives = [archive for archive in built if archive is not None]
         if whole is not None:
             left = {(q.topic, q.queue) for archive in archives for q in archive.queues}
             unkept += [(q.topic, q.queue) for q in whole if (q.topic, q.queue) not in left]
@@ -188,70 +196,49 @@ class _SegmentEncoder:
             messages=sum(a.manifest.messages for a in archives),
             left_out=len(found.starts) - int(np.count_nonzero(live)),
             unplanned={
-                names[n]: job.base + int(found.starts[found.topics == n][-1])
-                for n, plan in enumerate(plans)
+                self._names[n]: job.base + int(found.starts[found.topics == n][-1])
+                for n, plan in enumerate(self._plans)
                 if plan is None
             },
         )
 
-    def _live(self, found: SegmentRecords, plans: list[TopicPlan | None]) -> NDArray[np.bool_]:
-        """Which records are of a topic that is there."""
-        never = 1 << 62
-        since = np.array([p.topic.since if p is not None else never for p in plans] or [never])
-        live: NDArray[np.bool_] = found.starts + self._job.base >= since[found.topics]
-        return live
-
-    def _whole(
-        self,
-        found: SegmentRecords,
-        plans: list[TopicPlan | None],
-        order: I64,
-        borders: list[tuple[int, int]],
-    ) -> list[HeldQueue]:
-        """The messages of each kept queue, before any is erased."""
-        kept = [plan is not None and plan.retention_class is not None for plan in plans]
-        topics = found.topics[order]
-        mine = [(a, b) for a, b in borders if kept[topics[a]]]
-        return self._held(found, plans, order, mine)
-
-    def _order(self, found: SegmentRecords, names: list[str], live: NDArray[np.bool_]) -> I64:
+    def _sorted(self, live: NDArray[np.bool_]) -> I64:
         """The live rows by topic name and queue, each queue's in the order of the log."""
-        rank = np.empty(max(len(names), 1), np.int64)
-        rank[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
+        found = self._found
+        rank = np.empty(max(len(self._names), 1), np.int64)
+        rank[self._by_name] = np.arange(len(self._names))
         owner = rank[found.topics] << 32 | found.queues
         if live.all():
             return np.argsort(owner, kind="stable")
         rows = np.flatnonzero(live)
         return rows[np.argsort(owner[rows], kind="stable")]
 
-    def _check_rising(
-        self, found: SegmentRecords, order: I64, borders: list[tuple[int, int]]
-    ) -> None:
-        offsets = found.offsets[order]
-        wrong = np.zeros(len(order), np.bool_)
+    def _queue_ranges(self) -> list[tuple[int, int]]:
+        order = self._order
+        if not len(order):
+            return []
+        topics, queues = self._found.topics[order], self._found.queues[order]
+        change = np.flatnonzero((topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1])) + 1
+        return list(pairwise([0, *change.tolist(), len(order)]))
+
+    def _check_rising(self) -> None:
+        offsets = self._found.offsets[self._order]
+        wrong = np.zeros(len(offsets), np.bool_)
         wrong[1:] = offsets[1:] <= offsets[:-1]
-        wrong[[begin for begin, _ in borders]] = False
+        wrong[[begin for begin, _ in self._ranges]] = False
         if wrong.any():
-            row = int(order[np.argmax(wrong)])
+            row = int(self._order[np.argmax(wrong)])
             raise SegmentDamaged(
-                f"{self._job.path}: the record at {self._job.base + int(found.starts[row])} "
-                f"says offset {int(found.offsets[row])}, which its queue had already passed; "
+                f"{self._job.path}: the record at {self._job.base + int(self._found.starts[row])} "
+                f"says offset {int(self._found.offsets[row])}, which its queue had already passed; "
                 "the segment stays as it is",
                 self._job.path,
             )
 
-    def _write(
-        self,
-        class_name: str,
-        numbers: list[int],
-        found: SegmentRecords,
-        plans: list[TopicPlan | None],
-        order: I64,
-        borders: list[tuple[int, int]],
-    ) -> BuiltArchive | None:
-        job = self._job
-        wanted = set(numbers)
-        mine = [(a, b) for a, b in borders if int(found.topics[order[a]]) in wanted]
+    def _write(self, class_name: str, numbers: set[int]) -> BuiltArchive | None:
+        """Writes the archive of a class, whose topics have these numbers."""
+        job, found, order = self._job, self._found, self._order
+        mine = [(a, b) for a, b in self._ranges if int(found.topics[order[a]]) in numbers]
         if not mine:
             return None
         path = Path(job.folder) / f"{job.base:020d}-{class_name}{SUFFIX}"
@@ -262,8 +249,8 @@ class _SegmentEncoder:
         )
 
         def fill(writer: ArchiveWriter) -> Iterator[None]:
-            for number, queue, records in self._queues(found, order, mine):
-                plan = plans[number]
+            for number, queue, records in self._queues(mine):
+                plan = self._plans[number]
                 assert plan is not None, "only planned topics are in an archive"
                 writer.add(plan.topic, queue, records)
                 yield
@@ -272,27 +259,26 @@ class _SegmentEncoder:
             path, self._files, lambda sink: ArchiveWriter(sink, job.settings, origin), fill
         )
         assert written is not None, "each of the queues has a message"
-        due = order if len(mine) == len(borders) else np.concatenate([order[a:b] for a, b in mine])
+        is_all = len(mine) == len(self._ranges)
         prove(
             path, self._files, job.settings.keys, self._buffer, found.starts, found.sizes,
-            rows=due, stays="the segment stays as it is",
+            rows=order if is_all else np.concatenate([order[a:b] for a, b in mine]),
+            stays="the segment stays as it is",
         )  # fmt: skip
-        return BuiltArchive.of(written, self._held(found, plans, order, mine))
+        return BuiltArchive.of(written, self._held(mine))
 
-    def _queues(
-        self, found: SegmentRecords, order: I64, mine: list[tuple[int, int]]
-    ) -> Iterator[tuple[int, int, RecordBatch]]:
-        """Yields the queues that stand at `mine` in the order: number of the topic, queue, and
-        records; of long queues so many at a time. Columns are put in order for many queues at once.
+    def _queues(self, mine: list[tuple[int, int]]) -> Iterator[tuple[int, int, RecordBatch]]:
+        """Yields the queues of some queue ranges: number of the topic, queue, and records; of long
+        queues so many at a time. Columns are put in order for many queues at once.
         """
-        at = 0
+        found, at = self._found, 0
         while at < len(mine):
             begin, first = mine[at][0], at
             while at < len(mine) and mine[at][1] - begin <= _AT_ONCE:
                 at += 1
             at = max(at, first + 1)
             for low in range(begin, mine[at - 1][1], _AT_ONCE):
-                rows = order[low : min(low + _AT_ONCE, mine[at - 1][1])]
+                rows = self._order[low : min(low + _AT_ONCE, mine[at - 1][1])]
                 starts, sizes = found.starts[rows], found.sizes[rows]
                 topics, queues = found.topics[rows], found.queues[rows]
                 for queue_begin, queue_end in mine[first:at]:
@@ -302,33 +288,17 @@ class _SegmentEncoder:
                     )
                     yield int(topics[a]), int(queues[a]), batch
 
-    def _held(
-        self,
-        found: SegmentRecords,
-        plans: list[TopicPlan | None],
-        order: I64,
-        mine: list[tuple[int, int]],
-    ) -> list[HeldQueue]:
-        """The messages of each queue that stands at `mine` in the order."""
+    def _held(self, mine: list[tuple[int, int]]) -> list[HeldQueue]:
+        """The messages of some queue ranges."""
         if not mine:
             return []
+        found = self._found
         borders = np.array(mine, np.int64)
-        firsts, lasts = order[borders[:, 0]], order[borders[:, 1] - 1]
-        starts = found.starts[firsts]
-        ids = np.array([-1 if plan is None else plan.topic.id for plan in plans], np.int64)
+        firsts, lasts = self._order[borders[:, 0]], self._order[borders[:, 1] - 1]
+        ids = np.array([-1 if plan is None else plan.topic.id for plan in self._plans], np.int64)
         columns = (
             ids[found.topics[firsts]], found.queues[firsts], found.offsets[firsts],
             found.offsets[lasts], borders[:, 1] - borders[:, 0],
-            stored_times(self._buffer, starts),
+            stored_times(self._buffer, found.starts[firsts]),
         )  # fmt: skip
         return list(map(HeldQueue, *(column.tolist() for column in columns)))
-
-
-def _borders(found: SegmentRecords, order: I64) -> list[tuple[int, int]]:
-    """Where each queue's rows begin and end in `order`."""
-    if not len(order):
-        return []
-    topics, queues = found.topics[order], found.queues[order]
-    change = np.flatnonzero((topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1])) + 1
-    begins = [0, *change.tolist()]
-    return list(zip(begins, [*begins[1:], len(order)], strict=True))

@@ -9,8 +9,8 @@ Older and newer are said of the offset in the queue, never of the position in th
 were attached hold older offsets at later positions.
 
 A tombstone is needed as long as an older message of its key is anywhere, and until every reader has
-had the time to see it. So it goes only when it is older than the grace time, and when no other
-archive and no segment holds a lower offset of its queue (`Compaction.whole_below`).
+had the time to see it. So it goes only when it was stored before `Compaction.tombstones_before`,
+and when no other archive and no segment holds a lower offset of its queue (`whole_below`).
 
 A queue may be looked at in partitions, each by another process. The findings of each (`KeyTable`)
 are put together afterwards.
@@ -37,7 +37,7 @@ from tiering.archive.columns.records import Fields, RecordBatch
 
 I64 = NDArray[np.int64]
 FOLD_ROWS: Final = 1 << 20
-"""Messages after which the superseded ones among them are dropped from memory."""
+"""Messages after which only the offsets of the superseded ones among them stay in memory."""
 _DIGEST: Final = 16
 _NEVER: Final = (1 << 63) - 1
 
@@ -74,7 +74,8 @@ class KeyTable(NamedTuple):
 class QueueCompaction:
     """Takes one queue's messages, or findings of its partitions; then says which of them may go.
 
-    Memory: some 40 bytes for each different key, and for each of a million messages.
+    Memory: 32 bytes for each different key and for each of a million messages, and 8 bytes for each
+    superseded message; twice as many while they are sorted.
     """
 
     def __init__(self, compaction: Compaction, queue: Queue) -> None:

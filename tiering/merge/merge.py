@@ -19,10 +19,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -36,12 +37,10 @@ from tiering.archive.pieces import PiecesWriter, check_tail
 from tiering.archive.tail import FileSource
 from tiering.archive.writer import write_archive
 from tiering.catalog.catalog import ArchiveRow
-from tiering.executor.pool import Executor
+from tiering.executor.pool import Check, Executor
 from tiering.executor.segment_encoder import BuiltArchive, HeldQueue
 from tiering.merge.partition import (
-    Dropped,
     Merged,
-    MergeInput,
     MergeJob,
     MergePlan,
     PartitionJob,
@@ -55,18 +54,15 @@ from tiering.merge.partition_task import (
     Survey,
     append_queue,
     encode_partition,
+    encode_task,
     join_surveys,
     open_inputs,
     survey_keys,
+    survey_task,
 )
 from tiering.places.objects import ARCHIVE_MAX
 from tiering.places.publish import verify_copy
 from tiering.policy.retention_classes import RetentionClass, read_class
-
-__all__ = [
-    "COMPACTED_BYTES", "INPUTS_MAX", "TARGET_BYTES", "Dropped", "MergeInput", "MergeJob", "Merged",
-    "choose", "merge", "merge_task", "merge_with",
-]  # fmt: skip
 
 I64 = NDArray[np.int64]
 TARGET_BYTES: Final = 512 << 20
@@ -92,8 +88,9 @@ def choose(
     Neighbours are archives of one class in one place. None of the class is between them, and no
     segment that is still in the log (an erasure may have passed it over). By today's classes, too,
     they end at the same age and go cold at the same age. Together they have at most `target_bytes`
-    (compacted ones `COMPACTED_BYTES`). The largest has no more than two thirds of that, so that no
-    message is rewritten again and again for the sake of few others. They are of a time that is
+    (compacted ones `COMPACTED_BYTES`), and are at most `INPUTS_MAX`. The largest has no more than
+    two thirds of the bytes of all, so that no message is rewritten again and again for the sake of
+    few others. They are of a time that is
     short against the time of the class in that tier, since all of a merged archive waits for its
     last message. `at_any_size`: all neighbours that may be together are given, also those that
     stand alone, whatever it saves.
@@ -170,65 +167,29 @@ def merge(archives: Sequence[Archive], job: MergeJob, files: Files) -> Merged:
     """
     if len(archives) != len(job.inputs) or not archives:
         raise CallerError("a merge takes at least one archive, and each of its job's inputs")
-    return _Merge(job, files, _InOneProcess(archives, job)).run()
+    reading = PartitionReader.of(archives)
+    return _Merge(
+        job,
+        files,
+        plan_merge(archives, job),
+        lambda jobs: (survey_keys(one, reading) for one in jobs),
+        lambda jobs: (encode_partition(one, reading) for one in jobs),
+    ).run()
 
 
-def merge_with(
-    executor: Executor, check: Callable[[], None], job: MergeJob, files: Files
-) -> Merged:
+def merge_with(executor: Executor, check: Check, job: MergeJob, files: Files) -> Merged:
     """The same with the places and files of this machine, by an executor: as one job, or each
     partition as a job of its own, and the archive put together here. The bytes are the same.
     `check` is called meanwhile, and may raise to give up.
     """
 
-    def parts(executor: Executor, check: Callable[[], None], job: MergeJob) -> Merged:
-        return _Merge(job, files, _ByExecutor(executor, check, job)).run()
+    def parts(executor: Executor, check: Check, job: MergeJob) -> Merged:
+        plan = executor.run(check, plan_task, job)
+        survey = partial(executor.each, check, survey_task)
+        encode = partial(executor.each, check, encode_task)
+        return _Merge(job, files, plan, survey, encode).run()
 
     return executor.divide(check, merge_task, parts, job)
-
-
-class _Steps(Protocol):
-    """Does the steps of a merge."""
-
-    plan: MergePlan
-
-    def surveys(self, jobs: Sequence[PartitionJob]) -> Iterator[Survey]:
-        """See `survey_keys`; in the order of the jobs."""
-
-    def encoded(self, jobs: Sequence[PartitionJob]) -> Iterator[Encoded]:
-        """See `encode_partition`; in the order of the jobs, and one at a time in memory."""
-
-
-class _InOneProcess:
-    """Does all steps here, one after the other."""
-
-    def __init__(self, archives: Sequence[Archive], job: MergeJob) -> None:
-        self._archives = archives
-        self._job = job
-        self._reading = PartitionReader.of(archives)
-        self.plan = plan_merge(archives, job)
-
-    def surveys(self, jobs: Sequence[PartitionJob]) -> Iterator[Survey]:
-        return (survey_keys(job, self._reading) for job in jobs)
-
-    def encoded(self, jobs: Sequence[PartitionJob]) -> Iterator[Encoded]:
-        return (encode_partition(job, self._reading) for job in jobs)
-
-
-class _ByExecutor:
-    """Does each step by an executor, partitions side by side."""
-
-    def __init__(self, executor: Executor, check: Callable[[], None], job: MergeJob) -> None:
-        self._executor = executor
-        self._check = check
-        self._job = job
-        self.plan = executor.run(check, plan_task, job)
-
-    def surveys(self, jobs: Sequence[PartitionJob]) -> Iterator[Survey]:
-        return self._executor.each(self._check, survey_task, jobs)
-
-    def encoded(self, jobs: Sequence[PartitionJob]) -> Iterator[Encoded]:
-        return self._executor.each(self._check, encode_task, jobs)
 
 
 def plan_task(job: MergeJob) -> MergePlan:
@@ -236,31 +197,31 @@ def plan_task(job: MergeJob) -> MergePlan:
     return plan_merge(open_inputs(job.inputs, job.settings), job)
 
 
-def survey_task(job: PartitionJob) -> Survey:
-    """`survey_keys` with the places of this machine."""
-    return survey_keys(job, PartitionReader.for_one(job))
-
-
-def encode_task(job: PartitionJob) -> Encoded:
-    """`encode_partition` with the places of this machine."""
-    return encode_partition(job, PartitionReader.for_one(job))
-
-
 class _Merge:
-    """One merge and its steps; see `merge`."""
+    """One merge, its plan, and its steps for the jobs of partitions: `survey` as `survey_keys`,
+    `encode` as `encode_partition`, each in the order of the jobs, and one at a time in memory.
+    """
 
-    def __init__(self, job: MergeJob, files: Files, steps: _Steps) -> None:
+    def __init__(
+        self,
+        job: MergeJob,
+        files: Files,
+        plan: MergePlan,
+        survey: Callable[[Sequence[PartitionJob]], Iterator[Survey]],
+        encode: Callable[[Sequence[PartitionJob]], Iterator[Encoded]],
+    ) -> None:
         self._job = job
         self._files = files
-        self._steps = steps
-        self._plan = steps.plan
-        self._dropped = msgspec.structs.replace(steps.plan.dropped)
+        self._plan = plan
+        self._survey = survey
+        self._encode = encode
+        self._dropped = msgspec.structs.replace(plan.dropped)
 
     def run(self) -> Merged:
         job, plan, dropped = self._job, self._plan, self._dropped
         gone: dict[Queue, I64] = {}
         if job.compaction is not None:
-            surveys = self._steps.surveys(partition_jobs(job, plan, {}))
+            surveys = self._survey(partition_jobs(job, plan, {}))
             gone, superseded, tombstones = join_surveys(job.compaction, surveys)
             dropped.superseded += superseded
             dropped.tombstones += tombstones
@@ -281,7 +242,7 @@ class _Merge:
         columns: list[TailColumns] = []
 
         def fill(writer: PiecesWriter) -> Iterator[None]:
-            for found in self._steps.encoded(jobs):
+            for found in self._encode(jobs):
                 self._dropped.erased += found.erased
                 for held in found.queues:
                     append_queue(stays, held)

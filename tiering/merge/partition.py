@@ -40,7 +40,7 @@ from tiering.merge.compact import Compaction
 from tiering.places.place import open_place
 
 _SHARE: Final = 4
-"""A portion is at most this part of the rest, and at least this part of the largest portion."""
+"""A portion is at most this part of the rest, unless that is less than this part of the largest."""
 
 
 def portion(left: int, most: int) -> int:
@@ -52,8 +52,8 @@ Queue = tuple[int, int]
 """Topic id and queue."""
 PARTITION_BYTES: Final = 32 << 20
 """The bytes of records in a partition, about. A task holds and returns about a quarter of that, as
-coded. Each partition costs an opening of the archives, and each queue that is cut a block that is
-not full.
+coded. Each partition that another process does costs an opening of the archives, and each queue
+that is cut a block that is not full.
 """
 
 
@@ -80,8 +80,8 @@ class MergeInput(msgspec.Struct, frozen=True, kw_only=True):
 
 class MergeJob(msgspec.Struct, frozen=True, kw_only=True):
     """One merge. `topics` are those that exist, by id: others were deleted. `path` is the file to
-    write. The keys of `settings` have to be `KeysAtHand`. A partition has about `partition_bytes`
-    of records; another number may make other bytes.
+    write. If another process does it, the keys of `settings` have to be `KeysAtHand`. A partition
+    has about `partition_bytes` of records; another number may make other bytes.
     """
 
     inputs: Sequence[MergeInput]
@@ -130,7 +130,7 @@ Where = tuple[int, int, int]
 OFFSETS: Final = (1 << 63) - 1
 """Above every offset."""
 _WHOLE: Final = 8
-"""A queue is not cut if so many of them fill a partition."""
+"""A queue is not cut if so many of them, or more, fill a partition."""
 
 
 class InputSpan(NamedTuple):

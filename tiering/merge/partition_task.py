@@ -32,14 +32,14 @@ from tiering.merge.sequential_reader import QueueCursor, QueueRows, Window, in_o
 
 I64 = NDArray[np.int64]
 WINDOW_BYTES: Final = 32 << 20
-"""Bytes that are read ahead, of all archives together."""
+"""Bytes that are read ahead, of all archives together, unless `_WINDOW_MIN` of each is more."""
 _WINDOW_MIN: Final = 256 << 10
 
 
 class Survey(NamedTuple):
     """The findings of compaction in a partition. Of queues that are whole in it: the offsets that
     are superseded, and those of tombstones that may go. Of those at its ends, which may go on in
-    the next one: the key tables so far.
+    the partition before or behind it: the key tables of this one.
     """
 
     whole: dict[Queue, tuple[I64, I64]]
@@ -155,6 +155,11 @@ def survey_keys(job: PartitionJob, reading: PartitionReader) -> Survey:
     return survey
 
 
+def survey_task(job: PartitionJob) -> Survey:
+    """`survey_keys` with the places of this machine."""
+    return survey_keys(job, PartitionReader.for_one(job))
+
+
 def join_surveys(
     compaction: Compaction, surveys: Iterable[Survey]
 ) -> tuple[dict[Queue, I64], int, int]:
@@ -191,6 +196,11 @@ def encode_partition(job: PartitionJob, reading: PartitionReader) -> Encoded:
                 append_queue(stays, _held_queue(held.id, kept))
                 writer.add(held.number, held.queue, kept.records)
     return Encoded(writer.finish(), stays, erased)
+
+
+def encode_task(job: PartitionJob) -> Encoded:
+    """`encode_partition` with the places of this machine."""
+    return encode_partition(job, PartitionReader.for_one(job))
 
 
 def _kept(

@@ -27,7 +27,8 @@ from tiering.catalog.catalog import ArchiveRow, Tier, encode_row, is_own
 from tiering.errors import PolicyIllegal, TieringBusy
 from tiering.executor.erasure_predicate import ErasurePredicate
 from tiering.merge.compact import Compaction
-from tiering.merge.merge import Merged, MergeJob, merge_with
+from tiering.merge.merge import merge_with
+from tiering.merge.partition import Merged, MergeJob
 from tiering.places.place import Place
 from tiering.places.work_folder import ATTACH, WORK, overwrite_all
 from tiering.policy.retention_classes import TopicTraits, life_of, read_class

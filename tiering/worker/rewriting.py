@@ -45,8 +45,8 @@ from tiering.errors import PlaceDenied, PlaceFull, PlaceUnavailable, TieringStop
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import KeysAtHand
 from tiering.merge.compact import QueueCompaction
-from tiering.merge.merge import COMPACTED_BYTES, MergeJob, choose
-from tiering.merge.partition import Merged
+from tiering.merge.merge import COMPACTED_BYTES, choose
+from tiering.merge.partition import Merged, MergeJob
 from tiering.merge.sequential_reader import QueueRows, Window
 from tiering.policy.effective_class import Today
 from tiering.policy.retention_classes import class_of_archive, life_of

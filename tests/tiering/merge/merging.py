@@ -14,7 +14,8 @@ from tests.tiering.archive.making import ORIGIN, SMALL_BLOCKS, Made, MemorySourc
 from tiering.archive.archive_reader import Archive
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveSettings
-from tiering.merge.merge import Merged, MergeInput, MergeJob, merge
+from tiering.merge.merge import merge
+from tiering.merge.partition import Merged, MergeInput, MergeJob
 
 STORE: Final = ORIGIN.store_id
 Records = dict[tuple[str, int], dict[int, bytes]]

@@ -17,7 +17,7 @@ from tests.tiering.archive.making import Queue
 from tests.tiering.merge.merging import deal, made_of, merged, records_in
 from tiering.archive.manifest import ArchivedTopic
 from tiering.merge.compact import Compaction, QueueCompaction
-from tiering.merge.merge import Dropped
+from tiering.merge.partition import Dropped
 
 GRACE = 1_000_000
 """Store times before it are past the grace time."""

@@ -24,7 +24,7 @@ from tests.tiering.merge.merging import (
 )
 from tiering.archive.archive_check import archive_problems
 from tiering.archive.archive_reader import Archive
-from tiering.merge.merge import Dropped
+from tiering.merge.partition import Dropped
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))

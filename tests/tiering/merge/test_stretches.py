@@ -38,8 +38,15 @@ from tiering.executor.erasure_predicate import ErasurePredicate
 from tiering.keys.crypto import TopicKey
 from tiering.keys.sources import KeysAtHand
 from tiering.merge.compact import Compaction
-from tiering.merge.merge import Dropped, Merged, MergeInput, MergeJob, merge, merge_with
-from tiering.merge.partition import partition_jobs, plan_merge
+from tiering.merge.merge import merge, merge_with
+from tiering.merge.partition import (
+    Dropped,
+    Merged,
+    MergeInput,
+    MergeJob,
+    partition_jobs,
+    plan_merge,
+)
 
 KEYS = {f"topic{n}": TopicKey("first", bytes([n + 1]) * 32) for n in range(4)}
 STRETCH = 4096
