@@ -218,7 +218,6 @@ class Index:
         checkpoint: Checkpoint,
         *,
         sync: bool = False,
-        also: Callable[[Batch], None] | None = None,
     ) -> None:
         """Write the frozen tail and `checkpoint` in one batch; the log is durable to there."""
         with self._writing():
@@ -249,8 +248,6 @@ class Index:
                 located[queue] = segment
             batch.put(META, CHECKPOINT, checkpoint_value(checkpoint))
             self.tags.put_new(batch)
-            if also is not None:
-                also(batch)
             self._changing()
             if parts is not None:
                 self.keys.writing(parts)

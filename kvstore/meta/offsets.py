@@ -283,10 +283,9 @@ class Offsets:
         }
         return [OffsetCommit(min(offset, bound[number]), at) for at, offset, number in found]
 
-    def queues(self, group: int, topic: int | None = None) -> Iterator[tuple[int, int]]:
+    def queues(self, group: int) -> Iterator[tuple[int, int]]:
         """Topic and queue of every offset that a group has committed, in order."""
-        end = U32.pack(group + 1) if topic is None else offset_key(group, topic + 1, 0)
-        for key, _ in self._families.rows(OFFSETS, offset_key(group, topic or 0, 0), end):
+        for key, _ in self._families.rows(OFFSETS, U32.pack(group), U32.pack(group + 1)):
             yield read_offset_key(key)[1:]
 
     def topics(self, group: int) -> Iterator[int]:

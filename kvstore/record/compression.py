@@ -38,15 +38,16 @@ _FLAGS: Final[dict[str, int]] = {
     "lz4": COMPRESSED | CODEC_LZ4,
     "zstd": COMPRESSED | CODEC_ZSTD,
 }
-_DEFAULT_LEVELS: Final[dict[str, int]] = {"zlib": 5, "lz4": 0, "zstd": 3}
-"""zlib: RocketMQ's default; lz4 and zstd: their own."""
+_ZLIB_LEVEL: Final = 5
+_ZSTD_LEVEL: Final = 3
+"""zlib: RocketMQ's default; zstd, and lz4 below: their own."""
 
 
 class _PerThread(threading.local):
-    """Zstandard's objects of one thread: a compressor for each level used, one decompressor."""
+    """Zstandard's objects of one thread."""
 
     def __init__(self) -> None:
-        self.compressors: dict[int, zstandard.ZstdCompressor] = {}
+        self.compressor: zstandard.ZstdCompressor | None = None
         self.decompressor: zstandard.ZstdDecompressor | None = None
 
 
@@ -57,36 +58,25 @@ def codec_flags(codec: str) -> int:
     """The system-flag bits of a body in this codec, COMPRESSED included. Raises ConfigError."""
     flags = _FLAGS.get(codec)
     if flags is None:
-        raise _unknown(codec)
+        raise ConfigError(f"compression {shown(codec)} is not one of zlib, lz4, zstd")
     return flags
 
 
-def compress(body: bytes | bytearray | memoryview, codec: str, level: int | None = None) -> bytes:
-    """`body` as a zlib stream, LZ4 frame or Zstandard frame.
-
-    `codec` is "zlib", "lz4" or "zstd", `level` the codec's own number (None: 5, 0 and 3). Raises
-    ConfigError for any other codec or level.
+def compress(body: bytes | bytearray | memoryview, codec: str) -> bytes:
+    """`body` as a zlib stream, LZ4 frame or Zstandard frame: `codec` is one that `codec_flags`
+    knows.
     """
-    if codec not in _DEFAULT_LEVELS:
-        raise _unknown(codec)
-    if level is None:
-        level = _DEFAULT_LEVELS[codec]
-    elif type(level) is not int:
-        raise ConfigError(f"compression level {shown(level)} is not a whole number")
-    try:
-        if codec == "zlib":
-            return zlib_ng.compress(body, level)
-        if codec == "lz4":
-            # RocketMQ's LZ4 reader refuses linked blocks, the binding's default.
-            packed: bytes = lz4.frame.compress(body, compression_level=level, block_linked=False)
-            return packed
-        compressor = _per_thread.compressors.get(level)
-        if compressor is None:
-            compressor = zstandard.ZstdCompressor(level=level)
-            _per_thread.compressors[level] = compressor
-        return compressor.compress(body)
-    except (_ZLIB_ERROR, ValueError, OverflowError) as error:
-        raise ConfigError(f"compression level {shown(level)} of {codec}: {error}") from None
+    if codec == "zlib":
+        return zlib_ng.compress(body, _ZLIB_LEVEL)
+    if codec == "lz4":
+        # RocketMQ's LZ4 reader refuses linked blocks, the binding's default.
+        packed: bytes = lz4.frame.compress(body, block_linked=False)
+        return packed
+    assert codec == "zstd", codec
+    compressor = _per_thread.compressor
+    if compressor is None:
+        compressor = _per_thread.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
+    return compressor.compress(body)
 
 
 def decompress(stored: bytes, system_flags: int, limit: int = DECOMPRESSED_MAX) -> bytes:
@@ -169,7 +159,3 @@ def _first_guess(stored: bytes, most: int) -> int:
 
 def _too_large(limit: int) -> RecordDamaged:
     return RecordDamaged(f"the body grows beyond the limit of {limit} bytes when decompressed")
-
-
-def _unknown(codec: object) -> ConfigError:
-    return ConfigError(f"compression {shown(codec)} is not one of zlib, lz4, zstd")

@@ -58,7 +58,11 @@ def encode_record(m: StoredMessage) -> bytes:
     _check_hosts(m)
     properties = m.raw_properties
     if len(properties) > PROPERTIES_MAX:
-        raise _properties_too_large(len(properties))
+        raise PropertiesTooLarge(
+            f"properties take {len(properties)} bytes, at most {PROPERTIES_MAX} fit",
+            len(properties),
+            PROPERTIES_MAX,
+        )
     size = record_size(len(m.body), len(topic), len(properties), m.system_flags, m.version)
     try:
         head = HEADS[m.system_flags & HOSTS_V6].pack(
@@ -100,9 +104,3 @@ def _check_hosts(m: StoredMessage) -> None:
             raise MessageIllegal(
                 f"{what} host takes {len(raw)} bytes, by the system flags it should take {expected}"
             )
-
-
-def _properties_too_large(size: int) -> PropertiesTooLarge:
-    return PropertiesTooLarge(
-        f"properties take {size} bytes, at most {PROPERTIES_MAX} fit", size, PROPERTIES_MAX
-    )

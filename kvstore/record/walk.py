@@ -78,9 +78,7 @@ class Extent(NamedTuple):
         return self.position + self.size
 
 
-def walk(
-    buffer: Buffer, base: int, start: int, end: int, *, property_crc: bool = False
-) -> Iterator[Extent]:
+def walk(buffer: Buffer, base: int, start: int, end: int) -> Iterator[Extent]:
     """Everything from index `start` of `buffer` to index `end`, which is the end of the segment.
 
     `base` is the log position of the buffer's index 0; the positions found are positions of the
@@ -90,9 +88,7 @@ def walk(
     at, used = start, -1
     positions, sizes = array("Q"), array("I")
     while at < end:
-        at, stop = scan(
-            buffer, at, end, base, positions, sizes, limit=_BATCH, property_crc=property_crc
-        )
+        at, stop = scan(buffer, at, end, base, positions, sizes, limit=_BATCH)
         for position, size in zip(positions, sizes, strict=True):
             yield Extent(Kind.RECORD, position, size)
         del positions[:], sizes[:]
@@ -102,11 +98,10 @@ def walk(
         if stop is ScanStop.ZEROS or stop is ScanStop.DAMAGED:
             if used < at:
                 used = _behind_last_set(buffer, at, end)
-            resume = _next_good(buffer, base, at + 1, end, used, property_crc)
+            resume = _next_good(buffer, base, at + 1, end, used, property_crc=False)
             bad_end = resume if resume >= 0 else used
             if bad_end > at:
-                reason = _reason(buffer, base, at, end, property_crc)
-                yield Extent(Kind.DAMAGE, base + at, bad_end - at, reason)
+                yield Extent(Kind.DAMAGE, base + at, bad_end - at, _reason(buffer, base, at, end))
             if resume < 0:
                 if used < end:
                     yield Extent(Kind.END, base + used, end - used)
@@ -123,11 +118,11 @@ def next_good(
     Each must end at or before index `end`, and a blank one exactly there.
     """
     end = min(end, len(buffer))
-    return _next_good(buffer, base, start, end, end, property_crc)
+    return _next_good(buffer, base, start, end, end, property_crc=property_crc)
 
 
 def _next_good(
-    buffer: Buffer, base: int, start: int, end: int, used: int, property_crc: bool
+    buffer: Buffer, base: int, start: int, end: int, used: int, *, property_crc: bool
 ) -> int:
     """`next_good`, where it is known that from index `used` on all bytes are zero."""
     for magic_at in magics(buffer, start + MAGIC_AT, used):
@@ -163,9 +158,9 @@ def magics(buffer: Buffer, start: int, end: int) -> Iterator[int]:
         size = min(2 * size, _CHUNK)
 
 
-def _reason(buffer: Buffer, base: int, at: int, end: int, property_crc: bool) -> str:
+def _reason(buffer: Buffer, base: int, at: int, end: int) -> str:
     try:
-        check_record(buffer, at, end, base + at, property_crc=property_crc)
+        check_record(buffer, at, end, base + at)
     except RecordDamaged as e:
         return str(e)
     return f"zeros at {base + at}, where a record should begin"

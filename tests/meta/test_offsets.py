@@ -38,6 +38,25 @@ def timed(clock: VirtualClock, **settings: Any) -> StoreConfig:
     return StoreConfig(segment_size=SEGMENT, clock=clock, **settings)
 
 
+@pytest.fixture
+def nine(opens: Opens, clock: VirtualClock) -> Opens:
+    """Opens a store with the virtual clock; queue 0 of "t" has nine messages."""
+
+    def make(**settings: Any) -> Store:
+        store = opens(timed(clock, **settings))
+        store.create_topic("t")
+        store.put_batch(batch("t", 9))
+        return store
+
+    return make
+
+
+def done(store: Store) -> None:
+    """Pops a message of queue 0, and acks it."""
+    (popped,) = store.pop("g", "t", queue=0)
+    store.ack(popped.receipt)
+
+
 def commits(history: list[OffsetCommit]) -> list[tuple[int, int]]:
     """Seconds since the start, and offsets."""
     return [((c.committed_at - START_MS) // 1000, c.offset) for c in history]
@@ -137,11 +156,9 @@ def test_a_commit_that_is_to_be_synced_is_written_though_it_is_known(store: Stor
 
 
 def test_commits_are_synced_at_the_interval_and_only_if_there_were_any(
-    opens: Opens, clock: VirtualClock
+    nine: Opens, clock: VirtualClock
 ) -> None:
-    store = opens(timed(clock, offset_sync_interval=5.0))
-    store.create_topic("t")
-    store.put_batch(batch("t", 5))
+    store = nine(offset_sync_interval=5.0)
     offsets = inside.offsets(store)
     assert not offsets.sync_due()
     store.commit_offset("g", "t", 0, 1)
@@ -161,9 +178,8 @@ def test_commits_are_synced_at_the_interval_and_only_if_there_were_any(
     assert not offsets.sync_due()
 
 
-def test_without_an_interval_nothing_is_synced_by_itself(opens: Opens, clock: VirtualClock) -> None:
-    store = opens(timed(clock, offset_sync_interval=None))
-    store.create_topic("t")
+def test_without_an_interval_nothing_is_synced_by_itself(nine: Opens, clock: VirtualClock) -> None:
+    store = nine(offset_sync_interval=None)
     store.commit_offset("g", "t", 0, 0)
     clock.advance(1e6)
     assert not inside.offsets(store).sync_due()
@@ -190,11 +206,10 @@ def test_an_offset_staged_in_a_batch_is_seen_when_the_batch_is_written(store: St
 
 
 def test_history_has_what_was_committed_when_oldest_first(
-    opens: Opens, clock: VirtualClock
+    nine: Opens, opens: Opens, clock: VirtualClock
 ) -> None:
-    store = opens(timed(clock))
-    store.create_topic("t")
-    store.put_batch(batch("t", 9) + batch("t", 9, queue=1))
+    store = nine()
+    store.put_batch(batch("t", 9, queue=1))
     store.create_group("other")
     for at, offset in ((0, 3), (10, 5), (20, 2)):
         store.commit_offset("g", "t", 0, offset)
@@ -211,11 +226,9 @@ def test_history_has_what_was_committed_when_oldest_first(
 
 
 def test_of_the_commits_of_an_interval_the_last_is_kept_with_its_own_time(
-    opens: Opens, clock: VirtualClock
+    nine: Opens, clock: VirtualClock
 ) -> None:
-    store = opens(timed(clock, offset_history_interval=1.0))
-    store.create_topic("t")
-    store.put_batch(batch("t", 9))
+    store = nine(offset_history_interval=1.0)
     for offset in range(8):
         store.commit_offset("g", "t", 0, offset)
         clock.advance(0.3)
@@ -224,11 +237,9 @@ def test_of_the_commits_of_an_interval_the_last_is_kept_with_its_own_time(
 
 
 def test_of_the_commits_of_one_millisecond_the_last_is_kept(
-    opens: Opens, clock: VirtualClock
+    nine: Opens, clock: VirtualClock
 ) -> None:
-    store = opens(timed(clock, offset_history_interval=0))
-    store.create_topic("t")
-    store.put_batch(batch("t", 9))
+    store = nine(offset_history_interval=0)
     for offset in (1, 5, 2):
         store.commit_offset("g", "t", 0, offset)
     clock.advance(0.001)
@@ -240,11 +251,9 @@ def test_of_the_commits_of_one_millisecond_the_last_is_kept(
 
 
 def test_history_is_shown_as_long_as_it_is_kept_and_then_swept_away(
-    opens: Opens, clock: VirtualClock
+    nine: Opens, clock: VirtualClock
 ) -> None:
-    store = opens(timed(clock, offset_history_for=100.0))
-    store.create_topic("t")
-    store.put_batch(batch("t", 9))
+    store = nine(offset_history_for=100.0)
     inside.housekeeper(store).stop()  # it sweeps too
     for offset in range(1, 5):
         store.commit_offset("g", "t", 0, offset)
@@ -279,10 +288,9 @@ def test_a_sweep_goes_on_where_it_ended_and_takes_no_more_than_a_slice(
 
 
 def test_without_history_no_row_of_it_is_written_and_old_ones_go(
-    opens: Opens, clock: VirtualClock
+    nine: Opens, opens: Opens, clock: VirtualClock
 ) -> None:
-    store = opens(timed(clock))
-    store.create_topic("t")
+    store = nine()
     store.commit_offset("g", "t", 0, 0)
     store.close()
     store = opens(timed(clock, offset_history_for=0))
@@ -295,11 +303,9 @@ def test_without_history_no_row_of_it_is_written_and_old_ones_go(
 
 
 def test_a_clock_that_is_set_back_does_not_turn_the_order_of_history_round(
-    opens: Opens, clock: VirtualClock
+    nine: Opens, clock: VirtualClock
 ) -> None:
-    store = opens(timed(clock))
-    store.create_topic("t")
-    store.put_batch(batch("t", 9))
+    store = nine()
     store.commit_offset("g", "t", 0, 1)
     clock.advance(7200)
     store.commit_offset("g", "t", 0, 2)
@@ -314,12 +320,10 @@ def test_a_clock_that_is_set_back_does_not_turn_the_order_of_history_round(
 
 @pytest.mark.parametrize("looks", [False, True])
 def test_a_look_at_the_history_changes_no_time_of_what_is_committed_later(
-    opens: Opens, clock: VirtualClock, looks: bool
+    nine: Opens, clock: VirtualClock, looks: bool
 ) -> None:
-    store = opens(timed(clock))
+    store = nine()
     assert not store.recovery.clean, "so the first look at a group's history reads what is done"
-    store.create_topic("t")
-    store.put_batch(batch("t", 9))
     store.commit_offset("g", "t", 0, 1)
     clock.step(60)
     if looks:
@@ -331,35 +335,29 @@ def test_a_look_at_the_history_changes_no_time_of_what_is_committed_later(
 
 
 def test_a_commit_stands_behind_the_pops_before_it_though_the_clock_was_set_back(
-    opens: Opens, clock: VirtualClock
+    nine: Opens, clock: VirtualClock
 ) -> None:
-    store = opens(timed(clock))
-    store.create_topic("t")
-    store.put_batch(batch("t", 9))
+    store = nine()
     store.commit_offset("g", "t", 0, 1)
     clock.advance(7200)
-    (popped,) = store.pop("g", "t", queue=0)
-    store.ack(popped.receipt)
+    done(store)
     clock.step(-3600)
     store.commit_offset("g", "t", 0, 5)
     assert store.offset_history("g", "t", 0)[-1].offset == 5
 
 
 def test_pops_stand_behind_those_before_them_though_the_clock_was_set_back(
-    opens: Opens, clock: VirtualClock
+    nine: Opens, clock: VirtualClock
 ) -> None:
-    store = opens(timed(clock))
-    store.create_topic("t")
-    store.put_batch(batch("t", 9))
+    store = nine()
     store.commit_offset("g", "t", 0, 0)
     clock.advance(7200)
-    for done in (1, 2, 3):
-        (popped,) = store.pop("g", "t", queue=0)
-        store.ack(popped.receipt)
+    for number in (1, 2, 3):
+        done(store)
         clock.step(-1800)
-        if done == 1:
+        if number == 1:
             continue  # nobody looks: the next pop notes it
-        assert store.offset_history("g", "t", 0)[-1].offset == done
+        assert store.offset_history("g", "t", 0)[-1].offset == number
 
 
 def test_history_of_a_group_that_is_not_there_is_refused(store: Store) -> None:
@@ -582,14 +580,12 @@ def test_a_committed_offset_that_was_looked_at_is_not_what_it_was_before_the_nex
     filled: Store,
 ) -> None:
     for offset in range(5):
-        (popped,) = filled.pop("g", "t", queue=0)
-        filled.ack(popped.receipt)
+        done(filled)
         assert filled.committed_offset("g", "t", 0) == offset + 1
 
 
 def test_a_commit_moves_where_the_next_pop_begins(filled: Store) -> None:
-    (popped,) = filled.pop("g", "t", queue=0)
-    filled.ack(popped.receipt)
+    done(filled)
     filled.commit_offset("g", "t", 0, 4)
     assert [p.message.offset for p in filled.pop("g", "t", limit=9, queue=0)] == [4]
 

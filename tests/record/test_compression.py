@@ -32,11 +32,11 @@ def test_the_flags_are_rocketmqs(codec: str) -> None:
     assert codec_flags(codec) == FLAGS[codec]
 
 
-@given(st.sampled_from(CODECS), st.binary(max_size=2000), st.integers(0, 9))
-def test_a_body_comes_back(codec: str, plain: bytes, level: int) -> None:
-    for stored in (compress(plain, codec), compress(plain, codec, level)):
-        assert decompress(stored, FLAGS[codec]) == plain
-        assert decompress(stored, FLAGS[codec], len(plain)) == plain
+@given(st.sampled_from(CODECS), st.binary(max_size=2000))
+def test_a_body_comes_back(codec: str, plain: bytes) -> None:
+    stored = compress(plain, codec)
+    assert decompress(stored, FLAGS[codec]) == plain
+    assert decompress(stored, FLAGS[codec], len(plain)) == plain
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -99,16 +99,10 @@ def test_bytes_behind_a_frame_are_refused_but_passed_over_behind_a_zlib_stream()
             decompress(compress(PLAIN, codec) + b"rest", FLAGS[codec])
 
 
-@pytest.mark.parametrize(
-    ("codec", "level"),
-    [("snappy", None), (None, None), ("zlib", 10), ("zstd", 23), ("lz4", "9"), ("zlib", 1.5)],
-)
-def test_an_unknown_codec_or_level_is_refused(codec: Any, level: Any) -> None:
+@pytest.mark.parametrize("codec", ["snappy", None])
+def test_an_unknown_codec_is_refused(codec: Any) -> None:
     with pytest.raises(ConfigError):
-        compress(b"body", codec, level)
-    if level is None:
-        with pytest.raises(ConfigError):
-            codec_flags(codec)
+        codec_flags(codec)
 
 
 def test_what_zstandard_does_not_let_threads_share_is_made_for_each(
@@ -127,7 +121,7 @@ def test_what_zstandard_does_not_let_threads_share_is_made_for_each(
 
     def work() -> None:
         for _ in range(3):
-            compress(PLAIN, "zstd", 7)
+            compress(PLAIN, "zstd")
         both_run.wait()
 
     threads = [threading.Thread(target=work) for _ in range(2)]
