@@ -23,10 +23,10 @@ from bench.archives import body_of
 from bench.figure import Figure, Options
 from kvstore import Message, StoreConfig
 from tiering import Policy, Worker
+from tiering.spark.arrow import SCHEMA
 from tiering.spark.listing import Opener, listing
 from tiering.spark.options import read_options
 from tiering.spark.part_reader import PartReader
-from tiering.spark.schema import SCHEMA
 from tiering.spark.session import session
 from tiering.spark.splits import plan_splits
 from tiering.spark.wanted import QueryFilter

@@ -69,8 +69,7 @@ from tests.support.clock import VirtualClock
 from tiering.catalog.catalog import ArchiveRow
 from tiering.executor.pool import WorkerDied
 from tiering.policy.policy import Policy
-from tiering.spark.options import ReadOptions
-from tiering.spark.sink.sink_options import SinkOptions
+from tiering.spark.options import ReadOptions, SinkOptions
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 DOCS: Final = ROOT / "docs"

@@ -20,8 +20,7 @@ from kvstore.files import local_path
 from tests.fixtures import unpack_fixture
 from tests.support.naming import named
 from tiering.places.place import open_place
-from tiering.spark.options import read_options
-from tiering.spark.sink.sink_options import sink_options
+from tiering.spark.options import read_options, sink_options
 
 SMALL = StoreConfig(segment_size=64 << 10)
 NO_PATHS: list[Any] = ["", "a\0b", None, 5, b"data", ["data"]]

@@ -65,7 +65,7 @@ LIMITS_OF_TIERING: Final = {
     "catalog.tiers.GROUPS_BYTES": "tests/tiering/catalog/test_bounds.py",
     "catalog.tiers.QUEUE_BLOCKS_KEPT": "tests/tiering/catalog/test_bounds.py",
     "operations.attach_conflicts._KEPT": "tests/tiering/catalog/test_bounds.py",
-    "spark.stream.directory_tables._BLOCKS_MAX": "tests/tiering/spark/stream/test_stream_model.py",
+    "spark.stream.stream_view._BLOCKS_MAX": "tests/tiering/spark/stream/test_stream_model.py",
     "worker.runs._BYTES_MAX": "tests/tiering/catalog/test_bounds.py",
 }
 """Limits of tiering, and the test that lowers each."""

@@ -1,4 +1,4 @@
-"""Options: the settings of a reader of archives and stores.
+"""Options: the settings of readers and writers of archives and stores.
 
 The idea: Spark gives texts under names whose case does not count. Here they become one checked
 value, which travels to the tasks.
@@ -10,13 +10,20 @@ everything.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
 from kvstore.errors import ConfigError, shown
 from kvstore.files import local_path
+from tiering.archive.coder import CodecName
+from tiering.archive.layout import BLOCK_BYTES_DEFAULT
+from tiering.places.place import Place, open_place
+from tiering.places.settings import is_remote
+from tiering.policy.retention_classes import RetentionClass, read_class
 
 PLACE: Final = "place."
 """The prefix of the settings of a place (docs/places.md)."""
@@ -51,7 +58,10 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 _LISTS: Final = ("topics", "columns", "keys")
 _SWITCHES: Final = ("hot", "fail_on_data_loss")
-_COUNTS: Final = ("split_bytes", "max_messages_per_trigger", "max_bytes_per_trigger")
+_LEAST: Final = {
+    "split_bytes": 1, "max_messages_per_trigger": 1, "max_bytes_per_trigger": 1, "level": 0,
+    "block_bytes": 4096, "archive_bytes": 1 << 16, "spill_bytes": 1 << 16,
+}  # fmt: skip
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
@@ -108,9 +118,10 @@ def _parsed(name: str, value: str) -> object:
         if value.lower() not in _FLAGS:
             raise ConfigError(f"option {name} is {shown(value)}; it must be true or false")
         return _FLAGS[value.lower()]
-    if name in _COUNTS:
-        if not value.isascii() or not value.isdigit() or int(value) < 1:
-            raise ConfigError(f"option {name} is {shown(value)}; it must be 1 or more")
+    if name in _LEAST:
+        least = _LEAST[name]
+        if not value.isascii() or not value.isdigit() or int(value) < least:
+            raise ConfigError(f"option {name} is {shown(value)}; it must be {least} or more")
         return int(value)
     if name == "damaged" and value not in ("fail", "skip"):
         raise ConfigError(f"option damaged is {shown(value)}; it must be fail or skip")
@@ -128,3 +139,74 @@ def _listed(name: str, value: str) -> tuple[str, ...]:
             raise ConfigError(f"option {name} is {shown(value)}; it must be a list of texts")
         return tuple(found)
     return tuple(one.strip() for one in value.split(",") if one.strip())
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+ARCHIVE_BYTES: Final = 512 << 20
+SPILL_BYTES: Final = 64 << 20
+_EVER: Final = RetentionClass("warm", None, None).name
+_STORE_ID: Final = re.compile(r"[0-9a-f]{32}")
+_SPARKS: Final = frozenset({"checkpointlocation", "queryname"})
+"""Options of a stream that are Spark's own."""
+
+
+class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """See docs/spark.md. `archive_bytes` are the bytes of an archive, about; `spill_bytes` are the
+    bytes of records that a task has in memory before it uses its disk.
+    """
+
+    path: str
+    store_id: str | None = None
+    codec: CodecName = "zstd"
+    level: int | None = None
+    block_bytes: int = BLOCK_BYTES_DEFAULT
+    archive_bytes: int = ARCHIVE_BYTES
+    spill_bytes: int = SPILL_BYTES
+    retention_class: str = _EVER
+    key_file: str | None = None
+    query: str | None = None
+    place: dict[str, str] = {}
+
+    def open(self) -> Place:
+        """The place that archives go to."""
+        return open_place(self.path, options=self.place if is_remote(self.path) else None)
+
+
+def sink_options(given: Mapping[str, str]) -> SinkOptions:
+    """The options as Spark gives them. Raises ConfigError, PolicyIllegal."""
+    fields, place = by_field(
+        given, SinkOptions.__struct_fields__, of=" of writing", passed_over=_SPARKS
+    )
+    found = {field: _parsed(field, value) for field, value in fields.items()}
+    if not found.get("path"):
+        raise ConfigError(
+            "nothing says where archives are to go: give a folder, or a bucket's URL, as save(path)"
+        )
+    found["path"] = at_home(str(found["path"]))
+    _check_folder(str(found["path"]))
+    store_id, codec = found.get("store_id"), found.get("codec", "zstd")
+    if store_id is not None and not _STORE_ID.fullmatch(str(store_id)):
+        raise ConfigError(
+            f"option store_id is {shown(store_id)}; it must be 32 hex digits, a-f small"
+        )
+    if codec not in ("zstd", "lz4"):
+        raise ConfigError(f"option codec is {shown(codec)}; it must be zstd or lz4")
+    read_class(str(found.get("retention_class", _EVER)))
+    try:
+        return msgspec.convert({**found, "place": place}, SinkOptions)
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"an option of writing can't be: {e}") from e
+
+
+def _check_folder(path: str) -> None:
+    if "://" in path:
+        return
+    folder = Path(path)
+    for store in (folder, folder.parent):
+        if (store / "index").is_dir() and (store / "commitlog").is_dir():
+            raise ConfigError(
+                f"{path} is a store's: its catalog says which archives it has. Write to a folder "
+                f"of its own, then `kvmq tier attach {store} FOLDER`"
+            )

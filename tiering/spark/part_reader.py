@@ -3,10 +3,14 @@
 The idea: groups come by ranged reads of about a megabyte. Groups that are alike become columns
 together, when they are enough for a batch: the cost of a call of numpy or Arrow is then shared by
 thousands of rows. If bodies are not asked for, or tags are, heads are read first and bodies only of
-blocks that need them.
+blocks that need them. Between plan and read a worker may hand a segment over, and its file goes at
+once: then the part is read from the archives that came in its place, which have its messages under
+the positions that they had.
 
 Invariants: memory is a few batches and a ranged read, whatever the archive; a damaged block ends
-the part, or is left out and reported, as the options say.
+the part, or is left out and reported, as the options say; of a segment that was handed over come
+the messages of existing topics that no retention has deleted since, and it is an error if no
+archive has any of it.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from kvstore.config import StoreConfig
 from kvstore.errors import (
     ArchiveDamaged,
     ArchiveMissing,
@@ -31,22 +36,22 @@ from kvstore.errors import (
     RecordDamaged,
     SegmentDamaged,
 )
+from kvstore.opening.viewing import view_store
 from tiering.archive.archive_reader import Archive
 from tiering.archive.block import BlockGroup, read_columns
 from tiering.archive.columns.integers import cut_by_bytes
 from tiering.archive.columns.records import RecordBatch
-from tiering.archive.directory import GroupExtent
+from tiering.archive.directory import DirectoryRows, GroupExtent
 from tiering.archive.layout import NO_QUEUE
 from tiering.archive.tail import read_exactly
 from tiering.catalog.bucket import DAMAGE
 from tiering.errors import ObjectNotFound, ObjectTooShort
 from tiering.executor.segment import SegmentRecords, boundary, read_segment
-from tiering.spark.archived_log import archived_log
 from tiering.spark.arrow import batch_of
-from tiering.spark.listing import LogPart, Opener
+from tiering.spark.listing import ListedArchive, LogPart, Opener, live_rows
 from tiering.spark.options import ReadOptions
 from tiering.spark.rows import DecodedGroup, decode_group, group_columns, record_columns
-from tiering.spark.splits import BlockRange, Ranges, Split
+from tiering.spark.splits import BlockRange, Ranges, Split, runs_of
 from tiering.spark.wanted import QueryFilter
 
 if TYPE_CHECKING:
@@ -375,3 +380,73 @@ def _is_enough(rows: int, size: int) -> bool:
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+# --- a part of the log that is in archives by now -------------------------------------------------
+
+
+def archived_log(
+    options: ReadOptions, opener: Opener, log_part: LogPart, split: Split
+) -> Iterator[BlockRange]:
+    """The messages of a part of the log that archives have. Raises ArchiveMissing if none has any
+    of it: it went by retention.
+    """
+    folder = Path(options.path)
+    view = view_store(folder, StoreConfig())
+    ids = {topic.name: topic.id for topic in view.topics}
+    held = [
+        one
+        for row, one in live_rows(folder, view)
+        if any(first < log_part.end and log_part.begin < end for first, end in row.segments)
+    ]
+    if not held:
+        raise ArchiveMissing(
+            f"segment {log_part.path} left the log after the query was planned; run it again",
+            log_part.path,
+        )
+    for one in held:
+        yield from _piece(opener, one, log_part, split, ids)
+
+
+def _piece(
+    opener: Opener, held: ListedArchive, log_part: LogPart, split: Split, ids: dict[str, int]
+) -> Iterator[BlockRange]:
+    archive = opener.archive(held)
+    rows = archive.rows()
+    names = [topic.name for topic in archive.manifest.topics]
+    mine = np.array(
+        [
+            topic.name in split.topics and ids.get(topic.name) == topic.id
+            for topic in archive.manifest.topics
+        ],
+        np.bool_,
+    )
+    may = mine[rows.topics] & (rows.queues != NO_QUEUE)
+    may &= (rows.first_position < log_part.end) & (rows.last_position >= log_part.begin)
+    low, end = _offsets(split.ranges, names, rows)
+    may &= (rows.first_offset < end) & (rows.last_offset >= low)
+    blocks = np.flatnonzero(may)
+    if len(blocks):
+        parts = blocks[(rows.first_offset < low)[blocks] | (rows.last_offset >= end)[blocks]]
+        cuts = {block: (int(low[block]), int(end[block])) for block in parts.tolist()}
+        yield BlockRange(held, list(runs_of(blocks)), cuts, (log_part.begin, log_part.end))
+
+
+class _Asked(NamedTuple):
+    """The offsets that are asked for in each block's queue."""
+
+    low: I64
+    end: I64
+
+
+def _offsets(ranges: Ranges | None, names: list[str], rows: DirectoryRows) -> _Asked:
+    count = len(rows.queues)
+    if ranges is None:
+        return _Asked(np.zeros(count, np.int64), np.full(count, 1 << 62))
+    numbers = {name: i for i, name in enumerate(ranges.names)}
+    topics = np.array([numbers.get(name, -1) for name in names], np.int64)
+    at, is_asked = ranges.find(topics[rows.topics], rows.queues)
+    return _Asked(
+        np.where(is_asked, ranges.low[at], 0).astype(np.int64),
+        np.where(is_asked, ranges.end[at], 0).astype(np.int64),
+    )

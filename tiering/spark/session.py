@@ -2,29 +2,38 @@
 
 The idea: a verb or a script asks for a session. On a cluster (`spark-submit`) there is one, and it
 is used. Else one is started here: Java is found, workers run this Python with this kvmq, and the
-output of Spark and its JVM goes to a file, which is shown only if Spark does not start.
+output of Spark and its JVM goes to a file, which is shown only if Spark does not start. Spark fails
+with pages of Java where something is missing or too old, so each need is checked before, and said
+in a line. An error of ours comes back from a task as text, in the midst of tracebacks of two
+languages: it is looked for there, and raised alone.
 
 Invariants: a session that somebody else started is not ended here, and its settings stay; nothing
-of Spark is on the terminal but our own progress.
+of Spark is on the terminal but our own progress; Spark's whole text is the cause of an error that
+is raised in its place.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import logging
 import os
+import re
+import shutil
+import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvstore.clock import Clock, SystemClock
 from kvstore.errors import StoreError
-from tiering.errors import SparkUnsuitable
-from tiering.spark.job_errors import spark_errors
-from tiering.spark.needs import check_packages, java_home
+from tiering.errors import ExtraMissing, SparkFailed, SparkUnsuitable
 from tiering.worker.store_side import Progress
 
 if TYPE_CHECKING:
@@ -201,3 +210,173 @@ def watched(
     finally:
         stop.set()
         thread.join()
+
+
+# --- needs ----------------------------------------------------------------------------------------
+
+
+PYSPARK: Final = (4, 2)
+"""The first version that limits a stream's batches (`latestOffset` with a limit)."""
+PYARROW: Final = (18,)
+JAVA: Final = 17
+"""The oldest Java that Spark 4 runs on."""
+_HOMES: Final = ("/usr/lib/jvm", "/Library/Java/JavaVirtualMachines", "~/.sdkman/candidates/java")
+_MAC: Final = "Contents/Home"
+_JAVA_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+_SECONDS: Final = 30
+
+
+def check_packages() -> None:
+    """Raises ExtraMissing, SparkUnsuitable."""
+    for name, least in (("pyspark", PYSPARK), ("pyarrow", PYARROW)):
+        needed = ".".join(map(str, least))
+        try:
+            found = version(name)
+        except PackageNotFoundError as e:
+            raise ExtraMissing(
+                f"this takes {name} {needed} or newer, which is not installed: "
+                "pip install 'kvmq[spark]'", "spark",
+            ) from e  # fmt: skip
+        if _numbers(found) < least:
+            raise SparkUnsuitable(
+                f"{name} is {found}; this takes {needed} or newer: pip install -U 'kvmq[spark]'"
+            )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    found = re.match(r"\d+(\.\d+)*", text)
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def java_home(environment: Mapping[str, str] | None = None) -> Path:
+    """The home of a Java that Spark runs on: that of JAVA_HOME, of the PATH, or one that is
+    installed where Java usually is; of these the oldest that is new enough, which Spark knows best.
+    Raises SparkUnsuitable.
+    """
+    env = os.environ if environment is None else environment
+    seen: list[str] = []
+    for home in _asked_for(env):
+        number = java_version(home)
+        if number is None or number >= JAVA:
+            return home
+        seen.append(f"{home} is Java {number}")
+    usual = [(number, home) for home in _installed() if (number := java_version(home)) is not None]
+    fit = sorted((number, home) for number, home in usual if number >= JAVA)
+    if fit:
+        return fit[0][1]
+    seen += [f"{home} is Java {number}" for number, home in usual]
+    found = "; ".join(seen) or "no Java was found by JAVA_HOME, on the PATH, or where it usually is"
+    raise SparkUnsuitable(
+        f"Spark takes Java {JAVA} or newer: {found}. Install one, such as openjdk-17-jre-headless, "
+        "or set JAVA_HOME"
+    )
+
+
+def _asked_for(env: Mapping[str, str]) -> Iterator[Path]:
+    """Homes that the environment names."""
+    named = env.get("JAVA_HOME")
+    if named:
+        home = Path(named)
+        if not (home / "bin" / "java").is_file():
+            raise SparkUnsuitable(
+                f"JAVA_HOME is {named}, where there is no bin/java; unset it, or name a Java's home"
+            )
+        yield home
+        return
+    on_path = shutil.which("java", path=env.get("PATH"))
+    if on_path:
+        # /usr/bin/java on a Mac is a stub that has no home.
+        home = Path(on_path).resolve().parent.parent
+        if (home / "lib").is_dir():
+            yield home
+
+
+def _installed() -> Iterator[Path]:
+    for root in map(Path, map(os.path.expanduser, _HOMES)):
+        for home in sorted(root.iterdir()) if root.is_dir() else ():
+            for one in (home, home / _MAC):
+                if (one / "bin" / "java").is_file() and not home.is_symlink():
+                    yield one
+
+
+def java_version(home: Path) -> int | None:
+    """The version of the Java at a home; None if that can't be told."""
+    try:
+        said = (home / "release").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        said = ""
+    found = re.search(r'JAVA_VERSION="(?:1\.)?(\d+)', said)
+    if found is None:
+        try:
+            command = [str(home / "bin" / "java"), "-version"]
+            run = subprocess.run(
+                command, capture_output=True, timeout=_SECONDS, check=False, text=True
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        found = _JAVA_VERSION.search(run.stderr + run.stdout)
+    return int(found[1]) if found else None
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+_OURS: Final = re.compile(r"^(?:\w+\.)*(?:kvstore|tiering)\.[\w.]*?(\w+): (.+)$", re.MULTILINE)
+_JAVA: Final = re.compile(r"(?:[\w$]+\.)+([\w$]+(?:Exception|Error)): (.+)")
+
+
+@contextmanager
+def spark_errors() -> Iterator[None]:
+    """Raises `SparkFailed`, with one line, for any error of Spark in the block."""
+    from py4j.protocol import Py4JError  # noqa: PLC0415 # only where Spark is there
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as e:
+        raise SparkFailed(error_line(str(e))) from e
+
+
+def error_line(text: str) -> str:
+    """The most telling line of an error's text."""
+    ours = _OURS.findall(text)
+    if ours:
+        kind, said = ours[-1]
+        return f"{said.strip()} ({kind})"
+    first = next((line for line in text.splitlines() if line.strip()), "Spark failed")
+    jvm = _JAVA.findall(text)
+    if jvm and first.startswith("An error occurred while calling"):
+        kind, said = jvm[-1]
+        return f"{said.strip()} ({kind})"
+    return first.strip()
+
+
+# --- workers --------------------------------------------------------------------------------------
+
+
+_TRIM_THRESHOLD: Final = -1
+_MMAP_THRESHOLD: Final = -3
+"""Options of mallopt(3): the free bytes that are kept, and the size from which on a piece is taken
+from the system by itself."""
+_KEPT: Final = 64 << 20
+"""64 MiB: some batches of messages, which a task has in several forms."""
+_LARGEST: Final = 32 << 20
+"""32 MiB, the most that mallopt takes."""
+
+
+@cache
+def tune_process() -> None:
+    """Keeps the objects loaded by now, and freed memory, for good. Tasks call it as they begin;
+    only the first call has an effect.
+
+    After each task Spark has a worker search all its objects for garbage. Nearly all of them are
+    modules, which stay; without them it takes 30 ms less. And a task takes and gives back the same
+    few megabytes over and over: if the C library keeps them, instead of handing them to the system
+    and having them cleared anew, reading takes a tenth less time.
+    """
+    gc.freeze()
+    # Only the GNU C library has it; others do without.
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_TRIM_THRESHOLD, _KEPT)
+        mallopt(_MMAP_THRESHOLD, _LARGEST)

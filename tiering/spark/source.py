@@ -22,12 +22,12 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 
+from tiering.spark.arrow import SCHEMA, arrow_schema, as_asked, spark_schema
 from tiering.spark.listing import Opener, listing
 from tiering.spark.options import ReadOptions, read_options
-from tiering.spark.schema import SCHEMA, arrow_schema, as_asked, spark_schema
+from tiering.spark.session import tune_process
 from tiering.spark.splits import Split, plan_splits
 from tiering.spark.wanted import QueryFilter
-from tiering.spark.workers import tune_process
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tiering.errors import ExtraMissing, SparkUnsuitable
-from tiering.spark import needs
-from tiering.spark.job_errors import error_line
+from tiering.spark import session
+from tiering.spark.session import error_line
 
 
 def java(home: Path, said: str, *, by_release: bool = True) -> Path:
@@ -26,12 +26,12 @@ def java(home: Path, said: str, *, by_release: bool = True) -> Path:
 
 def test_java_home_goes_before_everything(tmp_path: Path) -> None:
     home = java(tmp_path / "mine", "21.0.2")
-    assert needs.java_home({"JAVA_HOME": str(home), "PATH": ""}) == home
+    assert session.java_home({"JAVA_HOME": str(home), "PATH": ""}) == home
 
 
 def test_a_java_on_the_path_is_found(tmp_path: Path) -> None:
     home = java(tmp_path / "on-path", "17.0.1", by_release=False)
-    assert needs.java_home({"PATH": str(home / "bin")}) == home
+    assert session.java_home({"PATH": str(home / "bin")}) == home
 
 
 def test_where_java_usually_is_the_oldest_that_is_new_enough_is_taken(
@@ -39,36 +39,36 @@ def test_where_java_usually_is_the_oldest_that_is_new_enough_is_taken(
 ) -> None:
     for name, said in (("a", "25"), ("b", "17.0.9"), ("c", "1.8.0_400")):
         java(tmp_path / name, said)
-    monkeypatch.setattr(needs, "_HOMES", (str(tmp_path),))
-    assert needs.java_home({"PATH": ""}) == tmp_path / "b"
+    monkeypatch.setattr(session, "_HOMES", (str(tmp_path),))
+    assert session.java_home({"PATH": ""}) == tmp_path / "b"
 
 
 def test_without_java_it_is_said_what_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(needs, "_HOMES", (str(tmp_path),))
+    monkeypatch.setattr(session, "_HOMES", (str(tmp_path),))
     with pytest.raises(SparkUnsuitable, match=r"Java 17 or newer: no Java was found.*Install"):
-        needs.java_home({"PATH": ""})
+        session.java_home({"PATH": ""})
     old = java(tmp_path / "old", "11.0.20")
     with pytest.raises(SparkUnsuitable, match="old is Java 11"):
-        needs.java_home({"JAVA_HOME": str(old), "PATH": ""})
+        session.java_home({"JAVA_HOME": str(old), "PATH": ""})
     with pytest.raises(SparkUnsuitable, match="no bin/java"):
-        needs.java_home({"JAVA_HOME": str(tmp_path / "none"), "PATH": ""})
+        session.java_home({"JAVA_HOME": str(tmp_path / "none"), "PATH": ""})
 
 
 def test_a_package_that_is_missing_or_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    needs.check_packages()
+    session.check_packages()
     found = {"pyspark": "4.1.3", "pyarrow": "26.0.1"}
-    monkeypatch.setattr(needs, "version", found.__getitem__)
+    monkeypatch.setattr(session, "version", found.__getitem__)
     with pytest.raises(SparkUnsuitable, match=r"pyspark is 4\.1\.3; this takes 4\.2"):
-        needs.check_packages()
+        session.check_packages()
 
     def none(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(needs, "version", none)
+    monkeypatch.setattr(session, "version", none)
     with pytest.raises(ExtraMissing, match=r"kvmq\[spark\]") as told:
-        needs.check_packages()
+        session.check_packages()
     assert told.value.extra == "spark"
 
 

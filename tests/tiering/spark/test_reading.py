@@ -19,10 +19,10 @@ from tests.support.clock import VirtualClock
 from tests.tiering.spark.conftest import DAY, POLICY, SEGMENT
 from tiering import NothingToRestore, Worker
 from tiering.errors import ObjectTooShort
+from tiering.spark.arrow import SCHEMA
 from tiering.spark.listing import Opener, _Counting, listing
 from tiering.spark.options import read_options
 from tiering.spark.part_reader import PartReader
-from tiering.spark.schema import SCHEMA
 from tiering.spark.splits import plan_splits
 from tiering.spark.wanted import QueryFilter
 

@@ -14,9 +14,8 @@ from tests.record.strategies import I32, I64, U32
 from tests.tiering.archive.samples import TOPIC, encode, read, record
 from tiering.archive.block import read_columns
 from tiering.archive.coder import Coder
-from tiering.spark.arrow import batch_of
+from tiering.spark.arrow import SCHEMA, batch_of
 from tiering.spark.rows import MessageRows, decode_group, group_columns
-from tiering.spark.schema import SCHEMA
 
 
 class Head(NamedTuple):

@@ -13,7 +13,7 @@ from pyspark.sql.types import StringType, StructField, StructType, YearMonthInte
 
 import kvstore
 from kvstore import ConfigError, StoredMessage
-from tiering.spark.schema import SCHEMA, arrow_schema
+from tiering.spark.arrow import SCHEMA, arrow_schema
 
 
 def test_a_store_is_a_table_without_registering_anything(

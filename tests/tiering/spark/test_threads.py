@@ -19,7 +19,7 @@ from tiering.places.commits import CommitLog
 from tiering.places.objects import checkpoint_key
 from tiering.spark.listing import Opener, listing
 from tiering.spark.options import read_options
-from tiering.spark.stream.directory_tables import DirectoryTables
+from tiering.spark.stream.stream_view import DirectoryTables
 
 STEPS: Final = 10
 Ask = Callable[[], Any]

@@ -6,17 +6,16 @@
 Begin with `running`.
 
 - `running`: a run, from the stream to the target.
-- `parquet`, `fitting`, `schemas`: rows become files; bodies become columns.
-- `commit`, `export_manifest`: how files appear together, and once.
-- `compaction`: few files of many small ones.
+- `parquet`, `schemas`: rows become files, and many small files few; bodies become columns.
+- `commit`: where it all lies; how files appear together, and once.
 - `iceberg`: the same as a table of Iceberg.
-- `hadoop`, `export_layout`: where it all lies.
+- `hadoop`: files wherever Spark can write.
 
 Not in here: reading messages, which is the stream's (`stream`).
 """
 
-from tiering.spark.export.compaction import Compacted
-from tiering.spark.export.export_manifest import Counted
+from tiering.spark.export.commit import Counted
+from tiering.spark.export.parquet import Compacted
 from tiering.spark.export.running import Exporter, ExportReport, export
 
 __all__ = ["Compacted", "Counted", "ExportReport", "Exporter", "export"]

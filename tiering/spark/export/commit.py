@@ -1,13 +1,16 @@
 """Commits files so that they appear together, once, whatever ends the process in between.
 
-The idea: files are written to a folder that no reader looks at. Then one object, the manifest, is
-written, and that is the commit. Then the files get their places by renaming, old ones that they
-replace go, tables of Iceberg are told, and the manifest is filed as done. The next run finishes
-manifests that are pending, and removes files that were staged without one.
+The idea: messages lie where every reader of partitioned Parquet looks. The export's own notes and
+files that are not committed lie in folders that begin with `_`, where no reader looks. Files are
+written there. Then one object, the manifest, is written, and that is the commit: once it is there,
+its steps will be done, by the next run if need be. The files get their places by renaming, old ones
+that they replace go, tables of Iceberg are told, and the manifest is filed as done. The next run
+finishes manifests that are pending, and removes files that were staged without one.
 
-Invariants: a name is committed once: a second request is told that it is there. Each step of a
-manifest can be done again. New files are in place before those they replace go, so that nothing is
-missing at any moment; for that moment a reader may see both.
+Invariants: a name is committed once: a second request is told that it is there. A manifest alone
+says all there is to do, and each of its steps can be done again. New files are in place before
+those they replace go, so that nothing is missing at any moment; for that moment a reader may see
+both. The names of batches, and of compactions, sort in the order of their making.
 """
 
 from __future__ import annotations
@@ -15,15 +18,140 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from typing import Final, Protocol
+from urllib.parse import quote
 
 import msgspec
 
 from kvstore.errors import StoreError
 from tiering.errors import ExportBroken, ExportBusy
-from tiering.spark.export import export_layout
-from tiering.spark.export.export_layout import staged
-from tiering.spark.export.export_manifest import Append, ExportManifest, decoded
 from tiering.spark.export.hadoop import Folders
+
+NOTES: Final = "_kvmq"
+CHECKPOINT: Final = f"{NOTES}/checkpoint"
+"""Spark's own: how far the stream has come."""
+STAGING: Final = f"{NOTES}/staging"
+"""Files that are not committed yet, a folder for each batch or compaction."""
+PENDING: Final = f"{NOTES}/pending"
+"""Manifests that are committed, and may not be carried out yet."""
+DONE: Final = f"{NOTES}/done"
+"""Manifests that are carried out."""
+SCHEMAS: Final = f"{NOTES}/schemas"
+SETTINGS: Final = f"{NOTES}/export.json"
+RUN: Final = f"{NOTES}/run.json"
+REJECTED: Final = "_kvmq_rejected"
+"""Messages whose bodies don't fit their topic's schema."""
+OUT: Final = "out"
+ASIDE: Final = "rejected"
+PARQUET: Final = ".parquet"
+MANIFEST: Final = ".json"
+BATCH: Final = "batch-"
+COMPACTION: Final = "compaction-"
+
+
+def batch_name(batch: int) -> str:
+    """The name of a batch of the stream."""
+    return f"{BATCH}{batch:020}"
+
+
+def compaction_name(number: int) -> str:
+    """The name of a compaction."""
+    return f"{COMPACTION}{number:020}"
+
+
+def number_of(name: str) -> int:
+    """The number of a batch or compaction, by its name or that of its manifest; -1 for a file that
+    somebody else has put there.
+    """
+    digits = name.removesuffix(MANIFEST).rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else -1
+
+
+def schema_name(topic: str) -> str:
+    """The file of a topic's pinned schema."""
+    return f"{SCHEMAS}/{quote(topic, safe='')}{MANIFEST}"
+
+
+def staged(name: str, part: str) -> str:
+    """Where the files of a batch lie before it is committed."""
+    return f"{STAGING}/{name}/{part}"
+
+
+# --- manifests ------------------------------------------------------------------------------------
+
+
+VERSION = 1
+
+
+class Move(msgspec.Struct, frozen=True):
+    """A file that gets its place: its name in the staging folder, and its name in the export."""
+
+    staged: str
+    to: str
+    size: int
+    messages: int
+
+
+class Append(msgspec.Struct, frozen=True):
+    """Files that become a part of a table of Iceberg, once they are in place; `topic` is the one
+    whose schema the table has, or empty.
+    """
+
+    table: str
+    topic: str
+    files: tuple[str, ...]
+
+
+class Counted(msgspec.Struct):
+    """The exported amounts of a topic: messages and files, their size in bytes, and how many
+    messages were set aside.
+    """
+
+    messages: int = 0
+    files: int = 0
+    bytes: int = 0
+    rejected: int = 0
+
+    def add(self, other: Counted) -> None:
+        """Adds another's amounts."""
+        self.messages += other.messages
+        self.files += other.files
+        self.bytes += other.bytes
+        self.rejected += other.rejected
+
+
+class ExportManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps of a commit. `removes` are files that the moved ones replace; `of` says which
+    messages a batch has, as the stream's checkpoint says it, if there is one.
+    """
+
+    name: str
+    moves: tuple[Move, ...] = ()
+    removes: tuple[str, ...] = ()
+    appends: tuple[Append, ...] = ()
+    topics: dict[str, Counted] = {}
+    of: str | None = None
+    version: int = VERSION
+
+    def encoded(self) -> bytes:
+        """As a file has it."""
+        return msgspec.json.format(msgspec.json.encode(self))
+
+
+def decoded(data: bytes, where: str) -> ExportManifest:
+    """A manifest from its file. Raises ExportBroken if it is not one of this version."""
+    try:
+        found = msgspec.json.decode(data, type=ExportManifest)
+    except msgspec.DecodeError as e:
+        raise ExportBroken(f"{where} is no manifest of an export ({e}); put it back") from e
+    if found.version > VERSION:
+        raise ExportBroken(
+            f"{where} is of version {found.version}, and this kvmq knows {VERSION}: use a newer one"
+        )
+    return found
+
+
+# --- commits --------------------------------------------------------------------------------------
+
 
 KEPT: Final = 20
 """The number of manifests of each kind that are kept when they are done. The newest is needed."""
@@ -55,28 +183,26 @@ class Commits:
 
     def begin(self) -> None:
         """Takes over from an earlier run: finishes what is committed, drops what is not."""
-        self._folders.write(export_layout.RUN, msgspec.json.encode(_Run(self._run)))
-        for file in self._folders.names(export_layout.PENDING):
-            self._finish(self._read(f"{export_layout.PENDING}/{file}"))
-        for name in self._folders.names(export_layout.STAGING):
+        self._folders.write(RUN, msgspec.json.encode(_Run(self._run)))
+        for file in self._folders.names(PENDING):
+            self._finish(self._read(f"{PENDING}/{file}"))
+        for name in self._folders.names(STAGING):
             # From here on an earlier run can't commit its staged files any more; or just has.
-            for part in self._folders.names(f"{export_layout.STAGING}/{name}"):
+            for part in self._folders.names(f"{STAGING}/{name}"):
                 if part.startswith(_MANIFEST):
                     self._folders.delete(staged(name, part))
-            if not self._folders.exists(f"{export_layout.PENDING}/{name}{export_layout.MANIFEST}"):
-                self._folders.delete(f"{export_layout.STAGING}/{name}")
+            if not self._folders.exists(f"{PENDING}/{name}{MANIFEST}"):
+                self._folders.delete(f"{STAGING}/{name}")
 
     def last(self, kind: str) -> int:
-        """The newest committed number of `export_layout.BATCH` or `COMPACTION`; -1 for none."""
-        found = self._folders.names(export_layout.PENDING) + self._folders.names(export_layout.DONE)
-        return max(
-            (export_layout.number_of(one) for one in found if one.startswith(kind)), default=-1
-        )
+        """The newest committed number of `BATCH` or `COMPACTION`; -1 for none."""
+        found = self._folders.names(PENDING) + self._folders.names(DONE)
+        return max((number_of(one) for one in found if one.startswith(kind)), default=-1)
 
     def committed(self, name: str) -> ExportManifest | None:
         """The manifest committed under a name; None if there is none, or none any more."""
-        for folder in (export_layout.PENDING, export_layout.DONE):
-            file = f"{folder}/{name}{export_layout.MANIFEST}"
+        for folder in (PENDING, DONE):
+            file = f"{folder}/{name}{MANIFEST}"
             if self._folders.exists(file):
                 return self._read(file)
         return None
@@ -87,12 +213,12 @@ class Commits:
         Raises ExportBusy if another export to the same place has begun since; ExportBroken.
         """
         kind = name.rpartition("-")[0] + "-"
-        pending = f"{export_layout.PENDING}/{name}{export_layout.MANIFEST}"
-        if export_layout.number_of(name) <= self.last(kind):
+        pending = f"{PENDING}/{name}{MANIFEST}"
+        if number_of(name) <= self.last(kind):
             if self._folders.exists(pending):
                 self._finish(self._read(pending))
             return None
-        self._folders.delete(f"{export_layout.STAGING}/{name}")
+        self._folders.delete(f"{STAGING}/{name}")
         manifest = staged(name, f"{_MANIFEST}-{self._run}")
         try:
             made = stage()
@@ -110,7 +236,7 @@ class Commits:
         return made
 
     def _mine(self) -> None:
-        found = self._folders.read(export_layout.RUN)
+        found = self._folders.read(RUN)
         if found is None or msgspec.json.decode(found, type=_Run).run != self._run:
             raise ExportBusy(
                 f"another export to {self._folders.root} has begun; let one at a time run there. "
@@ -140,13 +266,13 @@ class Commits:
             self._tables.append(made.name, append)
         for old in made.removes:
             folders.delete(old)
-        manifest = f"{made.name}{export_layout.MANIFEST}"
-        if folders.exists(f"{export_layout.DONE}/{manifest}"):
+        manifest = f"{made.name}{MANIFEST}"
+        if folders.exists(f"{DONE}/{manifest}"):
             # Removed by another run, or by a rename that copies before it removes.
-            folders.delete(f"{export_layout.PENDING}/{manifest}")
+            folders.delete(f"{PENDING}/{manifest}")
         else:
-            self._renamed(f"{export_layout.PENDING}/{manifest}", f"{export_layout.DONE}/{manifest}")
-        folders.delete(f"{export_layout.STAGING}/{made.name}")
+            self._renamed(f"{PENDING}/{manifest}", f"{DONE}/{manifest}")
+        folders.delete(f"{STAGING}/{made.name}")
 
     def _renamed(self, name: str, to: str) -> None:
         """Renames a committed file, unless a run that begins just now has done it."""
@@ -157,6 +283,6 @@ class Commits:
                 raise
 
     def _trim(self, kind: str) -> None:
-        filed = [one for one in self._folders.names(export_layout.DONE) if one.startswith(kind)]
+        filed = [one for one in self._folders.names(DONE) if one.startswith(kind)]
         for one in filed[:-KEPT]:
-            self._folders.delete(f"{export_layout.DONE}/{one}")
+            self._folders.delete(f"{DONE}/{one}")

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tiering.errors import ExportBroken, SparkFailed, SparkUnsuitable
-from tiering.spark.job_errors import spark_errors
+from tiering.spark.session import spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,13 +23,11 @@ from pyspark.sql.types import StructField, StructType
 
 from kvstore.errors import ConfigError, StoreError
 from tiering.errors import ExtraMissing, TableFailed
-from tiering.spark.export.export_layout import NOTES, OUT, number_of
-from tiering.spark.export.export_manifest import Append, Move
-from tiering.spark.export.fitting import VALUE
+from tiering.spark.arrow import SCHEMA, spark_schema
+from tiering.spark.export.commit import NOTES, OUT, Append, Move, number_of
 from tiering.spark.export.hadoop import Folders
 from tiering.spark.export.parquet import in_place, topic_of
-from tiering.spark.export.schemas import Schemas
-from tiering.spark.schema import SCHEMA, spark_schema
+from tiering.spark.export.schemas import VALUE, Schemas
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

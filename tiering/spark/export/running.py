@@ -23,14 +23,27 @@ import msgspec
 
 from kvstore.errors import ConfigError, StoreError, shown
 from tiering.errors import ExportBroken
-from tiering.spark.export import export_layout
-from tiering.spark.export.commit import Commits
-from tiering.spark.export.compaction import LEAST, TARGET_BYTES, Compacted, compact
-from tiering.spark.export.export_manifest import Counted, ExportManifest
+from tiering.spark.export.commit import (
+    BATCH,
+    CHECKPOINT,
+    SETTINGS,
+    Commits,
+    Counted,
+    ExportManifest,
+    batch_name,
+)
 from tiering.spark.export.hadoop import Folders
-from tiering.spark.export.parquet import Stager, counted, in_place
+from tiering.spark.export.parquet import (
+    LEAST,
+    TARGET_BYTES,
+    Compacted,
+    Stager,
+    compact,
+    counted,
+    in_place,
+)
 from tiering.spark.export.schemas import Given, Schemas
-from tiering.spark.job_errors import spark_errors
+from tiering.spark.session import spark_errors
 from tiering.worker.store_side import Progress
 
 if TYPE_CHECKING:
@@ -137,7 +150,7 @@ class Exporter:
             raise
 
     def _export(self, rows: DataFrame, batch: int) -> None:
-        name = export_layout.batch_name(batch)
+        name = batch_name(batch)
         of = self._of(batch)
         made = self._commits.once(name, lambda: self._staged(rows, name, of))
         if made is None:
@@ -151,12 +164,12 @@ class Exporter:
 
     def _of(self, batch: int) -> str | None:
         """The messages of a batch, as the checkpoint says it; None without one."""
-        return _sum_of(self.folders.read(f"{export_layout.CHECKPOINT}/offsets/{batch}"))
+        return _sum_of(self.folders.read(f"{CHECKPOINT}/offsets/{batch}"))
 
     def _check_again(self, batch: int, of: str | None) -> None:
         """Raises ExportBroken if a batch that comes again is another: from an older checkpoint."""
-        newest = self._commits.last(export_layout.BATCH)
-        kept = self._commits.committed(export_layout.batch_name(batch))
+        newest = self._commits.last(BATCH)
+        kept = self._commits.committed(batch_name(batch))
         if of is None or (batch == newest and kept is not None and kept.of in (None, of)):
             return
         raise ExportBroken(
@@ -177,9 +190,9 @@ class Exporter:
 
     def check_checkpoint(self) -> None:
         """Raises ExportBroken if batches were exported, and the stream would begin anew."""
-        if self._commits.last(export_layout.BATCH) < 0:
+        if self._commits.last(BATCH) < 0:
             return
-        if self.folders.read(f"{export_layout.CHECKPOINT}/metadata") is None:
+        if self.folders.read(f"{CHECKPOINT}/metadata") is None:
             raise ExportBroken(
                 f"{self.folders.root} has exported batches, and no checkpoint that says how far "
                 "they go: put _kvmq/checkpoint back, or export to a new folder"
@@ -189,15 +202,15 @@ class Exporter:
         """Notes the target's settings, or checks them against those noted; returns the export's
         id. Raises ConfigError, ExportBroken.
         """
-        kept = self.folders.read(export_layout.SETTINGS)
+        kept = self.folders.read(SETTINGS)
         if kept is None:
             made = _Settings(uuid.uuid4().hex, format, table)
-            self.folders.write(export_layout.SETTINGS, msgspec.json.encode(made))
+            self.folders.write(SETTINGS, msgspec.json.encode(made))
             return made.id
         try:
             found = msgspec.json.decode(kept, type=_Settings)
         except msgspec.DecodeError as e:
-            where = self.folders.at(export_layout.SETTINGS)
+            where = self.folders.at(SETTINGS)
             raise ExportBroken(f"{where} can't be read ({e}); put it back") from e
         if (found.format, found.table) != (format, table):
             raise ConfigError(
@@ -293,7 +306,7 @@ def _run(stream: DataFrame, exporter: Exporter) -> None:
     query = (
         stream.writeStream.foreachBatch(exporter.export_batch)
         .trigger(availableNow=True)
-        .option("checkpointLocation", exporter.folders.at(export_layout.CHECKPOINT))
+        .option("checkpointLocation", exporter.folders.at(CHECKPOINT))
         .start()
     )
     try:

@@ -3,10 +3,14 @@
 The idea: a step is a task of a Spark job. Many are sent at once, a window of them as one Spark job,
 and the next window while the first is under way, so that nobody waits for the slowest. The store
 stays with the driver. Tasks read and write files, and their results are handed over here, one after
-the other, as the embedded worker does.
+the other, as the embedded worker does. Spark may begin a task again, while the first one is still
+at work somewhere: so an attempt of a job that writes files has a folder of its own inside the one
+that the job names. Whoever made that folder removes it whole, with the files that lost attempts
+have left in it.
 
 Invariants: an error of a task is raised here, the same error, without another try; a task that died
-is tried again (by Spark, or here where a local Spark does not), and costs nothing but time; a
+is tried again (by Spark, or here where a local Spark does not), and costs nothing but time; an
+attempt makes no folder but its own, so that one which comes too late has nowhere to write; a
 caller that gives up has its own Spark jobs cancelled, and no others; the driver holds the answers
 of two windows at most.
 """
@@ -14,19 +18,23 @@ of two windows at most.
 from __future__ import annotations
 
 import itertools
+import pickle
 import re
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from functools import singledispatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import msgspec
 
 from tiering.errors import SparkFailed, SparkUnsuitable
-from tiering.executor.pool import Executor, WorkerDied
-from tiering.spark.job_errors import error_line
-from tiering.spark.jobs.attempts import answer_of, answers, packed
-from tiering.spark.session import JOBS, session
+from tiering.executor.pool import Executor, WorkerDied, pack_error, unpack_error
+from tiering.executor.segment_encoder import SegmentJob
+from tiering.spark.session import JOBS, error_line, session, tune_process
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -241,3 +249,65 @@ class _Window:
                 "again"
             )
         return SparkFailed(f"a job of Spark ({self._name}) failed: {error_line(text)}")
+
+
+# --- in tasks -------------------------------------------------------------------------------------
+
+
+class Answer(NamedTuple):
+    """The answer of a task: the value that the work returned, or the error that it raised."""
+
+    is_done: bool
+    found: Any
+
+
+def packed(work: Callable[..., object], args: tuple[object, ...]) -> bytes:
+    """A task as it is sent: a function of a module, and all that it needs."""
+    return pickle.dumps((work, args), pickle.HIGHEST_PROTOCOL)
+
+
+def answers(tasks: Iterable[bytes]) -> Iterator[bytes]:
+    """Runs packed tasks, one after the other: the function that Spark applies to a part of its
+    data.
+
+    Yields the answers, packed; see `answer_of`.
+    """
+    tune_process()
+    for task in tasks:
+        # The driver sent it; nobody else has an end of the pipe.
+        work, args = pickle.loads(task)  # noqa: S301
+        yield _answered(work, args)
+
+
+def answer_of(data: bytes) -> Answer:
+    """Unpacks the answer of a task."""
+    # A task of ours sends it to us.
+    is_done, found = pickle.loads(data)  # noqa: S301
+    return Answer(is_done, found if is_done else unpack_error(found))
+
+
+def _answered(work: Callable[..., object], args: tuple[object, ...]) -> bytes:
+    attempt = secrets.token_hex(8)
+    try:
+        found = work(*(apart(one, attempt) for one in args))
+    except Exception as e:  # whatever it is, the other side raises it
+        return pickle.dumps((False, pack_error(e)), pickle.HIGHEST_PROTOCOL)
+    try:
+        return pickle.dumps((True, found), pickle.HIGHEST_PROTOCOL)
+    except Exception as e:
+        told = SparkFailed(f"a task answered what can't be sent ({e}): {found!r}")
+        return pickle.dumps((False, pack_error(told)), pickle.HIGHEST_PROTOCOL)
+
+
+@singledispatch
+def apart(job: Any, attempt: str) -> Any:
+    """A job as one attempt does it: with a folder of its own, if it writes files."""
+    return job
+
+
+@apart.register
+def _(job: SegmentJob, attempt: str) -> SegmentJob:
+    folder = Path(job.folder) / attempt
+    # Folders above it are not made: if their giver has removed them, this attempt is too late.
+    folder.mkdir()
+    return msgspec.structs.replace(job, folder=str(folder))

@@ -2,11 +2,10 @@
 
 Begin with `views`.
 
-- `counting`: messages and bytes by topic, tier and day, without reading bodies.
-- `tables`: these counts, and the list of archives, as tables of Spark.
+- `tables`: messages and bytes by topic, tier and day, and the list of archives, as tables of Spark.
 - `views`: the views, made by `create_views`.
 - `figures`, `gather`: a report's figures, as values, and Spark asked for them.
-- `page`, `plots`, `texts`: the same as a page of HTML (of `templates/`), its plots, its numbers.
+- `page`, `texts`: the same as a page of HTML (of `templates/`), and how its numbers are written.
 """
 
 from __future__ import annotations

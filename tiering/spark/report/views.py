@@ -27,7 +27,7 @@ from kvstore.record.names import (
 from tiering.policy.policy import GB, Prices, check_prices
 from tiering.spark import source
 from tiering.spark.report import tables
-from tiering.spark.report.counting import DAY_MS
+from tiering.spark.report.tables import DAY_MS
 
 VIEWS: Final = {
     "messages": "every message",

@@ -2,12 +2,10 @@
 
 Begin with `sink_writer`.
 
-- `sink_options`: the settings of a writer.
 - `frame_columns`: a frame's columns, checked, in the types that records are made of.
 - `property_maps`: the properties of records, from columns.
 - `row_records`: columns -> records, byte for byte as a store has them.
-- `collecting`: a task's records, sorted; on its disk if they are many.
-- `archives`: sorted records -> archives in a place.
+- `archives`: a task's records, sorted -> archives in a place.
 - `jobs`: the state of a place that a job has to know; commit, abort, leftovers.
 - `sink_writer`: the writers that Spark calls.
 

@@ -23,7 +23,7 @@ from kvstore.errors import ConfigError, MessageIllegal, shown
 from kvstore.record.validate import check_topic
 from tiering.archive.columns.integers import Column
 from tiering.errors import RowIllegal
-from tiering.spark.schema import HEADERS, SCHEMA, spark_schema
+from tiering.spark.arrow import HEADERS, SCHEMA, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

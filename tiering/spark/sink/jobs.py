@@ -40,7 +40,7 @@ from tiering.places.commits import (
 from tiering.places.dead_jobs import clear_overwritten, remove_unnamed
 from tiering.places.objects import job_folder, job_name
 from tiering.places.place import Place
-from tiering.spark.sink.sink_options import SinkOptions
+from tiering.spark.options import SinkOptions
 
 _SEGMENT: Final = 1 << 30
 _log = logging.getLogger("kvmq")

@@ -37,13 +37,12 @@ from tiering.keys.sources import keys_at_hand, provider_of
 from tiering.places.commits import CommitLog, CommittedArchive, TopicIds, take_ids
 from tiering.places.dead_jobs import abort, sweep, sweep_jobs
 from tiering.places.place import Place
-from tiering.spark.sink.archives import ArchiveMaker
-from tiering.spark.sink.collecting import Collector
+from tiering.spark.options import SinkOptions, sink_options
+from tiering.spark.session import tune_process
+from tiering.spark.sink.archives import ArchiveMaker, Collector
 from tiering.spark.sink.frame_columns import check_schema
 from tiering.spark.sink.jobs import PlaceState, commit, read_state
 from tiering.spark.sink.row_records import RecordMaker, TaskStart
-from tiering.spark.sink.sink_options import SinkOptions, sink_options
-from tiering.spark.workers import tune_process
 
 if TYPE_CHECKING:
     import pyarrow as pa

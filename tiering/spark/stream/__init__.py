@@ -1,6 +1,6 @@
 """Streams: `spark.readStream.format("kvmq")`, from `tiering.spark.source`.
 
-In here: how far a stream has come (`offsets`), what there is for it (`stream_view`,
-`directory_tables`), the end of the next batch (`cutting`) and its parts (`batch_planning`). Not in
-here: reading a part, which is `part_reader`'s, as for a query. Begin with `reader`.
+In here: how far a stream has come (`offsets`), what there is for it (`stream_view`), the end of the
+next batch and its parts (`batches`). Not in here: reading a part, which is `part_reader`'s, as for
+a query. Begin with `reader`.
 """

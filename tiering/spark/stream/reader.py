@@ -26,13 +26,22 @@ from pyspark.sql.streaming.datasource import (
 
 from kvstore.errors import ArchiveMissing, ConfigError
 from tiering.errors import MessagesLost
+from tiering.spark.arrow import as_asked
 from tiering.spark.listing import ListedArchive, Opener
 from tiering.spark.options import EARLIEST, LATEST, ReadOptions
-from tiering.spark.schema import as_asked
+from tiering.spark.session import tune_process
 from tiering.spark.splits import Split
-from tiering.spark.stream.batch_planning import candidates, lost, plan, span_of
-from tiering.spark.stream.cutting import BatchStart, Cut, Cutter, Limits, StreamEnd
-from tiering.spark.stream.directory_tables import DirectoryTables
+from tiering.spark.stream.batches import (
+    BatchStart,
+    Cut,
+    Cutter,
+    Limits,
+    StreamEnd,
+    candidates,
+    lost,
+    plan,
+    span_of,
+)
 from tiering.spark.stream.offsets import (
     StreamOffset,
     code_of,
@@ -42,9 +51,14 @@ from tiering.spark.stream.offsets import (
     topics_of,
     wants_latest,
 )
-from tiering.spark.stream.stream_view import PlaceLooker, StoreLooker, StreamView, looker
+from tiering.spark.stream.stream_view import (
+    DirectoryTables,
+    PlaceLooker,
+    StoreLooker,
+    StreamView,
+    looker,
+)
 from tiering.spark.wanted import QueryFilter
-from tiering.spark.workers import tune_process
 
 if TYPE_CHECKING:
     import pyarrow as pa

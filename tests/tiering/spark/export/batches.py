@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.dataset
 from pyspark.sql import DataFrame, SparkSession
 
-from tiering.spark.schema import SCHEMA
+from tiering.spark.arrow import SCHEMA
 
 BEGIN = datetime(2026, 11, 1, 22, tzinfo=UTC)
 Row = dict[str, Any]

@@ -13,9 +13,19 @@ from pyspark.sql import SparkSession
 from kvstore.errors import StoreError
 from tests.tiering.spark.export.batches import contents
 from tiering.errors import ExportBroken, ExportBusy, SparkFailed, SparkUnsuitable
-from tiering.spark.export.commit import KEPT, Commits
-from tiering.spark.export.export_layout import BATCH, DONE, OUT, batch_name, compaction_name, staged
-from tiering.spark.export.export_manifest import Append, ExportManifest, Move
+from tiering.spark.export.commit import (
+    BATCH,
+    DONE,
+    KEPT,
+    OUT,
+    Append,
+    Commits,
+    ExportManifest,
+    Move,
+    batch_name,
+    compaction_name,
+    staged,
+)
 from tiering.spark.export.hadoop import Folders
 
 OLD = {"topic=a/day=1/old-1": b"1", "topic=a/day=1/old-2": b"2"}

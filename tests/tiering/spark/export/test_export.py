@@ -14,7 +14,7 @@ from tests.tiering.spark.export.batches import HEADERS, Row, contents, frame, id
 from tests.tiering.spark.export.test_commit import CrashError, Crashing
 from tiering.errors import ExportBroken, SparkUnsuitable
 from tiering.spark.export import Compacted, Exporter
-from tiering.spark.export.export_layout import CHECKPOINT
+from tiering.spark.export.commit import CHECKPOINT
 from tiering.spark.export.hadoop import Folders
 
 

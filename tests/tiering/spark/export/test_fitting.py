@@ -14,9 +14,8 @@ from kvstore.errors import ConfigError
 from tests.tiering.spark.export.batches import frame, read, row
 from tiering.errors import ExportBroken, SchemaContradicts, SchemaIllegal
 from tiering.spark.export import Exporter
-from tiering.spark.export.fitting import broken, misfit
 from tiering.spark.export.hadoop import Folders
-from tiering.spark.export.schemas import Schemas, parse, read_schemas
+from tiering.spark.export.schemas import Schemas, broken, misfit, parse, read_schemas
 
 SCHEMA = "id BIGINT, note STRING, paid BOOLEAN, at TIMESTAMP, more STRUCT<n: INT, all: ARRAY<INT>>"
 FIT = [

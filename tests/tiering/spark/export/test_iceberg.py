@@ -13,7 +13,7 @@ from tests.tiering.spark.export.batches import frame, read, row
 from tests.tiering.spark.export.test_commit import CrashError, Crashing
 from tiering.errors import TableFailed
 from tiering.spark.export import Exporter
-from tiering.spark.export.export_layout import PENDING
+from tiering.spark.export.commit import PENDING
 from tiering.spark.export.hadoop import Folders
 
 LONG = "a-topic-with-a-long-name"

@@ -22,7 +22,7 @@ from tests.tiering.spark.export.batches import contents, frame, read, row
 from tests.tiering.spark.export.test_commit import CrashError
 from tiering.errors import ExportBroken, SchemaIllegal
 from tiering.spark.export import Counted, Exporter, ExportReport, export
-from tiering.spark.export.export_layout import CHECKPOINT
+from tiering.spark.export.commit import CHECKPOINT
 
 
 def positions(folder: Path) -> list[int]:

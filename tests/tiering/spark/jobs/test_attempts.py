@@ -11,7 +11,7 @@ from tests.tiering.spark.jobs import works
 from tiering.archive.writer import ArchiveSettings
 from tiering.errors import SparkFailed
 from tiering.executor.segment_encoder import SegmentJob
-from tiering.spark.jobs.attempts import answer_of, answers, packed
+from tiering.spark.jobs.executor import answer_of, answers, packed
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tiering.spark.needs import java_home
-from tiering.spark.session import JOBS, SCANS
+from tiering.spark.session import JOBS, SCANS, java_home
 
 SAYS = """
 import json, os

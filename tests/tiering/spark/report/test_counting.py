@@ -22,8 +22,7 @@ from tiering.archive.layout import PART_HEAD
 from tiering.spark.listing import Opener, listing
 from tiering.spark.options import read_options
 from tiering.spark.part_reader import PartReader
-from tiering.spark.report.counting import DAY_MS, Tally, count_archive
-from tiering.spark.report.tables import ArchivesReader, VolumeReader
+from tiering.spark.report.tables import DAY_MS, ArchivesReader, Tally, VolumeReader, count_archive
 from tiering.spark.splits import plan_splits
 from tiering.spark.wanted import QueryFilter
 

@@ -21,13 +21,14 @@ from tests.tiering.spark.report.figuring import NOW_MS, ago, nothing, something,
 from tiering.errors import ExtraMissing
 from tiering.spark.report import texts
 from tiering.spark.report.figures import DeadLetters, Delays, Figures, topics_of, total_of
-from tiering.spark.report.page import binned, page
-from tiering.spark.report.plots import (
+from tiering.spark.report.page import (
     Series,
+    binned,
     byte_ticks,
     columns,
     even_ticks,
     marks_to,
+    page,
     panel,
     time_ticks,
 )
@@ -123,9 +124,8 @@ def test_every_colour_is_a_variable_that_has_a_value_by_day_and_by_night() -> No
 def test_without_what_a_page_takes_the_error_names_the_extra(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("page", "plots"):
-        monkeypatch.delitem(sys.modules, f"tiering.spark.report.{module}")
-        monkeypatch.delattr(tiering.spark.report, module)
+    monkeypatch.delitem(sys.modules, "tiering.spark.report.page")
+    monkeypatch.delattr(tiering.spark.report, "page")
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ExtraMissing, match=rf"{package}.*kvmq\[plot\]") as caught:
         importlib.import_module("tiering.spark.report.page")

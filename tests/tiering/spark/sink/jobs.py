@@ -12,9 +12,9 @@ from tests.tiering.spark.test_reading import read
 from tiering.places.commits import CommitLog, CommittedArchive
 from tiering.places.dead_jobs import abort
 from tiering.places.place import Place, open_place
-from tiering.spark.schema import SCHEMA
+from tiering.spark.arrow import SCHEMA
+from tiering.spark.options import SinkOptions, sink_options
 from tiering.spark.sink.jobs import PlaceState, commit, read_state
-from tiering.spark.sink.sink_options import SinkOptions, sink_options
 from tiering.spark.sink.sink_writer import write_task
 
 JOB = "ab" * 16

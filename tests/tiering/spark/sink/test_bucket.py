@@ -22,9 +22,9 @@ from tiering.places.commits import CommittedArchive
 from tiering.places.dead_jobs import sweep
 from tiering.places.objects import OF_JOB, commit_key, job_object_key
 from tiering.places.place import Place
-from tiering.spark.schema import spark_schema
+from tiering.spark.arrow import spark_schema
+from tiering.spark.options import sink_options
 from tiering.spark.sink.jobs import PlaceState, commit, read_state
-from tiering.spark.sink.sink_options import sink_options
 from tiering.spark.sink.sink_writer import KvmqWriter, write_task
 
 DAY = 86_400_000

@@ -30,8 +30,8 @@ from tiering.places.commits import (
 from tiering.places.dead_jobs import DAY, HOUR, abort, sweep_jobs
 from tiering.places.objects import checkpoint_key, commit_key, job_object_key, page_key
 from tiering.places.place import ObjectInfo, Place, open_place
+from tiering.spark.options import sink_options
 from tiering.spark.sink.jobs import PlaceState, commit, read_state
-from tiering.spark.sink.sink_options import sink_options
 
 STORE = "5a" * 16
 

@@ -27,9 +27,9 @@ from tiering.places.commits import read_ids, take_ids
 from tiering.places.dead_jobs import sweep
 from tiering.places.objects import checkpoint_key, commit_key, job_folder
 from tiering.places.place import open_place
+from tiering.spark.options import sink_options
 from tiering.spark.sink import jobs
-from tiering.spark.sink.collecting import Collector
-from tiering.spark.sink.sink_options import sink_options
+from tiering.spark.sink.archives import Collector
 from tiering.spark.sink.sink_writer import job_of
 
 DAY = 86_400_000

@@ -27,9 +27,8 @@ from tests.support.clock import VirtualClock
 from tests.tiering.archive.samples import PROPERTY_FIELDS, record
 from tiering.archive.columns.records import RecordBatch
 from tiering.errors import JobTooLarge, RowIllegal
-from tiering.spark.arrow import batch_of
+from tiering.spark.arrow import SCHEMA, batch_of, spark_schema
 from tiering.spark.rows import MessageRows, record_columns
-from tiering.spark.schema import SCHEMA, spark_schema
 from tiering.spark.sink.frame_columns import check_schema
 from tiering.spark.sink.row_records import (
     RANGE_BYTES,

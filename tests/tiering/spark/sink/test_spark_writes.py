@@ -17,7 +17,7 @@ from kvstore import StoredMessage
 from tests.support.contents import read_all
 from tests.tiering.spark.sink.jobs import bodies, objects
 from tests.tiering.spark.test_reading import read
-from tiering.spark.job_errors import error_line
+from tiering.spark.session import error_line
 
 SCHEMA = "topic STRING, body BINARY"
 

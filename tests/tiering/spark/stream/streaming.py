@@ -8,8 +8,8 @@ from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
+from tiering.spark.arrow import columns_of
 from tiering.spark.options import read_options
-from tiering.spark.schema import columns_of
 from tiering.spark.stream.reader import KvmqStreamReader
 
 COLUMNS = ["topic", "queue", "offset", "position"]

@@ -33,13 +33,12 @@ from tests.tiering.spark.stream.streaming import (
 )
 from tiering import Worker
 from tiering.errors import MessagesLost
+from tiering.spark.arrow import columns_of
 from tiering.spark.listing import Opener
 from tiering.spark.options import read_options
-from tiering.spark.schema import columns_of
 from tiering.spark.source import KvmqReader
-from tiering.spark.stream.directory_tables import DirectoryTables
 from tiering.spark.stream.reader import KvmqStreamReader
-from tiering.spark.stream.stream_view import PlaceLooker, StoreLooker
+from tiering.spark.stream.stream_view import DirectoryTables, PlaceLooker, StoreLooker
 
 
 @pytest.fixture

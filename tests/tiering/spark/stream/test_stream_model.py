@@ -22,9 +22,9 @@ from kvstore import Message, Retention, StoreConfig
 from tests.support.clock import VirtualClock
 from tests.tiering.spark.test_reading import read as read_all
 from tiering import NothingToRestore, Policy, Worker
+from tiering.spark.arrow import columns_of
 from tiering.spark.options import read_options
-from tiering.spark.schema import columns_of
-from tiering.spark.stream import directory_tables
+from tiering.spark.stream import stream_view
 from tiering.spark.stream.reader import KvmqStreamReader
 
 RUNS: Final = int(os.environ.get("KVMQ_STREAM_RUNS", "10"))
@@ -224,7 +224,7 @@ STEP: Final[st.SearchStrategy[tuple[str, dict[str, Any]]]] = st.one_of(
     archives=st.booleans(),
     limits=st.sampled_from(LIMITS),
     split=st.sampled_from(["5000", "1000000"]),
-    kept=st.sampled_from([directory_tables._BLOCKS_MAX, 1]),
+    kept=st.sampled_from([stream_view._BLOCKS_MAX, 1]),
     steps=st.lists(STEP, min_size=8, max_size=20),
 )
 def test_every_message_comes_once_and_those_of_a_queue_in_order(
@@ -239,7 +239,7 @@ def test_every_message_comes_once_and_those_of_a_queue_in_order(
         tempfile.TemporaryDirectory(prefix="kvmq-stream-") as folder,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(directory_tables, "_BLOCKS_MAX", kept)
+        patch.setattr(stream_view, "_BLOCKS_MAX", kept)
         streams = Streams(Path(folder), archives=archives, limits=limits, split=split)
         try:
             # There is always something in archives and in the log.
