@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -71,8 +71,8 @@ JOBS: Final = ("-XX:TieredStopAtLevel=1",)
 """Options of a JVM that only hands out the worker's steps: it has little to do, and would take half
 as long again to compile its own code well. No garbage collector is named: a JVM that is given two
 does not start."""
-_starting: Final = threading.Lock()
-"""A JVM takes its options and its standard error from the process, so one is started at a time."""
+_MARK: Final = "spark.kvmq.session"
+"""The setting by which a session that was started here is told from one that was there."""
 _JVM: Final = "SPARK_SUBMIT_OPTS"
 """The variable that adds options to the JVM's, before all others. Spark's own settings for that
 (`spark.driver.defaultJavaOptions`, `spark.driver.extraJavaOptions`) belong to the site and the
@@ -88,11 +88,13 @@ def session(
     jvm: Sequence[str] = SCANS,
     progress: Progress | None = None,
 ) -> Iterator[SparkSession]:
-    """A session for the time of the block: the active one, that of `spark-submit`, or one on this
-    machine (`master`; one of all cores if nothing says another). `settings` are Spark's, and `jvm`
-    are options of its JVM, for a session that is started here (a JVM stays as long as the process,
-    and with it the options of the first session); `progress` is told of the stages that run, in
-    tasks.
+    """A session for the time of the block: the one that is there, that of `spark-submit`, or one on
+    this machine (`master`; one of all cores if nothing says another). Blocks that run at one time,
+    in whatever threads, share a session that was started here; the last of them stops it.
+
+    `settings` are Spark's, and `jvm` are options of its JVM, for a session that is started here (a
+    JVM stays as long as the process, and with it the options of the first session); `progress` is
+    told of the stages that run, in tasks.
 
     >>> with session() as spark:
     ...     spark.read.format("kvmq").load("data").count()  # doctest: +SKIP
@@ -100,19 +102,67 @@ def session(
     Raises SparkUnsuitable, ExtraMissing; and SparkFailed for an error of Spark within the block.
     """
     check_packages()
-    from pyspark.sql import SparkSession  # noqa: PLC0415 # loads Spark, which the check is before
-
-    found = SparkSession.getActiveSession()
-    if found is not None:
+    found, is_ours = _shared.take(lambda: _started(name, master, dict(settings or {}), jvm))
+    try:
         with spark_errors(), watched(found, progress):
             yield found
-        return
-    made = _started(name, master, dict(settings or {}), jvm)
-    try:
-        with spark_errors(), watched(made, progress):
-            yield made
     finally:
-        made.stop()
+        if is_ours:
+            _shared.give_back()
+
+
+class _Shared:
+    """The session that was started here, and the number of blocks that use it.
+
+    The lock is held while one is started or stopped: no block is given a session that another
+    stops, and a JVM takes its options and its standard error from the process.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ours: SparkSession | None = None
+        self._users = 0
+
+    def take(self, start: Callable[[], SparkSession]) -> tuple[SparkSession, bool]:
+        """The session that is there, or else the started one; and whether to give it back."""
+        with self._lock:
+            found = _at_hand()
+            if found is None:
+                found = start()
+                # Somebody may have begun one just now, which Spark gives instead of another.
+                if found.sparkContext.getConf().get(_MARK) is None:
+                    return found, False
+                self._ours, self._users = found, 0
+            is_ours = found is self._ours
+            self._users += is_ours
+            return found, is_ours
+
+    def give_back(self) -> None:
+        """Ends a block's use; the last one stops the session."""
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                # Stopping it again would end one that somebody has begun since.
+                if self._ours is not None and _at_hand() is self._ours:
+                    self._ours.stop()
+                self._ours = None
+
+
+_shared: Final = _Shared()
+
+
+def _at_hand() -> SparkSession | None:
+    """The session of this thread, or else of any; None if there is none, or it was stopped."""
+    from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415 # after `check_packages`
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    try:
+        found = SparkSession.active()
+    except PySparkRuntimeError:
+        return None
+    # One of Spark Connect has no context here.
+    context = getattr(found, "_sc", None)
+    return None if context is not None and context._jsc is None else found
 
 
 def _started(
@@ -120,7 +170,7 @@ def _started(
 ) -> SparkSession:
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
-    builder = SparkSession.builder.appName(name)
+    builder = SparkSession.builder.appName(name).config(_MARK, name)
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         # spark-submit has a JVM already, and says where; its options go before ours.
         for key, value in settings.items():
@@ -137,7 +187,7 @@ def _started(
     builder = builder.master(master or "local[*,4]")
     for key, value in {**SETTINGS, **settings}.items():
         builder = builder.config(key, value)
-    with _starting, _quiet() as log, _told(jvm):
+    with _quiet() as log, _told(jvm):
         try:
             made = builder.getOrCreate()
         except Exception as e:

@@ -85,6 +85,54 @@ os.write(2, b"still here")
 """
 
 
+SHARED = """
+import threading
+from pyspark.sql import SparkSession
+from tiering.spark.session import session
+
+def beside(first_ends):
+    \"\"\"A block in another thread, which ends before this one's, or after it.\"\"\"
+    entered, end = threading.Event(), threading.Event()
+
+    def use():
+        with session() as spark:
+            entered.set()
+            end.wait()
+            counts.append(spark.range(3).count())
+
+    thread = threading.Thread(target=use)
+    with session(master="local[1]") as spark:
+        thread.start()
+        entered.wait()
+        if not first_ends:
+            end.set()
+            thread.join()
+        counts.append(spark.range(3).count())
+    end.set()
+    thread.join()
+
+counts = []
+for first_ends in (True, False):
+    beside(first_ends)
+    print(len(counts), SparkSession.getActiveSession())
+own = SparkSession.builder.master("local[1]").getOrCreate()
+for first_ends in (True, False):
+    beside(first_ends)
+    print(len(counts), own.range(3).count())
+with session() as spark:
+    spark.stop()
+print(len(counts), SparkSession.getActiveSession())
+"""
+
+
+def test_a_session_is_stopped_by_the_last_of_its_blocks_and_never_if_it_was_there() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SHARED], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["2 None", "4 None", "6 3", "8 3", "8 None"]
+
+
 def test_two_that_start_at_once_leave_what_a_jvm_is_told_and_where_errors_go_as_they_were() -> None:
     given = {name: value for name, value in os.environ.items() if name != "SPARK_SUBMIT_OPTS"}
     done = subprocess.run(
