@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -170,7 +171,10 @@ def test_a_commit_that_is_cut_off_at_any_step_counts_whole_or_not_at_all(
         assert again.commit() == (seen == list(range(count)))
         assert jobs_in(plain) == list(range(count + 1))
         assert Batch(plain, count + 1).make().commit()
-        assert jobs_in(plain) == list(range(count + 2))
+        # And nobody reads more for it: the checkpoint, and a page where there is one.
+        reader = Watched(out)
+        assert jobs_in(reader) == list(range(count + 2))
+        assert reader.counts["read"] <= 2
         steps += 1
         shutil.rmtree(out)
     assert steps >= 4
@@ -282,6 +286,42 @@ def test_what_a_task_puts_after_its_job_has_committed_goes_a_day_later(tmp_path:
     assert sweep_jobs(CommitLog(place, STORE), now + DAY + 2) == [key]
     assert sweep_jobs(CommitLog(place, STORE), now + 2 * DAY) == []
     assert jobs_in(place) == [0]
+
+
+def test_a_job_is_as_old_as_the_youngest_of_its_objects(tmp_path: Path) -> None:
+    place = Watched(tmp_path / "out")
+    batch = Batch(place, 0).make()
+    second = batch.archive.key.replace("-00000001-", "-00000002-")
+    place.put(second, b"y")
+    now = place.info(second).modified
+    os.utime(tmp_path / "out" / batch.archive.key, (0, 0))
+    assert sweep_jobs(CommitLog(place, STORE), now + DAY // 2) == []
+    assert batch.commit()
+
+
+def test_a_job_that_was_young_at_a_search_is_found_by_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (tiering.places.objects, tiering.places.dead_jobs):
+        monkeypatch.setattr(module, "GROUP", 4)
+    place = Watched(tmp_path / "out")
+    dead = Batch(place, 99).make()
+    written(place, 10)
+    now = place.info(dead.archive.key).modified
+    assert sweep_jobs(CommitLog(place, STORE), now + DAY // 2) == []
+    assert sweep_jobs(CommitLog(place, STORE), now + DAY + 2) == [dead.archive.key]
+
+
+def test_leftovers_are_searched_for_once_an_hour(tmp_path: Path) -> None:
+    place = Watched(tmp_path / "out")
+    written(place, 3)
+    now = place.info(commit_key(STORE, 0)).modified
+    listed = []
+    for at in (now, now + HOUR - 1, now + HOUR):
+        place.counts.clear()
+        sweep_jobs(CommitLog(place, STORE), at)
+        listed.append(place.counts["listed"])
+    assert listed == [3, 0, 3]
 
 
 def test_a_job_whose_archive_is_gone_does_not_count(tmp_path: Path) -> None:
