@@ -117,7 +117,8 @@ def test_a_plan_opens_the_archives_that_the_catalog_does_not_rule_out(
     assert opened(EqualTo(("topic",), "rare")) == (6, 6)
     assert opened(topics="rare") == (6, 6)
     assert opened(EqualTo(("topic",), "rare"), GreaterThanOrEqual(("stored_at",), late)) == (0, 0)
-    assert opened(EqualTo(("position",), 30 * EACH * 1000)) == (1, 1)
+    for border in (30 * EACH * 1000, (31 * EACH - 1) * 1000):
+        assert opened(EqualTo(("position",), border)) == (1, 1)
     assert opened(EqualTo(("topic",), "nowhere")) == (0, 0)
 
 
@@ -163,3 +164,17 @@ def test_a_restore_and_an_attach_keep_few_archives_open(
         assert tiering.attach(target, many).messages == ARCHIVES * EACH
         assert census.most <= 2 * AT_ONCE + 8
         assert target.verify(archives=True).problems == []
+
+
+def test_a_commit_that_compares_offsets_keeps_few_archives_open(
+    tmp_path: Path, census: Census, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tiering.spark.sink.jobs.OPEN_BYTES", 1)
+    job, count = Job(tmp_path / "out"), 20
+    for number in range(count):
+        rows = [{"topic": "a", "queue": 0, "offset": n, "body": b""} for n in (number, 99 - number)]
+        job.task(number, rows)
+    census.most = census.opened = 0
+    assert job.commit()
+    assert census.opened >= count, "each overlaps all others"
+    assert census.most <= 6

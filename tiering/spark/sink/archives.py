@@ -15,17 +15,21 @@ archive is in the place.
 
 from __future__ import annotations
 
+import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
-from kvstore.files import Files, MappedFile
+from kvstore.clock import SystemClock
+from kvstore.files import Files, LocalFiles, MappedFile
 from tiering.archive.archive_check import prove
 from tiering.archive.columns.integers import Column, cut_by_bytes
 from tiering.archive.columns.records import RecordBatch
@@ -33,16 +37,21 @@ from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter, write_archive
 from tiering.errors import RowIllegal
 from tiering.keys.crypto import KeyProvider
-from tiering.places.commits import CommittedArchive, HeldRange
+from tiering.keys.sources import keys_at_hand, provider_of
+from tiering.places.commits import CommittedArchive, HeldRange, TopicIds, take_ids
 from tiering.places.objects import job_object_key
 from tiering.places.place import Place
 from tiering.places.publish import Intent, Pacing, put_verified
 from tiering.policy.retention_classes import read_class
 from tiering.spark.options import SinkOptions
-from tiering.spark.sink.row_records import PlacedRecords, RecordMaker
+from tiering.spark.session import tune_process
+from tiering.spark.sink.jobs import PlaceState
+from tiering.spark.sink.row_records import RecordMaker, TaskStart
+
+if TYPE_CHECKING:
+    from kvstore.record.check import Buffer
 
 _FILE: Final = "records"
-_NOTHING: Final = np.empty(0, np.int64)
 
 
 class Collected(NamedTuple):
@@ -62,70 +71,60 @@ class Collected(NamedTuple):
             self.file.close()
 
 
-class Collector:
-    """Takes a task's batches. `folder` is its own, on its disk."""
+def collect(
+    batches: Iterable[pa.RecordBatch],
+    maker: RecordMaker,
+    folder: Path,
+    spill_bytes: int,
+    files: Files,
+) -> Collected:
+    """All records of a task's batches, sorted. `folder` is the task's own, on its disk. Raises
+    RowIllegal, JobTooLarge, DiskFull.
+    """
+    columns: list[list[Column]] = [[np.empty(0, np.int64)] for _ in range(5)]
 
-    def __init__(self, maker: RecordMaker, folder: Path, spill_bytes: int, files: Files) -> None:
-        self._maker = maker
-        self._path = folder / _FILE
-        self._spill_bytes = spill_bytes
-        self._files = files
-        self._columns: list[list[Column]] = [[] for _ in range(5)]
+    def chunks() -> Iterator[bytes]:
+        for placed in (one for batch in batches for one in maker.placed(batch)):
+            mine = (placed.records.sizes, *placed[1:])
+            for kept, column in zip(columns, mine, strict=True):
+                kept.append(column)
+            yield bytes(placed.records.buffer)
 
-    def collect(self, batches: Iterable[pa.RecordBatch]) -> Collected:
-        """All records of the batches, sorted. Raises RowIllegal, JobTooLarge, DiskFull."""
-        waiting: list[bytes] = []
-        size = 0
-        chunks = self._chunks(batches)
-        for chunk in chunks:
-            waiting.append(chunk)
-            size += len(chunk)
-            if size > self._spill_bytes:
-                break
-        else:
-            return self._sorted(b"".join(waiting), None)
-        given, waiting = chain(waiting, chunks), []
-        self._files.write_new(self._path, given, replace=True)
-        mapped = self._files.map(self._path, writable=False)
-        try:
-            return self._sorted(mapped.buffer, mapped)
-        except BaseException:
-            mapped.close()
-            raise
+    waiting: list[bytes] = []
+    size = 0
+    coming = chunks()
+    for chunk in coming:
+        waiting.append(chunk)
+        size += len(chunk)
+        if size > spill_bytes:
+            break
+    else:
+        return _sorted(maker.topics, columns, b"".join(waiting), None)
+    given, waiting = chain(waiting, coming), []
+    files.write_new(folder / _FILE, given, replace=True)
+    mapped = files.map(folder / _FILE, writable=False)
+    try:
+        return _sorted(maker.topics, columns, mapped.buffer, mapped)
+    except BaseException:
+        mapped.close()
+        raise
 
-    def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-        for batch in batches:
-            for placed in self._maker.placed(batch):
-                if len(placed.records.starts):
-                    self._note(placed)
-                    yield bytes(placed.records.buffer)
 
-    def _note(self, placed: PlacedRecords) -> None:
-        columns = (
-            placed.records.sizes, placed.topic_of, placed.queue, placed.offset, placed.position,
-        )  # fmt: skip
-        for kept, column in zip(self._columns, columns, strict=True):
-            kept.append(column)
-
-    def _sorted(self, buffer: object, file: MappedFile | None) -> Collected:
-        sizes, topic_of, queue, offset, position = (
-            np.concatenate([_NOTHING, *kept]) for kept in self._columns
-        )
-        names = self._maker.topics
-        topics = sorted(names)
-        ranks = {name: number for number, name in enumerate(topics)}
-        rank = np.array([ranks[name] for name in names] or [0], np.int64)
-        topic_of = rank[topic_of]
-        order = np.lexsort((offset, queue, topic_of))
-        starts = np.cumsum(sizes) - sizes
-        records = RecordBatch(
-            buffer, starts[order], sizes[order], bodies_checked=False, stays=True,  # type: ignore[arg-type]
-        )  # fmt: skip
-        found = Collected(
-            records, topics, topic_of[order], queue[order], offset[order], position[order], file
-        )
-        _check_once(found)
-        return found
+def _sorted(
+    names: Sequence[str], columns: Sequence[list[Column]], buffer: Buffer, file: MappedFile | None
+) -> Collected:
+    sizes, topic_of, queue, offset, position = map(np.concatenate, columns)
+    topics = sorted(names)
+    ranks = {name: number for number, name in enumerate(topics)}
+    topic_of = np.array([ranks[name] for name in names] or [0], np.int64)[topic_of]
+    order = np.lexsort((offset, queue, topic_of))
+    starts = np.cumsum(sizes) - sizes
+    records = RecordBatch(buffer, starts[order], sizes[order], bodies_checked=False, stays=True)
+    found = Collected(
+        records, topics, topic_of[order], queue[order], offset[order], position[order], file
+    )
+    _check_once(found)
+    return found
 
 
 def _check_once(found: Collected) -> None:
@@ -168,118 +167,118 @@ _ADD_BYTES: Final = 8 << 20
 _NUMBER_BITS: Final = 56
 
 
-class ArchiveMaker:
-    """Makes the archives of one task. `ids` gives the ids of topics by their names."""
+class TaskContext(NamedTuple):
+    """The part of a task's surroundings that its archives depend on. `folder` is its own."""
 
-    def __init__(
-        self,
-        options: SinkOptions,
-        store_id: str,
-        begun: int,
-        job: str,
-        place: Place,
-        folder: Path,
-        files: Files,
-        keys: KeyProvider | None,
-    ) -> None:
-        self._options = options
-        self._store_id = store_id
-        self._begun = begun
-        self._job = job
-        self._place = place
-        self._folder = folder
-        self._files = files
-        self._keys = keys
+    options: SinkOptions
+    state: PlaceState
+    job: str
+    place: Place
+    folder: Path
+    files: Files
+    keys: KeyProvider | None
 
-    def make(
-        self, found: Collected, ids: Callable[[list[str]], Mapping[str, int]]
-    ) -> list[CommittedArchive]:
-        """Puts the archives of all records. Raises PlaceError, ArchiveDamaged, KeyDestroyed."""
-        if not len(found.offset):
-            return []
-        topics = self._topics(found, ids(found.topics))
-        secret = np.array([self._is_secret(name) for name in found.topics], np.bool_)
-        settings = ArchiveSettings(
-            codec=self._options.codec, level=self._options.level,
-            block_bytes=self._options.block_bytes, keys=self._keys,
-        )  # fmt: skip
-        out: list[CommittedArchive] = []
-        for encrypted in (False, True):
-            rows = np.flatnonzero(secret[found.topic_of] == encrypted)
-            if not len(rows):
-                continue
-            kind = msgspec.structs.replace(
-                read_class(self._options.retention_class), encrypted=encrypted
-            ).name
-            out += [
-                self._archive(found, part, topics, kind, settings)
-                for part in self._rolled(found, rows)
-            ]
-        return out
 
-    def _topics(self, found: Collected, ids: Mapping[str, int]) -> list[ArchivedTopic]:
-        queues = np.zeros(len(found.topics), np.int64)
-        np.maximum.at(queues, found.topic_of, found.queue + 1)
-        return [
-            ArchivedTopic(name=name, id=ids[name], queues=int(count), read_queues=int(count))
-            for name, count in zip(found.topics, queues.tolist(), strict=True)
-        ]
-
-    def _is_secret(self, topic: str) -> bool:
-        return self._keys is not None and self._keys.key_for_writing(topic) is not None
-
-    def _rolled(self, found: Collected, rows: Column) -> Iterator[Column]:
-        """The rows of one archive after the other."""
-        for a, b in cut_by_bytes(found.records.sizes[rows], self._options.archive_bytes):
-            yield rows[a:b]
-
-    def _archive(
-        self,
-        found: Collected,
-        rows: Column,
-        topics: list[ArchivedTopic],
-        kind: str,
-        settings: ArchiveSettings,
-    ) -> CommittedArchive:
-        """Writes one archive, compares it with the records, and puts it."""
-        position, sizes = found.position[rows], found.records.sizes[rows]
-        first, end = int(position.min()), int((position + sizes).max())
-        origin = ArchiveOrigin(
-            store_id=self._store_id, segments=((first, end),), retention_class=kind
-        )
-        held: dict[tuple[int, int], HeldRange] = {}
-
-        def fill(writer: ArchiveWriter) -> Iterator[None]:
-            for part in _queue_rows(found, rows):
-                topic, queue = int(found.topic_of[part[0]]), int(found.queue[part[0]])
-                a, b = int(part[0]), int(part[-1]) + 1
-                writer.add(topics[topic], queue, found.records.rows(a, b))
-                low, high = int(found.offset[a]), int(found.offset[b - 1])
-                before = held.get((topic, queue))
-                low = low if before is None else before.first
-                held[topic, queue] = HeldRange(found.topics[topic], queue, low, high)
-                yield
-
-        number = secrets.randbits(_NUMBER_BITS)
-        key = job_object_key(self._store_id, self._begun, self._job, first, number, kind)
-        path = self._folder / f"{number}.made"
-        written = write_archive(
-            path, self._files, lambda sink: ArchiveWriter(sink, settings, origin), fill
-        )
-        assert written is not None, "each of the rows is a message"
-        intent = Intent(0, self._place.name, key, written.size, written.crc)
+def write_task(
+    options: SinkOptions, state: PlaceState, job: str, task: int, batches: Iterable[pa.RecordBatch]
+) -> list[CommittedArchive]:
+    """A task's part of a job: its rows as archives in the place, none of which counts yet. Raises
+    RowIllegal, JobTooLarge, DiskFull, PlaceError, ArchiveDamaged, KeyDestroyed.
+    """
+    tune_process()
+    files = LocalFiles()
+    with _local_folder() as folder:
+        maker = RecordMaker(SystemClock(), TaskStart(task, state.position, state.ends))
+        found = collect(batches, maker, folder, options.spill_bytes, files)
         try:
-            prove(
-                path, self._files, self._keys, found.records.buffer, found.records.starts,
-                found.records.sizes, rows=rows, stays="nothing was committed",
-            )  # fmt: skip
-            put_verified(self._place, intent, path, Pacing())
+            keys = keys_at_hand(provider_of(options.key_file, files), found.topics)
+            place = options.open()
+            return _archives(TaskContext(options, state, job, place, folder, files, keys), found)
         finally:
-            self._files.remove(path)
-        return CommittedArchive(
-            key=key, size=written.size, crc=written.crc, messages=len(rows), first_position=first,
-            end_position=end, queues=list(held.values()),
+            found.close()
+
+
+@contextmanager
+def _local_folder() -> Iterator[Path]:
+    """A folder of the task's own, where Spark has its local disks."""
+    local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    inside = local if local and Path(local).is_dir() else None
+    with tempfile.TemporaryDirectory(
+        prefix="kvmq-sink-", dir=inside, ignore_cleanup_errors=True
+    ) as made:
+        yield Path(made)
+
+
+def _archives(task: TaskContext, found: Collected) -> list[CommittedArchive]:
+    """Puts the archives of all records."""
+    if not found.topics:
+        return []
+    state, keys = task.state, task.keys
+    known = TopicIds(state.ids, state.lists)
+    ids = take_ids(task.place, state.store_id, found.topics, known=known).ids
+    queues = np.zeros(len(found.topics), np.int64)
+    np.maximum.at(queues, found.topic_of, found.queue + 1)
+    topics = [
+        ArchivedTopic(name=name, id=ids[name], queues=count, read_queues=count)
+        for name, count in zip(found.topics, queues.tolist(), strict=True)
+    ]
+    is_secret = [keys is not None and keys.key_for_writing(one) is not None for one in found.topics]
+    secret_rows = np.array(is_secret, np.bool_)[found.topic_of]
+    out: list[CommittedArchive] = []
+    for encrypted in (False, True):
+        rows = np.flatnonzero(secret_rows == encrypted)
+        kind = replace(read_class(task.options.retention_class), encrypted=encrypted).name
+        out += [
+            _archive(task, found, rows[a:b], topics, kind)
+            for a, b in cut_by_bytes(found.records.sizes[rows], task.options.archive_bytes)
+        ]
+    return out
+
+
+def _archive(
+    task: TaskContext, found: Collected, rows: Column, topics: list[ArchivedTopic], kind: str
+) -> CommittedArchive:
+    """Writes one archive, compares it with the records, and puts it."""
+    options, store_id = task.options, task.state.store_id
+    position, sizes = found.position[rows], found.records.sizes[rows]
+    first, end = int(position.min()), int((position + sizes).max())
+    origin = ArchiveOrigin(store_id=store_id, segments=((first, end),), retention_class=kind)
+    settings = ArchiveSettings(
+        codec=options.codec, level=options.level, block_bytes=options.block_bytes, keys=task.keys
+    )
+    held: dict[tuple[int, int], HeldRange] = {}
+
+    def fill(writer: ArchiveWriter) -> Iterator[None]:
+        for part in _queue_rows(found, rows):
+            a, b = int(part[0]), int(part[-1]) + 1
+            topic, queue = int(found.topic_of[a]), int(found.queue[a])
+            writer.add(topics[topic], queue, found.records.rows(a, b))
+            low, high = int(found.offset[a]), int(found.offset[b - 1])
+            before = held.get((topic, queue))
+            low = low if before is None else before.first
+            held[topic, queue] = HeldRange(found.topics[topic], queue, low, high)
+            yield
+
+    number = secrets.randbits(_NUMBER_BITS)
+    key = job_object_key(store_id, task.state.begun, task.job, first, number, kind)
+    path = task.folder / f"{number}.made"
+    written = write_archive(
+        path, task.files, lambda sink: ArchiveWriter(sink, settings, origin), fill
+    )
+    assert written is not None, "each of the rows is a message"
+    intent = Intent(0, task.place.name, key, written.size, written.crc)
+    try:
+        prove(
+            path, task.files, task.keys, found.records.buffer, found.records.starts,
+            found.records.sizes, rows=rows, stays="nothing was committed",
         )  # fmt: skip
+        put_verified(task.place, intent, path, Pacing())
+    finally:
+        task.files.remove(path)
+    return CommittedArchive(
+        key=key, size=written.size, crc=written.crc, messages=len(rows), first_position=first,
+        end_position=end, queues=list(held.values()),
+    )  # fmt: skip
 
 
 def _queue_rows(found: Collected, rows: Column) -> Iterator[Column]:

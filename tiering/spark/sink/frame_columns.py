@@ -96,17 +96,17 @@ class FrameRows:
         self._columns = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
         self.names: list[str] = []
         self.topic_of: Column = np.empty(0, np.int64)
+        self.queue: Column | None = None
+        self.offset: Column | None = None
         self._set_topics()
         self.queue = self._numbers("queue")
         self.offset = self._numbers("offset")
         self.position = self._numbers("position")
-        for name, numbers in (
-            ("queue", self.queue), ("offset", self.offset), ("position", self.position)
-        ):  # fmt: skip
+        for name in ("queue", "offset", "position"):
+            numbers = getattr(self, name)
             if numbers is not None:
                 self.check(name, numbers)
-        self.body: pa.Array = self._required("body").cast(pa.binary())
-        self._check_nulls()
+        self.body: pa.Array = self._without_nulls("body").cast(pa.binary())
 
     # --- columns ---
 
@@ -169,27 +169,25 @@ class FrameRows:
         """The error for a row: `problem` says what the column has, and what to do."""
         topic = self.names[int(self.topic_of[row])] if self.names else None
         queue, offset = (
-            None if numbers is None else int(numbers[row]) for numbers in self._where()
+            None if numbers is None else int(numbers[row]) for numbers in (self.queue, self.offset)
         )
         where = f"a row of topic {shown(topic)}" if topic is not None else "a row"
         if queue is not None and offset is not None:
             where += f", queue {queue}, offset {offset}"
         return RowIllegal(f"{where}: column {column} is {problem}", topic, queue, offset)
 
-    def _where(self) -> tuple[Column | None, Column | None]:
-        return getattr(self, "queue", None), getattr(self, "offset", None)
-
     # --- making ---
 
-    def _required(self, name: str) -> Any:
-        return self._columns[name]
+    def _without_nulls(self, name: str) -> Any:
+        column = self._columns[name]
+        if column.null_count:
+            row = int(pc.index(column.is_null(), True).as_py())
+            raise self.illegal(row, name, "null; give it a value, or leave the row out")
+        return column
 
     def _set_topics(self) -> None:
         """The topics once each, and which of them a row has."""
-        column = self._required("topic").cast(pa.string())
-        if column.null_count:
-            raise self._null(column, "topic")
-        found = column.dictionary_encode()
+        found = self._without_nulls("topic").cast(pa.string()).dictionary_encode()
         names: list[str] = found.dictionary.to_pylist()
         for name in names:
             try:
@@ -203,17 +201,6 @@ class FrameRows:
         self.names, self.topic_of = names, np.asarray(found.indices).astype(np.int64)
 
     def _numbers(self, name: str) -> Column | None:
-        found = self._columns.get(name)
-        if found is None:
+        if name not in self._columns:
             return None
-        if found.null_count:
-            raise self._null(found, name)
-        return np.asarray(found.cast(pa.int64()))
-
-    def _check_nulls(self) -> None:
-        if self.body.null_count:
-            raise self._null(self.body, "body")
-
-    def _null(self, column: Any, name: str) -> RowIllegal:
-        row = int(pc.index(column.is_null(), True).as_py())
-        return self.illegal(row, name, "null; give it a value, or leave the row out")
+        return np.asarray(self._without_nulls(name).cast(pa.int64()))

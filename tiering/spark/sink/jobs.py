@@ -16,18 +16,19 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from functools import cache
 from typing import Final
 
 import msgspec
 
 from kvstore.errors import ConfigError
-from tiering.archive.archive_reader import Archive, open_lazily
+from tiering.archive.archive_reader import open_lazily
 from tiering.archive.manifest import Manifest
+from tiering.catalog.archive_pool import OpenArchives
 from tiering.catalog.bucket import ArchiveObject, check_single_store, own_archives, stores_in
 from tiering.catalog.overlaps import OffsetRange, first_duplicate, ranges_of
 from tiering.catalog.pipeline import go_on, pipelined
 from tiering.errors import JobAborted, ObjectNotFound, OffsetsTaken, PlaceError
+from tiering.operations.source_place import OPEN_BYTES
 from tiering.places.commits import (
     AT_ONCE,
     Commit,
@@ -167,7 +168,11 @@ def commit(
         _check_there(place, state, made)
         # It has no effect if another job was first; then all is compared with that one, too.
         is_new = log.append(made)
-    _unless_unreachable(lambda: _tidy(log, made))
+    try:
+        _tidy(log, made)
+    except PlaceError as e:
+        # It costs space only, and must not undo the commit.
+        _log.warning("left for the next write to remove: %s", str(e))
     return is_new
 
 
@@ -215,15 +220,12 @@ def _check_offsets(log: CommitLog, made: Commit) -> None:
     if not made.overwrites and any(map(head.may_hold, made.archives)):
         old = [archive for one in log.counting() for archive in one.archives]
     _check_positions(made.archives, old, own)
-    sizes = {one.key: one.size for one in (*old, *made.archives)}
-    sizes |= {one.key: one.size for one in own}
-
-    @cache
-    def opened(key: str) -> Archive:
-        return open_lazily(place.source(key, sizes[key]))
-
+    every = [(one.key, one.size) for one in (*old, *made.archives)]
+    every += [(one.key, one.size) for one in own]
+    numbers = {key: number for number, (key, _) in enumerate(every)}
+    pool = OpenArchives(lambda n: open_lazily(place.source(*every[n])), OPEN_BYTES)
     others = [*_ranges(old), *_of_own(place, own)[0]]
-    twice = first_duplicate(_ranges(made.archives), others, opened)
+    twice = first_duplicate(_ranges(made.archives), others, lambda key: pool.get(numbers[key]))
     if twice is None:
         return
     mine = {one.key for one in made.archives}
@@ -250,11 +252,3 @@ def _check_positions(
                 "job has written there meanwhile, or the same rows were written twice; nothing of "
                 "the job counts: run it again, or leave the column position out"
             )
-
-
-def _unless_unreachable(step: Callable[[], object]) -> None:
-    """Does a step of cleaning up. Its failure costs space only, and must not undo the commit."""
-    try:
-        step()
-    except PlaceError as e:
-        _log.warning("left for the next write to remove: %s", str(e))

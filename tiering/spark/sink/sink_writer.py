@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import secrets
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -33,16 +30,12 @@ from kvstore.clock import SystemClock
 from kvstore.errors import ConfigError
 from kvstore.files import LocalFiles
 from tiering.errors import PlaceError
-from tiering.keys.sources import keys_at_hand, provider_of
-from tiering.places.commits import CommitLog, CommittedArchive, TopicIds, take_ids
+from tiering.places.commits import CommitLog, CommittedArchive
 from tiering.places.dead_jobs import abort, sweep, sweep_jobs
-from tiering.places.place import Place
 from tiering.spark.options import SinkOptions, sink_options
-from tiering.spark.session import tune_process
-from tiering.spark.sink.archives import ArchiveMaker, Collector
+from tiering.spark.sink.archives import write_task
 from tiering.spark.sink.frame_columns import check_schema
 from tiering.spark.sink.jobs import PlaceState, commit, read_state
-from tiering.spark.sink.row_records import RecordMaker, TaskStart
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +50,9 @@ _log = logging.getLogger("kvmq")
 
 @dataclass
 class TaskCommit(WriterCommitMessage):
-    """The result of a task: whose archives, of which job, which began at so many commits."""
+    """The result of a task: the id of the store that the archives are of, the number of commits
+    when the job began, the job's name, the stream's query, and the archives.
+    """
 
     store_id: str
     begun: int
@@ -66,137 +61,92 @@ class TaskCommit(WriterCommitMessage):
     archives: list[CommittedArchive] = field(default_factory=list)
 
 
-def write_task(
-    options: SinkOptions, state: PlaceState, job: str, task: int, batches: Iterator[pa.RecordBatch]
-) -> list[CommittedArchive]:
-    """A task's part of a job: its rows as archives in the place, none of which counts yet. Raises
-    RowIllegal, JobTooLarge, PlaceError, ArchiveDamaged.
+class _Settings(NamedTuple):
+    """A writer's settings, and the state of the place as it was made."""
+
+    options: SinkOptions
+    state: PlaceState
+    overwrite: bool
+
+    def log(self) -> CommitLog:
+        """The commits of the place."""
+        return CommitLog(self.options.open(), self.state.store_id)
+
+
+def _begin(
+    schema: StructType, given: Mapping[str, str], *, overwrite: bool, is_stream: bool
+) -> _Settings:
+    """Looks at the place, and removes what dead jobs have left. Raises ConfigError,
+    StoresAmbiguous, PlaceError.
     """
-    tune_process()
-    files = LocalFiles()
-    with _folder() as folder:
-        maker = RecordMaker(SystemClock(), TaskStart(task, state.position, state.ends))
-        found = Collector(maker, folder, options.spill_bytes, files).collect(batches)
-        try:
-            place = options.open()
-            keys = keys_at_hand(provider_of(options.key_file, files), found.topics)
-            archives = ArchiveMaker(
-                options, state.store_id, state.begun, job, place, folder, files, keys
-            )
-            known = TopicIds(state.ids, state.lists)
-            return archives.make(
-                found, lambda names: take_ids(place, state.store_id, names, known=known).ids
-            )
-        finally:
-            found.close()
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    """A folder of the task's own, where Spark has its local disks."""
-    local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-    inside = local if local and Path(local).is_dir() else None
-    made = tempfile.mkdtemp(prefix="kvmq-sink-", dir=inside)
+    check_schema(schema)
+    options = sink_options(given)
+    place = options.open()
+    if "://" not in options.path:
+        LocalFiles().make_dir(Path(options.path))
+    state = read_state(place, options, overwrite=overwrite)
+    now = SystemClock().now_ms()
     try:
-        yield Path(made)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-
-
-class _Writing:
-    """The base of both writers. Raises ConfigError, StoresAmbiguous, PlaceError."""
-
-    def __init__(
-        self,
-        schema: StructType,
-        given: Mapping[str, str],
-        sweep: Callable[[Place, PlaceState, int], list[str]],
-        *,
-        overwrite: bool,
-    ) -> None:
-        check_schema(schema)
-        self.options = sink_options(given)
-        self.overwrite = overwrite
-        place = self.options.open()
-        if "://" not in self.options.path:
-            LocalFiles().make_dir(Path(self.options.path))
-        self.state = read_state(place, self.options, overwrite=overwrite)
-        try:
-            for name in sweep(place, self.state, SystemClock().now_ms()):
-                _log.info("removed what a dead job has left: %s", name)
-        except PlaceError as e:
-            _log.warning("leftovers of dead jobs stay: %s", str(e))
-
-
-def _sweep_place(place: Place, state: PlaceState, now: int) -> list[str]:
-    del state
-    return sweep(place, now)
-
-
-def _sweep_store(place: Place, state: PlaceState, now: int) -> list[str]:
-    # This runs for each batch: the objects that it reads must not grow with those that are there.
-    return sweep_jobs(CommitLog(place, state.store_id), now)
+        # A stream's writer is made for each batch: the objects that it reads must not grow with
+        # those that are there.
+        log = CommitLog(place, state.store_id)
+        for name in sweep_jobs(log, now) if is_stream else sweep(place, now):
+            _log.info("removed what a dead job has left: %s", name)
+    except PlaceError as e:
+        _log.warning("leftovers of dead jobs stay: %s", str(e))
+    return _Settings(options, state, overwrite)
 
 
 class KvmqWriter(DataSourceArrowWriter):
     """Writes a frame; see the module."""
 
     def __init__(self, schema: StructType, given: Mapping[str, str], *, overwrite: bool) -> None:
-        writing = _Writing(schema, given, _sweep_place, overwrite=overwrite)
-        self._options, self._state = writing.options, writing.state
-        self._overwrite = overwrite
+        self._settings = _begin(schema, given, overwrite=overwrite, is_stream=False)
         self._job = secrets.token_hex(_JOB_BYTES)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Writes a task's rows; runs where Spark runs tasks. Raises as `write_task`."""
-        made = write_task(self._options, self._state, self._job, _task(), iterator)
-        return TaskCommit(self._state.store_id, self._state.begun, self._job, archives=made)
+        return _write(self._settings, self._job, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Makes all archives of the job count. Raises OffsetsTaken, JobAborted, PlaceError,
         CommitUncertain.
         """
-        commit(
-            self._options.open(), self._state, self._job, _archives(messages),
-            overwrite=self._overwrite,
-        )  # fmt: skip
+        options, state, overwrite = self._settings
+        commit(options.open(), state, self._job, _archives(messages), overwrite=overwrite)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Removes the objects that tasks have put; committed ones stay."""
         del messages
-        log = CommitLog(self._options.open(), self._state.store_id)
-        abort(log, self._state.begun, self._job)
+        abort(self._settings.log(), self._settings.state.begun, self._job)
 
 
 class KvmqStreamWriter(DataSourceStreamArrowWriter):
     """Writes a stream, one batch after the other; see the module."""
 
     def __init__(self, schema: StructType, given: Mapping[str, str], *, overwrite: bool) -> None:
-        writing = _Writing(schema, given, _sweep_store, overwrite=overwrite)
-        self._options, self._state = writing.options, writing.state
-        self._overwrite = overwrite
+        self._settings = _begin(schema, given, overwrite=overwrite, is_stream=True)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Writes a task's rows of a batch. Raises as `write_task`."""
-        query = self._options.query or _told(_QUERY)
+        query = self._settings.options.query or _told(_QUERY)
         batch = _told(_BATCH)
         if not query or not batch:
             raise ConfigError(
                 "Spark does not tell which query this is; give the stream a name that stays, by "
                 "the option query"
             )
-        job = job_of(query, int(batch))
-        made = write_task(self._options, self._state, job, _task(), iterator)
-        return TaskCommit(self._state.store_id, self._state.begun, job, query, made)
+        return _write(self._settings, job_of(query, int(batch)), iterator, query)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 # Spark's name
         """Makes the batch count, unless it does already. Raises as for a frame."""
         done = next((one for one in messages if isinstance(one, TaskCommit)), None)
         if done is not None:
+            options, _, overwrite = self._settings
+            state = PlaceState(store_id=done.store_id, begun=done.begun)
             commit(
-                self._options.open(), PlaceState(store_id=done.store_id, begun=done.begun),
-                done.job, _archives(messages), overwrite=self._overwrite, query=done.query,
-                batch=batchId,
+                options.open(), state, done.job, _archives(messages), overwrite=overwrite,
+                query=done.query, batch=batchId,
             )  # fmt: skip
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -204,7 +154,8 @@ class KvmqStreamWriter(DataSourceStreamArrowWriter):
         del batchId
         done = next((one for one in messages if isinstance(one, TaskCommit)), None)
         if done is not None:
-            abort(CommitLog(self._options.open(), done.store_id), done.begun, done.job)
+            log = CommitLog(self._settings.options.open(), done.store_id)
+            abort(log, done.begun, done.job)
 
 
 def job_of(query: str, batch: int) -> str:
@@ -219,9 +170,14 @@ def _archives(messages: Sequence[WriterCommitMessage | None]) -> list[CommittedA
     ]
 
 
-def _task() -> int:
+def _write(
+    settings: _Settings, job: str, batches: Iterator[pa.RecordBatch], query: str = ""
+) -> TaskCommit:
+    options, state, _ = settings
     context = TaskContext.get()
-    return context.partitionId() if context is not None else 0
+    task = context.partitionId() if context is not None else 0
+    made = write_task(options, state, job, task, batches)
+    return TaskCommit(state.store_id, state.begun, job, query, made)
 
 
 def _told(name: str) -> str | None:

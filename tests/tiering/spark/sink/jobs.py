@@ -14,8 +14,8 @@ from tiering.places.dead_jobs import abort
 from tiering.places.place import Place, open_place
 from tiering.spark.arrow import SCHEMA
 from tiering.spark.options import SinkOptions, sink_options
+from tiering.spark.sink.archives import write_task
 from tiering.spark.sink.jobs import PlaceState, commit, read_state
-from tiering.spark.sink.sink_writer import write_task
 
 JOB = "ab" * 16
 Row = dict[str, Any]

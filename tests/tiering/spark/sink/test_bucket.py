@@ -24,8 +24,9 @@ from tiering.places.objects import OF_JOB, commit_key, job_object_key
 from tiering.places.place import Place
 from tiering.spark.arrow import spark_schema
 from tiering.spark.options import sink_options
+from tiering.spark.sink.archives import write_task
 from tiering.spark.sink.jobs import PlaceState, commit, read_state
-from tiering.spark.sink.sink_writer import KvmqWriter, write_task
+from tiering.spark.sink.sink_writer import KvmqWriter
 
 DAY = 86_400_000
 

@@ -28,8 +28,7 @@ from tiering.places.dead_jobs import sweep
 from tiering.places.objects import checkpoint_key, commit_key, job_folder
 from tiering.places.place import open_place
 from tiering.spark.options import sink_options
-from tiering.spark.sink import jobs
-from tiering.spark.sink.archives import Collector
+from tiering.spark.sink import archives, jobs
 from tiering.spark.sink.sink_writer import job_of
 
 DAY = 86_400_000
@@ -112,7 +111,11 @@ def test_overwriting_shows_the_old_rows_until_the_new_ones_count(tmp_path: Path)
     job = Job(out, "cd", overwrite=True)
     job.task(0, made_up("b", 2))
     assert len(bodies(out)) == 6
+    goes_on = job.log()
+    assert len(goes_on.counting()) == 2
     assert job.commit()
+    goes_on.look()
+    assert [one.job for one in goes_on.counting()] == [job.name]
     assert bodies(out) == [b"0 of b", b"1 of b"]
     assert len(objects(out)) == 1
     assert [r["offset"] for r in read(out)[0]] == [0, 1]
@@ -278,14 +281,14 @@ def test_many_rows_go_by_the_disk_and_come_out_the_same(
     ]
     batches = [rows[at : at + 500] for at in range(0, 3000, 500)]
     spilled: list[bool] = []
-    collect = Collector.collect
+    collect = archives.collect
 
-    def noted(self: Collector, given: Any) -> Any:
-        found = collect(self, given)
-        spilled.append(self._path.exists())
+    def noted(*given: Any) -> Any:
+        found = collect(*given)
+        spilled.append(found.file is not None)
         return found
 
-    monkeypatch.setattr(Collector, "collect", noted)
+    monkeypatch.setattr(archives, "collect", noted)
     for name, spill_bytes in (("memory", "1000000"), ("disk", "65536")):
         job = Job(tmp_path / name, spill_bytes=spill_bytes)
         job.task(0, *batches)
