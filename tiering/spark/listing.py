@@ -11,13 +11,16 @@ store is changed or held open.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from kvstore.config import StoreConfig
-from kvstore.errors import StoreNotFound
-from kvstore.files import LocalFiles
+from kvstore.errors import ArchiveMissing, StoreNotFound
+from kvstore.files import Files, LocalFiles
 from kvstore.opening.viewing import View, view_store
 from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.tail import Source
@@ -28,6 +31,9 @@ from tiering.places.commits import CommitLogs
 from tiering.places.place import Place, open_place
 from tiering.places.settings import is_remote
 from tiering.spark.options import ReadOptions
+
+if TYPE_CHECKING:
+    from kvstore.record.check import Buffer
 
 
 class ListedArchive(msgspec.Struct, frozen=True):
@@ -56,6 +62,26 @@ class LogPart(msgspec.Struct, frozen=True):
     end: int
     used: int
     known: int
+
+
+def segment_gone(log_part: LogPart) -> ArchiveMissing:
+    """The error for a part whose file is not there any more."""
+    return ArchiveMissing(
+        f"segment {log_part.path} left the log after it was listed; run it again", log_part.path
+    )
+
+
+@contextmanager
+def mapped(files: Files, log_part: LogPart) -> Iterator[Buffer]:
+    """The bytes of the file that a part of the log is in. Raises ArchiveMissing."""
+    path = Path(log_part.path)
+    if files.size(path) is None:
+        raise segment_gone(log_part)
+    found = files.map(path, writable=False)
+    try:
+        yield found.buffer
+    finally:
+        found.close()
 
 
 class Listing(msgspec.Struct, frozen=True):

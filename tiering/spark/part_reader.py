@@ -48,7 +48,7 @@ from tiering.catalog.bucket import DAMAGE
 from tiering.errors import ObjectNotFound, ObjectTooShort
 from tiering.executor.segment import SegmentRecords, boundary, read_segment
 from tiering.spark.arrow import batch_of
-from tiering.spark.listing import ListedArchive, LogPart, Opener, live_rows
+from tiering.spark.listing import ListedArchive, LogPart, Opener, live_rows, mapped, segment_gone
 from tiering.spark.options import ReadOptions
 from tiering.spark.rows import DecodedGroup, decode_group, group_columns, record_columns
 from tiering.spark.splits import BlockRange, Ranges, Split, runs_of
@@ -133,15 +133,20 @@ class PartReader:
     # --- archives ---
 
     def _of_archive(self, piece: BlockRange) -> Iterator[pa.RecordBatch]:
-        name = piece.held.name
-        try:
+        with self.left_out_if_gone(name := piece.held.name):
             archive = self._opener.archive(piece.held)
-            for groups in self._gathered(archive, name, _numbers(piece.blocks)):
+            for groups in self._gathered(archive, name, numbers_of(piece)):
                 made = list(self._of_groups(groups, piece))
                 # They take as much memory as their batches, and the next groups are read already.
                 groups.clear()
                 while made:
                     yield made.pop(0)
+
+    @contextmanager
+    def left_out_if_gone(self, name: str) -> Iterator[None]:
+        """Work on one archive: it fails, or the archive is left out, as the options say."""
+        try:
+            yield
         except (ObjectNotFound, ObjectTooShort) as e:
             gone = ArchiveMissing(
                 f"archive {name} went, or was replaced, after the query was planned: {e}; run it "
@@ -261,20 +266,10 @@ class PartReader:
         """The messages of a part that begin in a part of the log; each batch is good until the next
         is asked for. Raises ArchiveMissing, SegmentDamaged.
         """
-        path = Path(log_part.path)
-        files = self._opener.files
-        if files.size(path) is None:
-            raise ArchiveMissing(
-                f"segment {path} left the log after the query was planned; run it again", str(path)
-            )
-        mapped = files.map(path, writable=False)
-        try:
-            for rows, found in self._records(mapped.buffer, log_part, split):
-                yield RecordBatch(
-                    mapped.buffer, found.starts[rows], found.sizes[rows], bodies_checked=True
-                )
-        finally:
-            mapped.close()
+        with mapped(self._opener.files, log_part) as buffer:
+            for rows, found in self._records(buffer, log_part, split):
+                starts, sizes = found.starts[rows], found.sizes[rows]
+                yield RecordBatch(buffer, starts, sizes, bodies_checked=True)
 
     def _records(
         self, buffer: Buffer, log_part: LogPart, split: Split
@@ -355,9 +350,9 @@ def _within(ranges: Ranges, names: Sequence[str], found: SegmentRecords) -> Bool
     return is_in
 
 
-def _numbers(blocks: Sequence[tuple[int, int]]) -> I64:
-    """All numbers of some ranges, each from its first to before its stop."""
-    return np.concatenate([np.arange(first, stop) for first, stop in blocks] or [np.empty(0, int)])
+def numbers_of(piece: BlockRange) -> I64:
+    """The numbers of all blocks."""
+    return np.concatenate([np.arange(first, stop) for first, stop in piece.blocks])
 
 
 def _runs(groups: Iterable[tuple[I64, GroupExtent]]) -> Iterator[list[tuple[I64, GroupExtent]]]:
@@ -400,10 +395,7 @@ def archived_log(
         if any(first < log_part.end and log_part.begin < end for first, end in row.segments)
     ]
     if not held:
-        raise ArchiveMissing(
-            f"segment {log_part.path} left the log after the query was planned; run it again",
-            log_part.path,
-        )
+        raise segment_gone(log_part)
     for one in held:
         yield from _piece(opener, one, log_part, split, ids)
 

@@ -2,10 +2,11 @@
 
 The idea: messages lie where every reader of partitioned Parquet looks. The export's own notes and
 files that are not committed lie in folders that begin with `_`, where no reader looks. Files are
-written there. Then one object, the manifest, is written, and that is the commit: once it is there,
-its steps will be done, by the next run if need be. The files get their places by renaming, old ones
-that they replace go, tables of Iceberg are told, and the manifest is filed as done. The next run
-finishes manifests that are pending, and removes files that were staged without one.
+written there, and a manifest of all changes beside them. The manifest is renamed to the pending
+ones, and that is the commit: from then on its steps will be done, by the next run if need be. The
+files get their places by renaming, tables of Iceberg are told, old files that these replace go, and
+the manifest is filed as done. The next run finishes manifests that are pending, and removes files
+that were staged without one.
 
 Invariants: a name is committed once: a second request is told that it is there. A manifest alone
 says all there is to do, and each of its steps can be done again. New files are in place before

@@ -4,7 +4,8 @@ The idea: Spark reaches `file:`, `hdfs:`, `s3a:` and others by Hadoop's file sys
 own notes and renames go the same way, by the JVM that Spark has anyway. Spark's settings for a
 place hold here too.
 
-Invariants: a file that is written here is there whole or not at all: it is renamed to its name.
+Invariants: a file that is written here is there whole or not at all: it is renamed to its name. A
+crash may take one that was to be replaced.
 Names are relative to the export's root, with `/` between their parts.
 """
 
@@ -98,7 +99,9 @@ class Folders:
             return bool(self._system.exists(self._path(name)))
 
     def names(self, folder: str) -> list[str]:
-        """The names directly in a folder, in order; none if there is no folder."""
+        """The names directly in a folder, in order, but for those that begin with a dot; none if
+        there is no folder.
+        """
         with spark_errors():
             path = self._path(folder)
             if not self._system.exists(path):
@@ -107,7 +110,9 @@ class Folders:
         return sorted(one for one in found if not one.startswith("."))
 
     def files(self, folder: str, ending: str) -> list[ListedFile]:
-        """The files below a folder whose names end so, in order."""
+        """The files below a folder whose names end so, in order, but for those of tasks that Spark
+        has not ended.
+        """
         return sorted(self._files(folder, ending))
 
     def _files(self, folder: str, ending: str) -> Iterator[ListedFile]:
@@ -120,7 +125,6 @@ class Folders:
             while listed.hasNext():
                 one = listed.next()
                 whole = str(one.getPath().toString())
-                # Files of a task that was given up are below a folder of Spark's own.
                 if whole.endswith(ending) and "/_temporary/" not in whole:
                     yield ListedFile(whole[above:], int(one.getLen()))
 

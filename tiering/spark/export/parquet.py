@@ -4,13 +4,13 @@ The idea: Spark writes a folder for each topic and day; the day is that on which
 stored, in UTC. Topics with a schema have a column `value` instead of `body`. Rows whose body does
 not fit go to files of their own, with all their columns. The written rows are counted by the files'
 own footers. Every run adds files, so a day that is exported every minute has a thousand: those
-under half of the wanted size are put together, by folder, up to that size; several folders at once,
-each by one task. The new files are committed as a batch is: see `commit`.
+under half of the wanted size are put together, by folder, up to that size; several at once, each by
+one task. The new files are committed as a batch is: see `commit`.
 
-Invariants: every row is in one file: the rows exported and set aside are as many as those read;
-compacted files have as many messages as those they replace, or nothing is changed. A folder with
-fewer than `LEAST` small files is left alone: rewriting all its files for each new one would cost
-more than it saves.
+Invariants: every row is in one file: where a topic has a schema, the rows exported and set aside
+are as many as those read; compacted files have as many messages as those they replace, or nothing
+is changed. A folder with fewer than `LEAST` small files is left alone: rewriting all its files for
+each new one would cost more than it saves.
 """
 
 from __future__ import annotations
@@ -47,10 +47,7 @@ from tiering.spark.export.schemas import SAMPLED, Schemas, fitted
 TOPIC: Final = "topic"
 DAY: Final = "day"
 _MICROSECONDS: Final = 86_400_000_000
-_SETTINGS: Final = {
-    # The standard's own type, not INT96, which newer readers warn about, and has no statistics.
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-}
+_TIMES: Final = "spark.sql.parquet.outputTimestampType"
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _NULL_ESCAPED: Final = "%5F" + _NULL[1:]
 """Spark reads a folder of the first name as null, and of the second as a topic's."""
@@ -58,19 +55,18 @@ _ORDER: Final = ("queue", "offset")
 
 
 @contextmanager
-def settings(spark: SparkSession, wanted: Mapping[str, str] = _SETTINGS) -> Iterator[None]:
-    """Gives Spark some settings for the block; afterwards it has its own again."""
-    before = {name: spark.conf.get(name, None) for name in wanted}
-    for name, value in wanted.items():
-        spark.conf.set(name, value)
+def settings(spark: SparkSession) -> Iterator[None]:
+    """Gives Spark the setting of times in files for the block; afterwards it has its own again."""
+    before = spark.conf.get(_TIMES, None)
+    # The standard's own type, not INT96, which newer readers warn about, and has no statistics.
+    spark.conf.set(_TIMES, "TIMESTAMP_MICROS")
     try:
         yield
     finally:
-        for name, old in before.items():
-            if old is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, old)
+        if before is None:
+            spark.conf.unset(_TIMES)
+        else:
+            spark.conf.set(_TIMES, before)
 
 
 class Stager:
@@ -88,7 +84,8 @@ class Stager:
 
     def stage(self, rows: DataFrame, name: str, to: Callable[[str, str], str]) -> list[Move]:
         """Writes rows; `to` gives a file's place by its part (`OUT`, `ASIDE`) and its name below
-        that. Raises ExportBroken if rows are missing afterwards, SchemaIllegal.
+        that. Raises SchemaIllegal, and ExportBroken if rows of a batch with typed topics are
+        missing afterwards.
         """
         typed = sorted(self._schemas.topics)
         if not typed:

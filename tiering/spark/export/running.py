@@ -6,7 +6,7 @@ batch again after a crash, it is either found committed or never was: so each me
 once.
 
 Invariants: one export at a time goes to a target, and the one that began last goes on. The first
-export decides the target's format, its tables and the checkpoint it belongs to.
+export decides the target's format and its table; the checkpoint lies in the target.
 """
 
 from __future__ import annotations

@@ -2,12 +2,14 @@
 
 The idea: counts are read like messages are: the driver plans parts, tasks count them. An archive's
 directory has the queue, the times and the size of each block, so most blocks are counted without
-being read. Of a block that spans midnight the store times are read, and no more. The log is
-scanned, record by record, and its bodies passed over. The list of archives is the plan's own.
+being read. Of a block that spans midnight the columns of fixed size are read, the store times among
+them, and no properties or bodies. The log is scanned, record by record, and its bodies passed over.
+The list of archives is the plan's own.
 
 Invariants: each existing message is counted once, on the day (UTC) that it was stored, and those of
-deleted topics of a store are not; the sizes of an archive's blocks sum up to its size. Bytes of a
-block of several days are divided by its messages.
+deleted topics of a store are not; of a block that no key opens the messages are spread evenly over
+its days; the sizes of an archive's blocks sum up to its size. Bytes of a block of several days are
+divided by its messages.
 """
 
 from __future__ import annotations
@@ -25,18 +27,16 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from kvstore.config import StoreConfig
-from kvstore.errors import ArchiveMissing, ConfigError, KeyDestroyed, KeyMissing
+from kvstore.errors import ConfigError, KeyDestroyed, KeyMissing
 from kvstore.opening import viewing
 from tiering.archive.archive_reader import Archive
 from tiering.archive.columns.packed import I64
 from tiering.archive.columns.records import Fields, RecordBatch
 from tiering.archive.directory import DirectoryRows, Groups
-from tiering.catalog.bucket import DAMAGE
 from tiering.catalog.catalog import ArchiveRow, decode_rows, read_topics
-from tiering.errors import ObjectNotFound, ObjectTooShort
 from tiering.spark.listing import Listing, Opener, is_store, listing
 from tiering.spark.options import ReadOptions, read_options
-from tiering.spark.part_reader import PartReader
+from tiering.spark.part_reader import PartReader, numbers_of
 from tiering.spark.splits import PlannedArchive, Split, inspect_archives, plan_splits
 from tiering.spark.wanted import QueryFilter
 
@@ -44,8 +44,7 @@ NAME: Final = "kvmq_report"
 TABLE: Final = "table"
 """The option that names one of `SCHEMAS`."""
 _AT_ONCE: Final = 4 << 30
-"""Bytes of archived records that a task counts: it reads directories alone."""
-_FOUND: Final = ["topic", "stored_at"]
+"""Bytes of archived records that a task counts: it reads little but directories."""
 SCHEMAS: Final = {
     "volume": "topic string, tier string, day date, messages bigint, raw_bytes bigint, "
     "stored_bytes double",
@@ -117,29 +116,15 @@ class VolumeReader(DataSourceReader):
         """A part's sums, as a tally. Raises ArchiveDamaged, SegmentDamaged, PlaceError."""
         tally = Tally()
         opener = Opener(self._options)
+        reader = PartReader(self._options, self._wanted, [], opener)
         for piece in split.pieces:
             held = piece.held
-            blocks = np.concatenate([np.arange(first, stop) for first, stop in piece.blocks])
-            try:
-                count_archive(tally, opener.archive(held), held.tier, blocks)
-            except (ObjectNotFound, ObjectTooShort) as e:
-                told = (
-                    f"archive {held.name} went, or was replaced, after the query was planned: {e}; "
-                    "run it again"
-                )
-                self._failed(held.name, ArchiveMissing(told, held.name))
-            except DAMAGE as e:
-                self._failed(held.name, e)
-        reader = PartReader(self._options, self._wanted, _FOUND, opener)
+            with reader.left_out_if_gone(held.name):
+                count_archive(tally, opener.archive(held), held.tier, numbers_of(piece))
         for log_part in split.log:
             for records in reader.log_records(log_part, split):
                 count_log(tally, records)
         return tally
-
-    def _failed(self, what: str, error: Exception) -> None:
-        if self._options.damaged == "fail":
-            raise error
-        _log.warning("left out: %s: %s", what, str(error))
 
 
 class _Found(InputPartition):

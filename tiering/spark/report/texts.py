@@ -1,9 +1,10 @@
 """Texts: numbers, sizes, times and names as people read them on a page.
 
-The idea: three digits say enough. Amounts of money in one column have as many decimals as the
-largest of them needs, so that they stand under each other.
+The idea: of a large number three digits say enough, of bytes one decimal of their unit. Amounts of
+money in one column have as many decimals as the largest of them needs, so that they stand under
+each other.
 
-Invariant: a text out of a message has no control characters, and is short.
+Invariant: of a text out of a message at most 72 characters are shown, and no control characters.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Views: the tables that operators ask, by name, of one store or one place of archives.
 
-The idea: each view is a query that has not run; making all of them reads nothing. `volume`,
-`retention` and `archives` need only directories. The others read the columns they need; only
-`messages` reads bodies. Days are UTC; costs are a month's costs of all that is stored now.
+The idea: each view is a query that has not run; making all of them reads nothing. `archives` needs
+a catalog or manifests; `volume` and `retention` need directories, the store times of blocks that
+span midnight, and the log. The others read the columns they need; only `messages` reads bodies.
+Days are UTC; costs are a month's costs of all that is stored now.
 
 Invariant: Spark sums up the rows of a view; no message passes through the driver.
 """

@@ -1,8 +1,8 @@
 """Frame columns: checks a frame's columns, and gives them the types that records are made of.
 
-The idea: Spark sends record batches of the frame's schema. The schema is judged once, before a task
-runs; a batch's columns are brought to one type each, and its numbers to numpy. A value that a row
-lacks is the one that a store would give it.
+The idea: Spark sends record batches of the frame's schema. The schema is judged before a task runs;
+a batch's columns are brought to one type each, and its numbers to numpy. `row_records` gives a row
+the values that it lacks.
 
 Invariants: a value that a record can't have is a `RowIllegal` that names the column and the row,
 never something near it; a value that is brought to another type says what it said.

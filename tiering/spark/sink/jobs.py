@@ -6,8 +6,9 @@ lost a race, have put are named by nothing, and go with the commit, or the abort
 job that died as a whole go a day later, when somebody writes there again.
 
 Invariants: each commit was compared with all before it; a job's archives show whole, or not at all;
-the same batch of the same query counts once; the cost of a job doesn't grow with their number,
-unless its offsets or positions lie before the ends of what is there.
+the same batch of the same query counts once; the cost of a job doesn't grow with the number of jobs
+before it, unless its offsets or positions lie before the ends of what is there. It grows with the
+archives of a worker in the place, whose directories are read.
 """
 
 from __future__ import annotations

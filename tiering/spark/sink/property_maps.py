@@ -3,7 +3,7 @@
 The idea: a field is text made of text, so Arrow joins it for all rows of a batch at once. Rows that
 came from records (their `headers` are there) have the field in their map, or whole where a map
 can't say it. Other rows get the entries that a store writes before the map's pairs: id, keys, tag.
-Where only some rows of a batch are special, these are made row by row.
+A batch where only some rows are special is made row by row.
 
 Invariants: two columns that contradict each other are an error, neither is passed over; a field
 that a reader could not read back is refused.

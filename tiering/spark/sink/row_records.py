@@ -1,9 +1,9 @@
 """Row records: a frame's rows -> the records that a store would have of them, byte for byte.
 
 The idea: a record is a head of fixed size, the body, the topic and the properties, each with its
-length. Heads are a numpy table, and Arrow joins the columns of parts to one of records, whose
-buffer is a `RecordBatch` as it is. Records with IPv6 hosts or of version 2 are few, and encoded one
-by one.
+length. Heads are a numpy table, and Arrow joins the columns of parts to one of records, whose bytes
+are a `RecordBatch`. A batch that has a record with IPv6 hosts or of version 2, which are few, is
+encoded record by record.
 
 Invariants: a row that came from a record gives that record; a value that a row lacks is as a store
 would have it, the same in both ways; offsets and positions that are made are given once.

@@ -1,9 +1,9 @@
 """Writers: `df.write.format("kvmq")` and `df.writeStream.format("kvmq")`.
 
 The idea: Spark makes a writer on the driver, sends it to the tasks, and gives the tasks' return
-values to `commit`, on the driver again. All that the commit needs is in these messages: a stream's
-writer is made anew for the commit. A batch of a stream is a job whose name follows from query and
-batch, so that done twice it counts once.
+values to `commit`, on the driver again. A stream's writer is made anew for the commit, so all that
+a commit needs beside the options is in these messages. A batch of a stream is a job whose name
+follows from query and batch, so that done twice it counts once.
 
 Invariants: a writer is plain data; a task that fails, at any step, has committed nothing.
 """

@@ -19,19 +19,18 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import inf
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.errors import ArchiveMissing, SegmentDamaged
+from kvstore.errors import SegmentDamaged
 from kvstore.files import Files
 from tiering.archive.layout import NO_QUEUE
 from tiering.catalog.bucket import DAMAGE
 from tiering.executor.segment import SegmentRecords, boundary, read_segment
-from tiering.spark.listing import ListedArchive, LogPart, Opener
+from tiering.spark.listing import ListedArchive, LogPart, Opener, mapped
 from tiering.spark.options import ReadOptions
 from tiering.spark.splits import Packing, Ranges, Split, wanted_blocks
 from tiering.spark.stream.offsets import StreamOffset, code_of, queue_of
@@ -199,30 +198,21 @@ class Cutter:
         if self._position >= last:
             return True
         self._position = max(self._position, log_part.begin)
-        path = Path(log_part.path)
-        if files.size(path) is None:
-            raise ArchiveMissing(
-                f"segment {path} left the log while it was looked at; run the stream again",
-                log_part.path,
-            )
-        mapped = files.map(path, writable=False)
-        try:
-            base = log_part.base
+        base, path = log_part.base, log_part.path
+        with mapped(files, log_part) as buffer:
             while self._position < last:
                 at = self._position - base
                 used = last - base
-                stop = boundary(mapped.buffer, at, min(at + _CHUNK, used), used)
-                found = read_segment(mapped.buffer, base, used if stop is None else stop, at)
+                stop = boundary(buffer, at, min(at + _CHUNK, used), used)
+                found = read_segment(buffer, base, used if stop is None else stop, at)
                 for damage in found.damage:
                     told = f"{path} is damaged at {damage.position}: {damage.reason}"
-                    self._failed(log_part.path, SegmentDamaged(told, log_part.path))
+                    self._failed(path, SegmentDamaged(told, path))
                 full_at = self._records(found, base)
                 if full_at is not None:
                     self._position = full_at
                     return False
                 self._position = base + (used if stop is None else stop)
-        finally:
-            mapped.close()
         return True
 
     def _records(self, found: SegmentRecords, base: int) -> int | None:
