@@ -17,11 +17,10 @@ from kvstore.files import local_path
 from kvstore.index.families import Batch
 from kvstore.meta.groups import GroupConfig, GroupInfo
 from kvstore.meta.topics import TopicConfig, TopicInfo
-from kvstore.record.names import SCHEDULE_TOPIC
 from kvstore.record.validate import check_group, check_topic
-from kvstore.rocketmq.config_values import DELAY_GROUP, group_config, topic_config
-from kvstore.rocketmq.configuration import Configuration, read_configuration
-from kvstore.rocketmq.export import FILES, ExportReport, Offset, write_configuration
+from kvstore.rocketmq.config_values import Configuration, Offset
+from kvstore.rocketmq.configuration import read_configuration
+from kvstore.rocketmq.export import FILES, ExportReport, write_configuration
 from kvstore.rocketmq.file_layouts import CONFIG
 
 
@@ -103,30 +102,20 @@ def _configuration(engine: Engine, folder: Path) -> Configuration:
 def _new_topics(
     engine: Engine, found: Configuration, notes: list[str]
 ) -> tuple[list[TopicConfig], int]:
-    configs = {topic.name: topic_config(topic) for topic in found.topics}
-    for _, name, queue, _ in _offsets(found):
-        config = configs.get(name, TopicConfig(name=name, queues=queue + 1))
-        if queue >= (config.read_queues or config.queues):
-            config = msgspec.structs.replace(config, read_queues=queue + 1)
-        configs[name] = config
-    new: list[TopicConfig] = []
-    kept = 0
-    for config in configs.values():
-        if _is_legal(check_topic, config.name, notes):
-            if engine.topics.find(config.name) is not None:
-                kept += 1
-            else:
-                new.append(config)
-    return new, kept
+    legal = [c for c in found.topic_configs() if _is_legal(check_topic, c.name, notes)]
+    # A queue that RocketMQ writes to and doesn't read is read here: nothing is lost in it.
+    new = [
+        msgspec.structs.replace(c, read_queues=max(c.queues, c.read_queues or 0))
+        for c in legal
+        if engine.topics.find(c.name) is None
+    ]
+    return new, len(legal) - len(new)
 
 
 def _new_groups(
     engine: Engine, found: Configuration, notes: list[str]
 ) -> tuple[list[GroupConfig], int]:
-    configs = {group.name: group_config(group) for group in found.groups}
-    for name, *_ in _offsets(found):
-        configs.setdefault(name, GroupConfig(name=name))
-    legal = [c for c in configs.values() if _is_legal(check_group, c.name, notes)]
+    legal = [c for c in found.group_configs() if _is_legal(check_group, c.name, notes)]
     new = [config for config in legal if engine.groups.find(config.name) is None]
     return new, len(legal) - len(new)
 
@@ -145,7 +134,7 @@ def _stage_offsets(
     topic_ids = {info.name: info.id for info in topics}
     group_ids = {info.name: info.id for info in groups}
     taken = kept = 0
-    for group, topic, queue, offset in _offsets(found):
+    for group, topic, queue, offset in found.all_offsets():
         known, used = engine.groups.find(group), engine.topics.find(topic)
         group_id = group_ids.get(group) if known is None else known.id
         topic_id = topic_ids.get(topic) if used is None else used.id
@@ -168,15 +157,6 @@ def _stage_offsets(
         engine.offsets.put_offset(batch, group_id, topic_id, queue, clamped)
         taken += 1
     return taken, kept
-
-
-def _offsets(found: Configuration) -> list[Offset]:
-    delays = [
-        (DELAY_GROUP, SCHEDULE_TOPIC, level - 1, offset)
-        for level, offset in sorted(found.delay_offsets.items())
-        if level > 0 and offset >= 0
-    ]
-    return [*found.offsets, *delays]
 
 
 def _is_legal(check: Callable[[str], bytes], name: str, notes: list[str]) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvstore.config import KeyIndex, Retention, StoreConfig
+from kvstore.config import Retention, StoreConfig
 from kvstore.files import Files
 from kvstore.index.families import Batch
 from kvstore.index.handover import mark_unlocated
@@ -37,17 +37,9 @@ from kvstore.index.keys import (
 )
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.topics import TopicInfo
-from kvstore.record.names import SCHEDULE_TOPIC
 from kvstore.record.walk import Extent
 from kvstore.rocketmq.adopt import Progress, find_end
-from kvstore.rocketmq.config_values import (
-    DELAY_GROUP,
-    backoff_of,
-    group_attributes,
-    kind_of,
-    topic_attributes,
-)
-from kvstore.rocketmq.source import RocketMQSource, SourceTopic, read_source
+from kvstore.rocketmq.source import RocketMQSource, read_source
 
 
 class Adoption(msgspec.Struct, frozen=True):
@@ -68,19 +60,39 @@ class Adoption(msgspec.Struct, frozen=True):
         """Puts the whole configuration into a batch, and the checkpoint from which recovery
         begins.
         """
-        source = self.source
-        topics = _adopted_topics(source, config.key_index)
-        groups = _adopted_groups(source)
+        source, found = self.source, self.source.configuration
+        topics = {
+            wanted.name: TopicInfo(
+                name=wanted.name,
+                id=number,
+                read_queues=wanted.read_queues or wanted.queues,
+                write_queues=wanted.queues,
+                kind=wanted.kind,
+                key_index=config.key_index,
+                retention=Retention(),
+                since=0,
+                attributes=wanted.attributes,
+            )
+            for number, wanted in enumerate(found.topic_configs(), 1)
+        }
+        groups = {
+            wanted.name: GroupInfo(
+                name=wanted.name,
+                id=number,
+                max_attempts=wanted.max_attempts,
+                ordered=wanted.ordered,
+                backoff=wanted.backoff,
+                attributes=wanted.attributes,
+            )
+            for number, wanted in enumerate(found.group_configs(), 1)
+        }
         for topic in topics.values():
             batch.put(TOPICS, topic.name.encode(), msgspec.msgpack.encode(topic))
         for group in groups.values():
             batch.put(GROUPS, group.name.encode(), msgspec.msgpack.encode(group))
-        for name, topic_name, queue, offset in _offsets(source):
-            batch.put(
-                OFFSETS,
-                offset_key(groups[name].id, topics[topic_name].id, queue),
-                U64.pack(max(offset, 0)),
-            )
+        for name, topic_name, queue, offset in found.all_offsets():
+            key = offset_key(groups[name].id, topics[topic_name].id, queue)
+            batch.put(OFFSETS, key, U64.pack(offset))
         batch.put(META, NEXT_TOPIC_ID, U32.pack(len(topics) + 1))
         batch.put(META, NEXT_GROUP_ID, U32.pack(len(groups) + 1))
         first = source.segments[0][0] if source.segments else 0
@@ -115,70 +127,14 @@ def in_place(path: Path, files: Files, progress: Progress | None) -> Adoption:
 
 def summary(adoption: Adoption, topics: int, groups: int) -> Adopted:
     """The adoption in numbers."""
-    source = adoption.source
+    source, found = adoption.source, adoption.source.configuration
     return Adopted(
         source=str(source.path),
-        config_kind=source.config_kind,
+        config_kind=found.kind,
         topics=topics,
         groups=groups,
-        offsets=len(source.offsets),
-        delay_offsets=len(source.delay_offsets),
+        offsets=len(found.offsets),
+        delay_offsets=len(found.delay_offsets),
         log_end=adoption.end,
-        notes=source.notes,
+        notes=found.notes,
     )
-
-
-def _offsets(source: RocketMQSource) -> list[tuple[str, str, int, int]]:
-    delays = [
-        (DELAY_GROUP, SCHEDULE_TOPIC, level - 1, offset)
-        for level, offset in sorted(source.delay_offsets.items())
-        if level > 0
-    ]
-    return [*source.offsets, *delays]
-
-
-def _adopted_topics(source: RocketMQSource, key_index: KeyIndex) -> dict[str, TopicInfo]:
-    """The configured topics, and those that only offsets speak of."""
-    found: dict[str, TopicInfo] = {}
-
-    def add(topic: SourceTopic) -> None:
-        found[topic.name] = TopicInfo(
-            name=topic.name,
-            id=len(found) + 1,
-            read_queues=max(1, topic.read_queues),
-            write_queues=max(1, topic.write_queues),
-            kind=kind_of(topic),
-            key_index=key_index,
-            retention=Retention(),
-            since=0,
-            attributes=topic_attributes(topic),
-        )
-
-    for topic in source.topics:
-        add(topic)
-    for _, name, queue, _ in _offsets(source):
-        if name not in found:
-            add(SourceTopic(name, queue + 1, queue + 1, 6, False, None, {}))
-        elif queue >= found[name].read_queues:
-            found[name] = msgspec.structs.replace(found[name], read_queues=queue + 1)
-    return found
-
-
-def _adopted_groups(source: RocketMQSource) -> dict[str, GroupInfo]:
-    """The configured groups, and those that only offsets speak of."""
-    found: dict[str, GroupInfo] = {}
-    for group in source.groups:
-        found[group.name] = GroupInfo(
-            name=group.name,
-            id=len(found) + 1,
-            max_attempts=max(1, group.max_attempts),
-            ordered=group.ordered,
-            backoff=backoff_of(group.retry_policy),
-            attributes=group_attributes(group),
-        )
-    for name, *_ in _offsets(source):
-        if name not in found:
-            found[name] = GroupInfo(
-                name=name, id=len(found) + 1, max_attempts=16, ordered=False, attributes={}
-            )
-    return found

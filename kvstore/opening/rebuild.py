@@ -49,9 +49,9 @@ from kvstore.opening import store_folder
 from kvstore.opening.adopting import Adoption
 from kvstore.opening.recovery import Progress
 from kvstore.record.walk import Extent, Kind, walk
-from kvstore.rocketmq.config_values import RocketMQSource
 from kvstore.rocketmq.configuration import read_configuration
 from kvstore.rocketmq.file_layouts import CONFIG
+from kvstore.rocketmq.source import RocketMQSource
 
 _KEPT: Final = tuple(name for name in FAMILIES if name not in DERIVED)
 """The families that the log can't tell."""
@@ -270,18 +270,12 @@ def _own_log(folder: Path, config: StoreConfig, progress: Progress | None) -> Ad
         if found.kind is Kind.RECORD:
             end = found.stop
     # RocketMQ's files beside a log that was adopted in place are better than nothing.
-    left = read_configuration(folder / CONFIG, files)
     source = RocketMQSource(
         path=folder,
         segment_size=size,
         segments=[(n * size, segments.path(n)) for n in segments.numbers],
-        topics=left.topics,
-        groups=left.groups,
-        offsets=left.offsets,
-        delay_offsets=left.delay_offsets,
-        config_kind=left.kind,
+        configuration=read_configuration(folder / CONFIG, files),
         closed_cleanly=False,
-        notes=left.notes,
     )
     return Adoption(source, end, [], has_archives=True)
 

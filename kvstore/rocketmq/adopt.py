@@ -44,7 +44,6 @@ from kvstore.errors import CallerError, DiskFull, RecordDamaged
 from kvstore.files import Files, MappedFile
 from kvstore.record.decode import decode
 from kvstore.record.walk import Extent, Kind, walk
-from kvstore.rocketmq.config_values import RocketMQSource
 from kvstore.rocketmq.file_layouts import (
     CHECKPOINT_FILE,
     CHECKPOINT_MARGIN_MS,
@@ -53,6 +52,7 @@ from kvstore.rocketmq.file_layouts import (
     ROCKSDB_CURRENT,
 )
 from kvstore.rocketmq.side_files import CheckpointPage, read_checkpoint
+from kvstore.rocketmq.source import RocketMQSource
 
 Progress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""

@@ -12,7 +12,6 @@ a Struct. `export` writes a topic or group that came from here with the same set
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
@@ -20,6 +19,7 @@ import msgspec
 from kvstore.errors import FormatError
 from kvstore.meta.groups import BACKOFF_MAX, BACKOFF_STEPS, DEFAULT_BACKOFF, GroupConfig
 from kvstore.meta.topics import Kind, TopicConfig
+from kvstore.record.names import SCHEDULE_TOPIC
 
 ConfigKind = Literal["json", "rocksdb", "rocksdb-v2", "none"]
 
@@ -74,24 +74,48 @@ class _Group(msgspec.Struct, rename="camel"):
     attributes: dict[str, str] | None = None
 
 
-class RocketMQSource(msgspec.Struct, frozen=True):
-    """A RocketMQ store: its log's files, and its configuration.
+Offset = tuple[str, str, int, int]
+"""Group, topic, queue, and the offset to consume next."""
 
-    `segments` are (first position, path), in order and without holes, of `segment_size` bytes each.
-    `offsets` are (group, topic, queue, offset to consume next), `delay_offsets` by delay level.
-    `notes` lists the parts that could not be taken, and those that were taken from a backup.
+
+class Configuration(msgspec.Struct, frozen=True):
+    """The configuration in a folder, and the form that it was read from. `delay_offsets` are by
+    delay level. `notes` lists the parts that could not be taken, and those that were taken from a
+    backup.
     """
 
-    path: Path
-    segment_size: int
-    segments: list[tuple[int, Path]]
+    kind: ConfigKind
     topics: list[SourceTopic]
     groups: list[SourceGroup]
-    offsets: list[tuple[str, str, int, int]]
+    offsets: list[Offset]
     delay_offsets: dict[int, int]
-    config_kind: ConfigKind
-    closed_cleanly: bool
     notes: list[str]
+
+    def all_offsets(self) -> list[Offset]:
+        """The offsets, with those of delay levels as offsets of `DELAY_GROUP`."""
+        delays = [
+            (DELAY_GROUP, SCHEDULE_TOPIC, level - 1, offset)
+            for level, offset in sorted(self.delay_offsets.items())
+            if level > 0 and offset >= 0
+        ]
+        return [*self.offsets, *delays]
+
+    def topic_configs(self) -> list[TopicConfig]:
+        """The configured topics, and those that only offsets speak of, with all their queues."""
+        configs = {topic.name: topic_config(topic) for topic in self.topics}
+        for _, name, queue, _ in self.all_offsets():
+            config = configs.get(name, TopicConfig(name=name, queues=queue + 1))
+            if queue >= (config.read_queues or config.queues):
+                config = msgspec.structs.replace(config, read_queues=queue + 1)
+            configs[name] = config
+        return list(configs.values())
+
+    def group_configs(self) -> list[GroupConfig]:
+        """The configured groups, and those that only offsets speak of."""
+        configs = {group.name: group_config(group) for group in self.groups}
+        for name, *_ in self.all_offsets():
+            configs.setdefault(name, GroupConfig(name=name))
+        return list(configs.values())
 
 
 def topic_of(name: str, value: Any, where: str) -> SourceTopic:
@@ -170,14 +194,13 @@ class _Policy(msgspec.Struct, rename="camel"):
 
 
 def topic_config(topic: SourceTopic) -> TopicConfig:
-    """A topic of RocketMQ's as one to be made here. Queues that RocketMQ writes but doesn't read
-    are read.
+    """A topic of RocketMQ's as one to be made here. It may have queues that RocketMQ writes to and
+    doesn't read.
     """
-    write = max(1, topic.write_queues)
     return TopicConfig(
         name=topic.name,
-        queues=write,
-        read_queues=max(write, topic.read_queues),
+        queues=max(1, topic.write_queues),
+        read_queues=max(1, topic.read_queues),
         kind=kind_of(topic),
         attributes=topic_attributes(topic),
     )

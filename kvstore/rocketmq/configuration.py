@@ -42,8 +42,8 @@ from kvstore.errors import FormatError
 from kvstore.files import Files
 from kvstore.rocketmq.config_values import (
     ConfigKind,
-    SourceGroup,
-    SourceTopic,
+    Configuration,
+    Offset,
     convert,
     group_of,
     topic_of,
@@ -75,17 +75,6 @@ _GROUPS: Final = ("subscriptionGroup.json", "subscriptionGroupTable")
 _OFFSETS: Final = ("consumerOffset.json", "offsetTable")
 _DELAY_OFFSETS: Final = ("delayOffset.json", "offsetTable")
 _VERSION: Final = "dataVersion"
-
-
-class Configuration(msgspec.Struct, frozen=True):
-    """The configuration in a folder; the fields are those of `RocketMQSource`."""
-
-    kind: ConfigKind
-    topics: list[SourceTopic]
-    groups: list[SourceGroup]
-    offsets: list[tuple[str, str, int, int]]
-    delay_offsets: dict[int, int]
-    notes: list[str]
 
 
 def read_configuration(folder: Path, files: Files) -> Configuration:
@@ -151,9 +140,9 @@ def _rows(table: Table | None) -> list[tuple[str, Any]]:
     return sorted(table.rows.items()) if table is not None else []
 
 
-def _offsets(table: Table | None, where: str, notes: list[str]) -> list[tuple[str, str, int, int]]:
+def _offsets(table: Table | None, where: str, notes: list[str]) -> list[Offset]:
     """(group, topic, queue, offset), sorted."""
-    offsets: list[tuple[str, str, int, int]] = []
+    offsets: list[Offset] = []
     for name, row in _rows(table):
         topic, joiner, group = name.partition(TOPIC_GROUP_JOINER)
         if not (topic and group and joiner) or TOPIC_GROUP_JOINER in group:

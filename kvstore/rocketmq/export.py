@@ -34,6 +34,7 @@ from kvstore.rocketmq.config_values import (
     ORDER,
     PERM,
     UNUSED_STEPS,
+    Offset,
 )
 from kvstore.rocketmq.file_layouts import CONFIG, TOPIC_GROUP_JOINER
 
@@ -46,9 +47,6 @@ _TYPE_OF_KIND: Final = {kind: name for name, kind in KIND_OF_TYPE.items()}
 _OURS: Final = frozenset({PERM, ORDER})
 _OURS_OF_GROUPS: Final = frozenset({BROADCAST, CONSUME_ENABLE})
 _READ_AND_WRITE: Final = "6"
-
-Offset = tuple[str, str, int, int]
-"""Group, topic, queue, offset."""
 
 
 class ExportReport(msgspec.Struct, frozen=True):

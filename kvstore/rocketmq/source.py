@@ -13,17 +13,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from kvstore.errors import SegmentDamaged, StoreNotFound
 from kvstore.files import Files
 from kvstore.log.segments import named_position
 from kvstore.record.layout import BLANK, BLANK_MAGIC, MAGIC_V1, MAGIC_V2
 from kvstore.record.walk import next_good
-from kvstore.rocketmq.config_values import (
-    ConfigKind,
-    RocketMQSource,
-    SourceGroup,
-    SourceTopic,
-)
+from kvstore.rocketmq.config_values import Configuration
 from kvstore.rocketmq.configuration import read_configuration
 from kvstore.rocketmq.file_layouts import (
     ABORT_FILE,
@@ -33,16 +30,19 @@ from kvstore.rocketmq.file_layouts import (
     ROCKSDB_CURRENT,
 )
 
-__all__ = [
-    "ConfigKind",
-    "RocketMQSource",
-    "SourceGroup",
-    "SourceTopic",
-    "is_rocketmq_store",
-    "read_source",
-]
-
 _KNOWN_MAGIC: Final = frozenset({MAGIC_V1, MAGIC_V2, BLANK_MAGIC})
+
+
+class RocketMQSource(msgspec.Struct, frozen=True):
+    """A RocketMQ store: its log's files, and its configuration. `segments` are (first position,
+    path), in order and without holes, of `segment_size` bytes each.
+    """
+
+    path: Path
+    segment_size: int
+    segments: list[tuple[int, Path]]
+    configuration: Configuration
+    closed_cleanly: bool
 
 
 def is_rocketmq_store(path: Path, files: Files) -> bool:
@@ -68,18 +68,12 @@ def read_source(path: Path, files: Files) -> RocketMQSource:
     size = _common_size(segments, files)
     _check_no_holes(segments, size)
     _check_is_log(segments[0], files)
-    configuration = read_configuration(path / CONFIG, files)
     return RocketMQSource(
         path=path,
         segment_size=size,
         segments=segments,
-        topics=configuration.topics,
-        groups=configuration.groups,
-        offsets=configuration.offsets,
-        delay_offsets=configuration.delay_offsets,
-        config_kind=configuration.kind,
+        configuration=read_configuration(path / CONFIG, files),
         closed_cleanly=files.size(path / ABORT_FILE) is None,
-        notes=configuration.notes,
     )
 
 

@@ -13,9 +13,8 @@ from kvstore.errors import CallerError, DiskFull
 from kvstore.files import LocalFiles
 from kvstore.record.walk import Kind, walk
 from kvstore.rocketmq.adopt import STAGING, STARTED, Progress, TakenLog, publish, stage_log
-from kvstore.rocketmq.config_values import RocketMQSource
 from kvstore.rocketmq.file_layouts import CHECKPOINT
-from kvstore.rocketmq.source import read_source
+from kvstore.rocketmq.source import RocketMQSource, read_source
 from tests.fixtures import NAMES, Fixture, unpack_fixture
 from tests.rocketmq.conftest import fingerprint
 from tests.rocketmq.logs import NOW, SEGMENT, make_store, record, segment

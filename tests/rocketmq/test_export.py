@@ -25,8 +25,8 @@ from kvstore import (
 from kvstore.files import LocalFiles
 from kvstore.meta.groups import DEFAULT_BACKOFF
 from kvstore.meta.topic import KINDS_IDLE, Kind
-from kvstore.rocketmq.config_values import backoff_of
-from kvstore.rocketmq.configuration import Configuration, read_configuration
+from kvstore.rocketmq.config_values import Configuration, backoff_of
+from kvstore.rocketmq.configuration import read_configuration
 from tests.fixtures import NAMES, Fixture, unpack_fixture
 from tests.support import inside
 from tests.support.stores import openings

@@ -30,10 +30,10 @@ def test_a_store_says_what_it_consists_of(
     assert source.segments == [(int(p.name), p) for p in fixture.segment_paths]
     assert source.segment_size == fixture.manifest["config"]["mappedFileSizeCommitLog"]
     assert source.closed_cleanly == (name in ("classic", "rocksdb"))
-    assert source.config_kind == ("rocksdb" if name == "rocksdb" else "json")
-    assert source.notes == []
+    assert source.configuration.kind == ("rocksdb" if name == "rocksdb" else "json")
+    assert source.configuration.notes == []
     used = {(m["topic"]) for m in fixture.messages}
-    assert {topic.name for topic in source.topics} & used
+    assert {topic.name for topic in source.configuration.topics} & used
     assert fingerprint(fixture.store) == before
 
 
@@ -43,7 +43,7 @@ def test_a_log_whose_first_files_were_deleted_is_a_store(tmp_path: Path, files: 
     (store / "commitlog" / "notes.txt").write_text("not a log file")
     source = read_source(store, files)
     assert [start for start, _ in source.segments] == [5 * SEGMENT, 6 * SEGMENT]
-    assert source.config_kind == "none"
+    assert source.configuration.kind == "none"
 
 
 def test_an_empty_last_file_is_left_out_as_rocketmq_does(tmp_path: Path, files: LocalFiles) -> None:
@@ -122,4 +122,7 @@ def test_a_copy_of_a_store_reads_like_the_store(
 ) -> None:
     original = stores("classic").store
     shutil.copytree(original, tmp_path / "copy")
-    assert read_source(tmp_path / "copy", files).offsets == read_source(original, files).offsets
+    assert (
+        read_source(tmp_path / "copy", files).configuration.offsets
+        == read_source(original, files).configuration.offsets
+    )
