@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.figure import Figure, combine
-from kvstore.cli.trial.measure import Load, messages
+from kvstore.cli.trial.measure import Load, messages, rocketmq_queue_files
 from tests.cli.conftest import Kvmq
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 def bench(*words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bench", *(str(word) for word in words)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_queue_files_take_whole_pages_and_whole_files() -> None:
+    assert rocketmq_queue_files([1, 204, 205]) == (4096 * 4, 3 * 6_000_000)
+    assert rocketmq_queue_files([300_001]) == (1465 * 4096, 12_000_000)
 
 
 def test_the_quick_benchmark_measures_and_cleans_up(kvmq: Kvmq, tmp_path: Path) -> None:

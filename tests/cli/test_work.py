@@ -78,22 +78,6 @@ def test_a_command_that_fails_now_and_then(kvmq: Kvmq, store: Path, tmp_path: Pa
         assert opened.get("%DLQ%g", 0, 0).body == b"body 7"
 
 
-def test_the_demos_messages_are_all_worked_off(kvmq: Kvmq, tmp_path: Path) -> None:
-    lines, demo, log = tmp_path / "lines", tmp_path / "demo", tmp_path / "log"
-    lines.write_text("".join(f"line {i}\n" for i in range(25)))
-    assert kvmq("demo", lines, "--dir", demo).code == 0
-    with kvstore.open(demo) as opened:
-        (topic,) = [t.name for t in opened.topics() if t.name.startswith("lines")]
-        opened.create_group("workers")
-    command = python(FAILS_NOW_AND_THEN, log)
-    ran = kvmq("work", demo, "workers", topic, "--parallel", 4, "--until-empty", *command)
-    assert ran.code == 0, ran.err
-    assert len(log.read_bytes().splitlines()) >= 24
-    with kvstore.open(demo, read_only=True) as opened:
-        (found,) = opened.group_stats("workers", topic)
-        assert (found.unread, found.in_flight) == (0, 0)
-
-
 def test_the_command_finds_the_message(kvmq: Kvmq, store: Path, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     code = """

@@ -19,62 +19,18 @@ from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 import click
 import msgspec
+import numpy as np
 
 import kvstore
 from kvstore import Message, PutResult, Store, StoreConfig, StoredMessage, StoreError, TopicConfig
 from kvstore.cli.terminal.options import LocalPath
-from kvstore.cli.terminal.output import Output, Report, output_option, size_text
+from kvstore.cli.terminal.output import Output, Report, exit_if, output_option, size_text
 from kvstore.cli.trial.measure import index_sizes, rocketmq_queue_files
 from kvstore.clock import SystemClock
-
-T = TypeVar("T")
-
-_MULTIPLIER: Final = 6364136223846793005
-_INCREMENT: Final = 1442695040888963407
-_MASK: Final = (1 << 64) - 1
-
-
-class Draws:
-    """A sequence of whole numbers without a visible pattern."""
-
-    def __init__(self, seed: int = 1) -> None:
-        self._state = seed
-
-    def below(self, limit: int) -> int:
-        """The next number, from 0 to `limit` - 1."""
-        self._state = (self._state * _MULTIPLIER + _INCREMENT) & _MASK
-        # The low bits of such a generator have short periods; the high ones are good.
-        return (self._state >> 33) % limit
-
-
-class Sample(Generic[T]):
-    """A fair sample of a stream whose length is not known beforehand (a reservoir)."""
-
-    def __init__(self, size: int, seed: int = 1) -> None:
-        self.items: list[T] = []
-        self._size = size
-        self._seen = 0
-        self._draws = Draws(seed)
-
-    def slot(self) -> int | None:
-        """Where the stream's next item belongs in `items`; None if it is not drawn."""
-        self._seen += 1
-        if self._seen <= self._size:
-            return self._seen - 1
-        drawn = self._draws.below(self._seen)
-        return drawn if drawn < self._size else None
-
-    def put(self, slot: int, item: T) -> None:
-        """Keep an item in the slot that was named for it."""
-        if slot == len(self.items):
-            self.items.append(item)
-        else:
-            self.items[slot] = item
-
 
 _CONFIG: Final = StoreConfig(segment_size=64 << 20)
 """Small segments, so that the demo seals some; a segment of 1 GiB would take all of its input."""
@@ -138,23 +94,18 @@ class Source:
     def _all(self) -> Iterator[Message]:
         seen: Counter[str] = Counter()
         for path in self.files:
-            name = (
-                path.relative_to(self.root) if path.is_relative_to(self.root) else Path(path.name)
-            )
+            is_inside = path.is_relative_to(self.root)
+            name = path.relative_to(self.root) if is_inside else Path(path.name)
             topic = _only(name.parts[0].removesuffix(".py"), "_-")[:127] or "lines"
             key = "_".join(name.as_posix().split())
             queue = seen[topic] % _QUEUES
             seen[topic] += 1
             with path.open("rb") as lines:
                 for number, line in enumerate(lines, 1):
-                    word = (
-                        _only(line.split(maxsplit=1)[0].decode(errors="replace"), "_")
-                        if line.strip()
-                        else ""
-                    )
+                    first = (line.split(maxsplit=1) or [b""])[0].decode(errors="replace")
                     yield Message(
-                        topic, line.rstrip(b"\r\n"), queue=queue, tag=word[:32] or "other",
-                        keys=(key,), properties={"line": str(number)},
+                        topic, line.rstrip(b"\r\n"), queue=queue, keys=(key,),
+                        tag=_only(first, "_")[:32] or "other", properties={"line": str(number)},
                     )  # fmt: skip
 
 
@@ -203,8 +154,7 @@ def demo(
             out.text(problem, fg="red")
         verdict = "Some checks failed." if problems else f"Every check passed, in {seconds:.0f} s."
         out.text(verdict, fg="red" if problems else "green", bold=True)
-    if problems:
-        click.get_current_context().exit(1)
+    exit_if(problems)
     if not keep:
         shutil.rmtree(folder)
 
@@ -274,7 +224,9 @@ def _run(folder: Path, source: Source, progress: Report) -> tuple[list[Step], di
 
 
 def _put(store: Store, source: Source, queues: Counter[Queue], step: Step) -> Sampled:
-    sample: Sample[tuple[Message, PutResult]] = Sample(_SAMPLE)
+    """Puts the messages; returns a fair sample of them, the same at each run."""
+    sample: Sampled = []
+    draws = np.random.default_rng(1)
     topics: set[str] = set()
     messages = source.messages()
     while batch := list(islice(messages, _BATCH)):
@@ -283,15 +235,18 @@ def _put(store: Store, source: Source, queues: Counter[Queue], step: Step) -> Sa
             store.create_topics([TopicConfig(name=name, queues=_QUEUES) for name in sorted(new)])
             results = store.put_batch(batch)
         topics |= new
-        step.count += len(batch)
         for message, result in zip(batch, results, strict=True):
             queues[result.topic, result.queue] += 1
-            slot = sample.slot()
-            if slot is not None:
-                sample.put(slot, (message, result))
+            # A reservoir: each of the messages so far is in the sample with the same chance.
+            slot = int(draws.integers(step.count + 1))
+            if step.count < _SAMPLE:
+                sample.append((message, result))
+            elif slot < _SAMPLE:
+                sample[slot] = (message, result)
+            step.count += 1
     with step.timed():
         store.checkpoint()
-    return sample.items
+    return sample
 
 
 def _pull(store: Store, source: Source, step: Step) -> None:
@@ -312,8 +267,7 @@ def _pull(store: Store, source: Source, step: Step) -> None:
         if queue not in queues:
             queues[queue] = stored(*queue)
         found = next(queues[queue], None)
-        same = found is not None and _content(found) == _content(put)
-        if not same:
+        if found is None or _content(found) != _content(put):
             step.fault(f"{put} was expected, and {found} is there")
         step.count += 1
     for queue, rest in queues.items():
@@ -323,11 +277,8 @@ def _pull(store: Store, source: Source, step: Step) -> None:
 
 
 def _content(message: Message | StoredMessage) -> tuple[object, ...]:
-    if isinstance(message, StoredMessage):
-        properties = message.user_properties
-    else:
-        properties = dict(message.properties)
-    return bytes(message.body), message.tag, list(message.keys), properties
+    own = message.user_properties if isinstance(message, StoredMessage) else message.properties
+    return bytes(message.body), message.tag, list(message.keys), dict(own)
 
 
 def _ask(store: Store, put: Message, at: PutResult, step: Step) -> list[object]:
@@ -342,8 +293,7 @@ def _ask(store: Store, put: Message, at: PutResult, step: Step) -> list[object]:
         step.fault(f"get found {found} and not {put}")
     if same != [found] * 2:
         step.fault(f"{found} was found as {same}")
-    is_there = len(keyed) == _PULL or found in keyed
-    if not is_there:
+    if found not in keyed and len(keyed) < _PULL:
         step.fault(f"{found} is not among the messages with key {put.keys[0]}")
     if first > at.offset:
         step.fault(f"{found} is before {first}, the first of its time")
@@ -413,12 +363,12 @@ def _write_and_kill(folder: Path, step: Step) -> int:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child, step.timed():
         assert child.stdout is not None
         try:
-            child.stdout.readline()
+            first = child.stdout.readline()
             SystemClock().sleep(_LIFE_S)
         finally:
             child.kill()
         # The kill may cut the last line.
-        whole = [int(line) for line in child.stdout if line.endswith("\n")]
+        whole = [int(line) for line in (first, *child.stdout) if line.endswith("\n")]
     step.count = max(whole, default=0)
     if not step.count:
         step.fault("the child wrote nothing")
@@ -429,8 +379,7 @@ def _check_survivors(store: Store, acknowledged: int, step: Step) -> None:
     offset = 0
     while (found := store.pull(_KILLED, 0, offset, limit=_PULL)).messages:
         for message in found.messages:
-            same = bytes(message.body) == b"%012d" % step.count
-            if not same:
+            if message.body != b"%012d" % step.count:
                 step.fault(f"{message} is not number {step.count}")
             step.count += 1
         offset = found.next_offset

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -104,15 +104,39 @@ def messages(load: Load) -> Iterator[Message]:
 
 def put_batches(store: Store, load: Load, report: Report | None = None) -> Timed:
     """Put everything in batches, and checkpoint: written, flushed and indexed inside the time."""
+    size = load.batch
+
+    def put(chunk: list[Message]) -> None:
+        for at in range(0, len(chunk), size):
+            store.put_batch(chunk[at : at + size])
+
+    return _put(store, load, put, max(_CHUNK // size, 1) * size, report)
+
+
+def put_singly(store: Store, load: Load) -> Timed:
+    """Put everything one by one, and checkpoint."""
+
+    def put(chunk: list[Message]) -> None:
+        for m in chunk:
+            store.put(
+                m.topic, m.body, queue=m.queue, tag=m.tag, keys=m.keys, properties=m.properties
+            )
+
+    return _put(store, load, put, _CHUNK)
+
+
+def _put(
+    store: Store, load: Load, put: Callable[[list[Message]], None], size: int,
+    report: Report | None = None,
+) -> Timed:  # fmt: skip
+    """Make `size` messages at a time, and measure how long they take to be put."""
     clock = SystemClock()
     seconds = 0.0
     done = 0
     coming = messages(load)
-    size = load.batch
-    while chunk := list(islice(coming, max(_CHUNK // size, 1) * size)):
+    while chunk := list(islice(coming, size)):
         begin = clock.monotonic()
-        for at in range(0, len(chunk), size):
-            store.put_batch(chunk[at : at + size])
+        put(chunk)
         seconds += clock.monotonic() - begin
         done += len(chunk)
         if report:
@@ -120,23 +144,6 @@ def put_batches(store: Store, load: Load, report: Report | None = None) -> Timed
     begin = clock.monotonic()
     store.checkpoint()
     return Timed(done, seconds + clock.monotonic() - begin)
-
-
-def put_singly(store: Store, load: Load) -> Timed:
-    """Put everything one by one, and checkpoint."""
-    clock = SystemClock()
-    seconds = 0.0
-    coming = messages(load)
-    while chunk := list(islice(coming, _CHUNK)):
-        begin = clock.monotonic()
-        for m in chunk:
-            store.put(
-                m.topic, m.body, queue=m.queue, tag=m.tag, keys=m.keys, properties=m.properties
-            )
-        seconds += clock.monotonic() - begin
-    begin = clock.monotonic()
-    store.checkpoint()
-    return Timed(load.messages, seconds + clock.monotonic() - begin)
 
 
 def pull_everything(store: Store, load: Load, limit: int = 32) -> Timed:
@@ -228,21 +235,15 @@ def index_sizes(store_folder: Path) -> IndexSizes:
 
     folder = store_folder / "index"
     raw = Options(raw_mode=True)
-    names = Rdict.list_cf(str(folder), raw)
-    families = {name: Options(raw_mode=True) for name in names}
+    families = {name: Options(raw_mode=True) for name in Rdict.list_cf(str(folder), raw)}
     db = Rdict(str(folder), raw, column_families=families, access_type=AccessType.read_only())
+    size = "rocksdb.live-sst-files-size"
     try:
-        found = {name: _table_bytes(db.get_column_family(name)) for name in names}
+        opened = {name: db.get_column_family(name) for name in families}
+        found = {name: int(one.property_int_value(size) or 0) for name, one in opened.items()}
     finally:
         db.close()
     return IndexSizes(found, disk_bytes(folder))
-
-
-def _table_bytes(family: object) -> int:
-    from rocksdict import Rdict
-
-    assert isinstance(family, Rdict)
-    return int(family.property_int_value("rocksdb.live-sst-files-size") or 0)
 
 
 def disk_bytes(folder: Path) -> int:
