@@ -45,11 +45,6 @@ class RocketMQSource(msgspec.Struct, frozen=True):
     closed_cleanly: bool
 
 
-def is_rocketmq_store(path: Path, files: Files) -> bool:
-    """Whether a folder has a commit log, and no index of kvmq's beside it."""
-    return bool(_log_files(path, files)) and not _is_kvmq_store(path, files)
-
-
 def read_source(path: Path, files: Files) -> RocketMQSource:
     """A RocketMQ store, described; the broker must not be running.
 

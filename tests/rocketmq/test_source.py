@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.errors import SegmentDamaged, StoreNotFound
 from kvstore.files import LocalFiles
-from kvstore.rocketmq.source import is_rocketmq_store, read_source
+from kvstore.rocketmq.source import read_source
 from tests.fixtures import NAMES, Fixture
 from tests.rocketmq.conftest import fingerprint
 from tests.rocketmq.logs import SEGMENT, make_store, segment
@@ -25,7 +25,6 @@ def test_a_store_says_what_it_consists_of(
     fixture = stores(name)
     before = fingerprint(fixture.store)
     source = read_source(fixture.store, files)
-    assert is_rocketmq_store(fixture.store, files)
     assert source.path == fixture.store
     assert source.segments == [(int(p.name), p) for p in fixture.segment_paths]
     assert source.segment_size == fixture.manifest["config"]["mappedFileSizeCommitLog"]
@@ -58,7 +57,6 @@ def test_a_folder_without_log_files_is_no_store(
 ) -> None:
     for name in made:
         (tmp_path / name).mkdir(parents=True)
-    assert not is_rocketmq_store(tmp_path, files)
     with pytest.raises(StoreNotFound, match="20 digits"):
         read_source(tmp_path, files)
 
@@ -67,14 +65,14 @@ def test_a_store_of_kvmq_is_not_rocketmqs(tmp_path: Path, files: LocalFiles) -> 
     store = make_store(tmp_path, FULL)
     (store / "index").mkdir()
     (store / "index" / "CURRENT").write_bytes(b"MANIFEST-000001\n")
-    assert not is_rocketmq_store(store, files)
     with pytest.raises(StoreNotFound, match="kvmq already"):
         read_source(store, files)
 
 
 def test_a_file_where_the_log_should_be_is_no_store(tmp_path: Path, files: LocalFiles) -> None:
     (tmp_path / "commitlog").write_bytes(b"")
-    assert not is_rocketmq_store(tmp_path, files)
+    with pytest.raises(StoreNotFound, match="20 digits"):
+        read_source(tmp_path, files)
 
 
 def test_a_hole_between_two_files_is_named(tmp_path: Path, files: LocalFiles) -> None:
