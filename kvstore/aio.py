@@ -26,18 +26,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from kvstore.api.namespace_view import Namespace as SyncNamespace
 from kvstore.api.namespace_view import own_form
 from kvstore.api.store import Store as SyncStore
 from kvstore.config import StoreConfig
-from kvstore.errors import (
-    CallerError,
-    StoreClosed,
-    StoreError,
-    shown,
-)
+from kvstore.errors import CallerError, StoreClosed, StoreError, shown
 from kvstore.meta.namespaces import speak_own_names, wrap
 from kvstore.opening.recovery import Progress, RecoveryReport
 from kvstore.pop.inflight.table import InflightTable
@@ -59,21 +54,13 @@ S = TypeVar("S")
 Looked = tuple[list[Popped], Poll | None]
 
 
-class _Caller(Protocol):
-    """An object with calls to await; `_sync` is its synchronous twin."""
-
-    _sync: Any
-
-    async def _run(self, work: Callable[[], R]) -> R: ...
-
-
 def _awaited(
     method: Callable[Concatenate[S, P], R],
-) -> Callable[Concatenate[_Caller, P], Coroutine[Any, Any, R]]:
+) -> Callable[Concatenate[_Calls, P], Coroutine[Any, Any, R]]:
     """The same call, to be awaited. (A namespace's view has the store's, for its own names.)"""
     name = method.__name__
 
-    async def awaited(self: _Caller, /, *args: P.args, **more: P.kwargs) -> R:
+    async def awaited(self: _Calls, /, *args: P.args, **more: P.kwargs) -> R:
         call: Callable[..., R] = getattr(self._sync, name)
         return await self._run(functools.partial(call, *args, **more))
 
@@ -99,10 +86,9 @@ class _Bell:
     def ring_here(self) -> None:
         """Ring from the loop's thread."""
         self._rung = True
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
+        self._wake()
 
-    def _time_is_up(self) -> None:
+    def _wake(self) -> None:
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
 
@@ -110,7 +96,7 @@ class _Bell:
         """Wait until it rings, or has rung since the last wait; False if the time passes first."""
         if not self._rung:
             self._future = self._loop.create_future()
-            timer = self._loop.call_later(min(seconds, _TIMER_MAX), self._time_is_up)
+            timer = self._loop.call_later(min(seconds, _TIMER_MAX), self._wake)
             try:
                 await self._future
             finally:
@@ -120,7 +106,51 @@ class _Bell:
         return rang
 
 
-class Store:
+class _Calls:
+    """The calls that a store and a namespace's view share; `_sync` is the synchronous twin."""
+
+    _sync: Any
+
+    async def _run(self, work: Callable[[], R]) -> R:
+        raise NotImplementedError
+
+    put = _awaited(SyncStore.put)
+    put_batch = _awaited(SyncStore.put_batch)
+    get = _awaited(SyncStore.get)
+    pull = _awaited(SyncStore.pull)
+    query = _awaited(SyncStore.query)
+    read_at = _awaited(SyncStore.read_at)
+    find = _awaited(SyncStore.find)
+    offset_at = _awaited(SyncStore.offset_at)
+    bounds = _awaited(SyncStore.bounds)
+    ack = _awaited(SyncStore.ack)
+    ack_batch = _awaited(SyncStore.ack_batch)
+    change_invisible = _awaited(SyncStore.change_invisible)
+    redrive = _awaited(SyncStore.redrive)
+    group_stats = _awaited(SyncStore.group_stats)
+    create_topic = _awaited(SyncStore.create_topic)
+    create_topics = _awaited(SyncStore.create_topics)
+    topics = _awaited(SyncStore.topics)
+    topic = _awaited(SyncStore.topic)
+    alter_topic = _awaited(SyncStore.alter_topic)
+    delete_topic = _awaited(SyncStore.delete_topic)
+    delete_topics = _awaited(SyncStore.delete_topics)
+    create_group = _awaited(SyncStore.create_group)
+    create_groups = _awaited(SyncStore.create_groups)
+    groups = _awaited(SyncStore.groups)
+    group = _awaited(SyncStore.group)
+    alter_group = _awaited(SyncStore.alter_group)
+    delete_group = _awaited(SyncStore.delete_group)
+    delete_groups = _awaited(SyncStore.delete_groups)
+    commit_offset = _awaited(SyncStore.commit_offset)
+    commit_offsets = _awaited(SyncStore.commit_offsets)
+    committed_offset = _awaited(SyncStore.committed_offset)
+    offset_history = _awaited(SyncStore.offset_history)
+    reset_offset = _awaited(SyncStore.reset_offset)
+    lag = _awaited(SyncStore.lag)
+
+
+class Store(_Calls):
     """An open store, see `kvstore.Store`; made by `open`, for the loop it is opened in."""
 
     def __init__(self, store: SyncStore, threads: ThreadPoolExecutor) -> None:
@@ -270,48 +300,14 @@ class Store:
         if alarm is not None:
             alarm.cancel()
 
-    # --- the other calls, as they are ---
+    # --- calls that only a store has ---
 
-    put = _awaited(SyncStore.put)
-    put_batch = _awaited(SyncStore.put_batch)
-    get = _awaited(SyncStore.get)
-    pull = _awaited(SyncStore.pull)
-    query = _awaited(SyncStore.query)
-    read_at = _awaited(SyncStore.read_at)
-    find = _awaited(SyncStore.find)
     find_in = _awaited(SyncStore.find_in)
-    offset_at = _awaited(SyncStore.offset_at)
-    bounds = _awaited(SyncStore.bounds)
-    ack = _awaited(SyncStore.ack)
-    ack_batch = _awaited(SyncStore.ack_batch)
-    change_invisible = _awaited(SyncStore.change_invisible)
-    redrive = _awaited(SyncStore.redrive)
-    group_stats = _awaited(SyncStore.group_stats)
-    create_topic = _awaited(SyncStore.create_topic)
-    create_topics = _awaited(SyncStore.create_topics)
-    topics = _awaited(SyncStore.topics)
     topics_of = _awaited(SyncStore.topics_of)
-    topic = _awaited(SyncStore.topic)
-    alter_topic = _awaited(SyncStore.alter_topic)
-    delete_topic = _awaited(SyncStore.delete_topic)
-    delete_topics = _awaited(SyncStore.delete_topics)
-    create_group = _awaited(SyncStore.create_group)
-    create_groups = _awaited(SyncStore.create_groups)
-    groups = _awaited(SyncStore.groups)
     groups_of = _awaited(SyncStore.groups_of)
-    group = _awaited(SyncStore.group)
-    alter_group = _awaited(SyncStore.alter_group)
-    delete_group = _awaited(SyncStore.delete_group)
-    delete_groups = _awaited(SyncStore.delete_groups)
     create_namespace = _awaited(SyncStore.create_namespace)
     namespaces = _awaited(SyncStore.namespaces)
     delete_namespace = _awaited(SyncStore.delete_namespace)
-    commit_offset = _awaited(SyncStore.commit_offset)
-    commit_offsets = _awaited(SyncStore.commit_offsets)
-    committed_offset = _awaited(SyncStore.committed_offset)
-    offset_history = _awaited(SyncStore.offset_history)
-    reset_offset = _awaited(SyncStore.reset_offset)
-    lag = _awaited(SyncStore.lag)
     export_rocketmq = _awaited(SyncStore.export_rocketmq)
     import_rocketmq_config = _awaited(SyncStore.import_rocketmq_config)
     flush = _awaited(SyncStore.flush)
@@ -362,7 +358,7 @@ def _look_again(poll: Poll) -> Looked:
     return poll.look(), None
 
 
-class Namespace:
+class Namespace(_Calls):
     """A namespace's calls, see `kvstore.Namespace`."""
 
     def __init__(self, store: Store, view: SyncNamespace) -> None:
@@ -386,41 +382,6 @@ class Namespace:
             raise
         own_form(self.name, found)
         return found
-
-    put = _awaited(SyncStore.put)
-    put_batch = _awaited(SyncStore.put_batch)
-    get = _awaited(SyncStore.get)
-    pull = _awaited(SyncStore.pull)
-    query = _awaited(SyncStore.query)
-    read_at = _awaited(SyncStore.read_at)
-    find = _awaited(SyncStore.find)
-    offset_at = _awaited(SyncStore.offset_at)
-    bounds = _awaited(SyncStore.bounds)
-    ack = _awaited(SyncStore.ack)
-    ack_batch = _awaited(SyncStore.ack_batch)
-    change_invisible = _awaited(SyncStore.change_invisible)
-    redrive = _awaited(SyncStore.redrive)
-    group_stats = _awaited(SyncStore.group_stats)
-    create_topic = _awaited(SyncStore.create_topic)
-    create_topics = _awaited(SyncStore.create_topics)
-    topics = _awaited(SyncStore.topics)
-    topic = _awaited(SyncStore.topic)
-    alter_topic = _awaited(SyncStore.alter_topic)
-    delete_topic = _awaited(SyncStore.delete_topic)
-    delete_topics = _awaited(SyncStore.delete_topics)
-    create_group = _awaited(SyncStore.create_group)
-    create_groups = _awaited(SyncStore.create_groups)
-    groups = _awaited(SyncStore.groups)
-    group = _awaited(SyncStore.group)
-    alter_group = _awaited(SyncStore.alter_group)
-    delete_group = _awaited(SyncStore.delete_group)
-    delete_groups = _awaited(SyncStore.delete_groups)
-    commit_offset = _awaited(SyncStore.commit_offset)
-    commit_offsets = _awaited(SyncStore.commit_offsets)
-    committed_offset = _awaited(SyncStore.committed_offset)
-    offset_history = _awaited(SyncStore.offset_history)
-    reset_offset = _awaited(SyncStore.reset_offset)
-    lag = _awaited(SyncStore.lag)
 
 
 class _Opening:

@@ -195,8 +195,6 @@ def _failed(error: BaseException, as_json: bool) -> int:
     if not isinstance(error, click.ClickException | StoreError | OSError):
         raise error
     text = error.format_message() if isinstance(error, click.ClickException) else str(error)
-    from kvstore.cli import in_verbs
-
     text = in_verbs("; ".join([text, *getattr(error, "__notes__", ())]))
     if as_json:
         import json

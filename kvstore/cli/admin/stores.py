@@ -17,6 +17,7 @@ from kvstore.cli.terminal.opening import (
 )
 from kvstore.cli.terminal.options import Access, LocalPath, access_options
 from kvstore.cli.terminal.output import Output, exit_if, output_option, show_report
+from kvstore.files import LocalFiles
 
 
 @click.command()
@@ -107,7 +108,6 @@ def restore(
     archive. Exit code 1 if an archive could not be read; the others are there.
     """
     import tiering
-    from kvstore.files import LocalFiles
     from tiering.keys.sources import provider_of
 
     keys = provider_of(access.keys_file, LocalFiles())

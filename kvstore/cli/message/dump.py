@@ -13,10 +13,10 @@ file of no known kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -24,19 +24,39 @@ from kvstore.cli.message.dump_show import BODY_SHOWN, Choice, Show, builtins_of
 from kvstore.cli.terminal.options import LocalPath, keys_option
 from kvstore.cli.terminal.output import Output, output_option
 from kvstore.errors import ArchiveDamaged, FormatError, MessageNotFound
+from kvstore.files import Files, LocalFiles
+from kvstore.log.segments import named_position
+from kvstore.record.values import StoredMessage
+from kvstore.record.walk import Kind
+from kvstore.rocketmq.file_layouts import BATCH_UNIT_SIZE, QUEUE_UNIT_SIZE
+from kvstore.rocketmq.kinds import FileKind, kind_of
+from kvstore.rocketmq.log_files import log_files, read_log, read_record
+from kvstore.rocketmq.side_files import (
+    BatchEntry,
+    QueueEntry,
+    Unused,
+    entry_at,
+    first_offset,
+    read_batch_queue,
+    read_batch_units,
+    read_checkpoint,
+    read_header,
+    read_items,
+    read_units,
+)
+from tiering.archive.archive_check import (
+    Problem,
+    blocks,
+    chosen,
+    described,
+    looks_like_archive,
+    messages,
+)
+from tiering.archive.archive_reader import Archive
+from tiering.archive.tail import FileSource
+from tiering.keys.sources import provider_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from kvstore.cli.message.dump_show import Choice, Show
-    from kvstore.files import Files
-    from kvstore.record.values import StoredMessage
-    from kvstore.rocketmq.kinds import FileKind
-    from kvstore.rocketmq.side_files import BatchEntry, QueueEntry
-    from tiering.archive.archive_check import Problem
-    from tiering.archive.archive_reader import Archive
-
-_KINDS: Final = ("log", "queue", "batch-queue", "index", "checkpoint", "archive")
+_KINDS: Final = (*FileKind, "archive")
 
 
 class _Group(NamedTuple):
@@ -88,9 +108,6 @@ def dump(
 
     Damaged parts are marked and passed over.
     """
-    from kvstore.cli.message.dump import dump_archives, is_archive
-    from kvstore.files import LocalFiles
-
     files = LocalFiles()
     show = Show(out, body_max)
     choice = Choice(topic, queue, offset, start, limit)
@@ -119,10 +136,6 @@ def dump(
 
 def _group(path: Path, kind: str | None, files: Files) -> _Group:
     """The named file, or the files of the named folder. Raises `click.UsageError`."""
-    from kvstore.log.segments import named_position
-    from kvstore.rocketmq.kinds import FileKind, kind_of
-    from kvstore.rocketmq.log_files import log_files
-
     forced = FileKind(kind) if kind else None
     if not path.is_dir():
         found = forced or kind_of(path, files)
@@ -147,8 +160,6 @@ def _group(path: Path, kind: str | None, files: Files) -> _Group:
 
 def _logs_of(groups: Sequence[_Group], option: str) -> list[Path]:
     """The log files among the named ones. Raises `click.UsageError` if there are none."""
-    from kvstore.rocketmq.kinds import FileKind
-
     logs = [path for group in groups if group.kind is FileKind.LOG for path in group.paths]
     if not logs:
         raise click.UsageError(f"{option} needs a log: a log file, a commitlog folder or a store")
@@ -159,9 +170,6 @@ def _logs_of(groups: Sequence[_Group], option: str) -> list[Path]:
 
 
 def _dump_position(show: Show, groups: Sequence[_Group], position: int, files: Files) -> None:
-    from kvstore.record.walk import Kind
-    from kvstore.rocketmq.log_files import read_record
-
     stretch = read_record(_logs_of(groups, "--position"), files, position)
     if stretch is None:
         raise MessageNotFound(f"no file of those given has position {position}")
@@ -172,9 +180,6 @@ def _dump_position(show: Show, groups: Sequence[_Group], position: int, files: F
 
 def _dump_chosen(show: Show, groups: Sequence[_Group], choice: Choice, files: Files) -> None:
     """Show the chosen records of the log."""
-    from kvstore.record.walk import Kind
-    from kvstore.rocketmq.log_files import read_log
-
     logs = _logs_of(groups, "--topic or --queue")
     total = sum(files.size(path) or 0 for path in logs)
     done = found = 0
@@ -203,8 +208,6 @@ def _dump_offset(
     show: Show, groups: Sequence[_Group], offset: int, commitlog: Path | None, files: Files
 ) -> None:
     """One entry of a consume queue, and the record it points to."""
-    from kvstore.rocketmq.kinds import FileKind
-
     for group in groups:
         if group.kind not in (FileKind.QUEUE, FileKind.BATCH_QUEUE):
             raise click.UsageError(
@@ -222,9 +225,6 @@ def _dump_offset(
 def _find_entry(
     path: Path, kind: FileKind, offset: int, files: Files
 ) -> QueueEntry | BatchEntry | None:
-    from kvstore.rocketmq.kinds import FileKind
-    from kvstore.rocketmq.side_files import entry_at, read_batch_queue
-
     if kind is FileKind.QUEUE:
         return entry_at(path, files, offset)
     entries = read_batch_queue(path, files)
@@ -239,8 +239,6 @@ def _follow(
     files: Files,
 ) -> None:
     """Show the record that an entry points to, and the fields in which the two disagree."""
-    from kvstore.rocketmq.log_files import log_files, read_record
-
     folder = commitlog or (path.parent / "../../../commitlog").resolve()
     logs = log_files(folder, files)
     if not logs:
@@ -266,10 +264,6 @@ def _follow(
 
 
 def _dump_group(show: Show, group: _Group, choice: Choice, files: Files) -> None:
-    from kvstore.record.walk import Kind
-    from kvstore.rocketmq.kinds import FileKind
-    from kvstore.rocketmq.log_files import read_log
-
     if group.kind is FileKind.LOG:
         for stretch in read_log(group.paths, files, choice.start):
             if stretch.found.kind is Kind.RECORD and show.records == choice.limit:
@@ -287,9 +281,6 @@ def _dump_group(show: Show, group: _Group, choice: Choice, files: Files) -> None
 
 
 def _dump_queue(show: Show, path: Path, choice: Choice, files: Files) -> None:
-    from kvstore.rocketmq.file_layouts import QUEUE_UNIT_SIZE
-    from kvstore.rocketmq.side_files import first_offset, read_units
-
     first = None
     try:
         first_offset(path)
@@ -300,17 +291,12 @@ def _dump_queue(show: Show, path: Path, choice: Choice, files: Files) -> None:
 
 
 def _dump_batch_queue(show: Show, path: Path, choice: Choice, files: Files) -> None:
-    from kvstore.rocketmq.file_layouts import BATCH_UNIT_SIZE
-    from kvstore.rocketmq.side_files import read_batch_units
-
     _show_units(show, path, read_batch_units(path, files), choice, BATCH_UNIT_SIZE)
 
 
 def _show_units(
     show: Show, path: Path, units: Iterable[Any], choice: Choice, unit_size: int
 ) -> None:
-    from kvstore.rocketmq.side_files import Unused
-
     for unit in units:
         if isinstance(unit, Unused):
             if unit.reason == "invalid":
@@ -330,8 +316,6 @@ def _show_units(
 
 
 def _dump_index(show: Show, path: Path, choice: Choice, files: Files) -> None:
-    from kvstore.rocketmq.side_files import read_header, read_items
-
     header = read_header(path, files)
     show.fields(path, "index", builtins_of(header))
     wanted = (item for item in read_items(path, files) if item.number >= choice.start)
@@ -340,8 +324,6 @@ def _dump_index(show: Show, path: Path, choice: Choice, files: Files) -> None:
 
 
 def _dump_checkpoint(show: Show, path: Path, _choice: Choice, files: Files) -> None:
-    from kvstore.rocketmq.side_files import read_checkpoint
-
     show.fields(path, "checkpoint", builtins_of(read_checkpoint(path, files)))
 
 
@@ -350,8 +332,6 @@ _ENDS_LOOKED_AT = 8
 
 def is_archive(path: Path, kind: str | None, files: Files) -> bool:
     """Whether a file is an archive, maybe a damaged one, or `--kind` says so."""
-    from tiering.archive.archive_check import looks_like_archive
-
     if kind is not None or path.is_dir():
         return kind == "archive"
     size = files.size(path) or 0
@@ -375,10 +355,6 @@ def dump_archives(
     Raises FormatTooNew; and MessageNotFound if `is_all` (there are no other files) and no message
     was chosen.
     """
-    from tiering.archive.archive_reader import Archive
-    from tiering.archive.tail import FileSource
-    from tiering.keys.sources import provider_of
-
     keys = provider_of(keys_file, files)
     is_found = False
     for path in paths:
@@ -399,8 +375,6 @@ def dump_archives(
 
 
 def _dump_archive(show: Show, path: Path, choice: Choice, archive: Archive) -> None:
-    from tiering.archive.archive_check import blocks, chosen, described
-
     if not choice.is_filter:
         fields = described(archive)
         topics = fields.pop("topics")
@@ -419,8 +393,6 @@ def _dump_archive(show: Show, path: Path, choice: Choice, archive: Archive) -> N
 
 def _dump_archived_position(show: Show, path: Path, position: int, archive: Archive) -> bool:
     """False if the archive has no message at that position."""
-    from tiering.archive.archive_check import Problem, messages
-
     place = archive.locate(position)
     if place is not None:
         for found in messages(archive, place[0]):
@@ -430,9 +402,6 @@ def _dump_archived_position(show: Show, path: Path, position: int, archive: Arch
 
 
 def _meant(archive: Archive, number: int, choice: Choice) -> Iterator[StoredMessage | Problem]:
-    from kvstore.record.values import StoredMessage
-    from tiering.archive.archive_check import messages
-
     directory = archive.directory
     first = choice.start if choice.offset is None else choice.offset
     if directory.last_offset(number) < first:
@@ -444,8 +413,6 @@ def _meant(archive: Archive, number: int, choice: Choice) -> Iterator[StoredMess
 
 
 def _show(show: Show, path: Path, found: StoredMessage | Problem) -> None:
-    from kvstore.record.values import StoredMessage
-
     if isinstance(found, StoredMessage):
         show.message(path, found)
     else:

@@ -9,16 +9,17 @@ Invariant: whatever the bytes are, damage is a line of its own, and nothing is l
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
+import msgspec
 
 from kvstore.cli.terminal.output import Output, printable
-
-if TYPE_CHECKING:
-    from kvstore.record.values import StoredMessage
-    from kvstore.rocketmq.log_files import FileExtent
-    from kvstore.rocketmq.side_files import BatchEntry, QueueEntry
+from kvstore.record.values import StoredMessage
+from kvstore.record.walk import Kind
+from kvstore.rocketmq.describe import body_lines, describe, record_rows
+from kvstore.rocketmq.log_files import FileExtent
+from kvstore.rocketmq.side_files import BatchEntry, QueueEntry
 
 BODY_SHOWN: Final = 1024
 """Bytes of a body shown to people, unless --body says otherwise."""
@@ -60,8 +61,6 @@ class Choice(NamedTuple):
 
 def builtins_of(value: object) -> dict[str, Any]:
     """A Struct as plain values, by field."""
-    import msgspec
-
     fields: dict[str, Any] = msgspec.to_builtins(value)
     return fields
 
@@ -80,8 +79,6 @@ class Show:
 
     def stretch(self, stretch: FileExtent) -> None:
         """Show one extent of a log."""
-        from kvstore.record.walk import Kind
-
         path, found, message = stretch
         if message is not None:
             self.message(path, message)
@@ -99,8 +96,6 @@ class Show:
 
     def message(self, path: Path, message: StoredMessage) -> None:
         """One message, decoded with its body as stored."""
-        from kvstore.rocketmq.describe import describe
-
         self.records += 1
         described = describe(message, self._body_max)
         self._record(path, described)
@@ -150,8 +145,6 @@ class Show:
             self.out.text(text, **style)
 
     def _record(self, path: Path, described: dict[str, Any]) -> None:
-        from kvstore.rocketmq.describe import body_lines, record_rows
-
         if self.out.json:
             self.out.line({"kind": "record", "file": str(path), **described})
             return

@@ -22,6 +22,8 @@ from kvstore.cli.spark.options import Spark, source_options, spark_options
 from kvstore.cli.terminal.options import Access, LocalPath, Setting, access_options
 from kvstore.cli.terminal.output import Output, output_option, size_text
 from kvstore.cli.tier.worker import on_signal
+from kvstore.clock import SystemClock
+from kvstore.files import LocalFiles
 
 if TYPE_CHECKING:
     from tiering.spark.export import ExportReport
@@ -92,8 +94,6 @@ def export(
 
 def watched(out: Output, once: Callable[[], ExportReport], interval: float) -> None:
     """Export again and again, until a signal comes."""
-    from kvstore.clock import SystemClock
-
     clock = SystemClock()
     stopping = threading.Event()
     with on_signal(stopping.set, once=True):
@@ -147,8 +147,6 @@ def package(out: Output, target: Path) -> None:
 
     The packages that kvmq needs are not in it: the cluster's Python must have them.
     """
-    from kvstore.files import LocalFiles
-
     data = packed(_ROOT)
     LocalFiles().write_new(target, [data], replace=True)
     if out.json:
