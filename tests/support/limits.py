@@ -53,7 +53,7 @@ LIMITS: Final = (
 LET_OUT: Final = {
     "engine.upkeep._PARTS_MAX": "tests/engine/test_checkpoints.py",
     "index.archived._FETCHED_MAX": "tests/tiering/catalog/test_same_groups.py",
-    "index.queue_locations._FOLLOWED_CACHED_MAX": "tests/tiering/catalog/test_followed.py",
+    "index.queue_locations._FOLLOWED_CACHED_MAX": "tests/tiering/catalog/test_what_nobody_has.py",
     "pop.ordered.PARKED_MAX": "it is no cache: what is parked waits, so the model would not "
     "hold: tests/pop/test_bounds.py",
 }

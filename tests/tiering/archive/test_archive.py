@@ -1,4 +1,4 @@
-"""A whole archive: any messages in, the same bytes out, by offset, by position and by key."""
+"""What was put into an archive comes out of it: by offset, by position, by key, as a whole."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.tiering.archive.making import (
     make,
     plain_queues,
 )
-from tiering.archive import tail
+from tiering.archive import archive_reader, indexes, tail
 from tiering.archive.archive_check import archive_problems
 from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.columns.records import RecordBatch
@@ -218,14 +218,6 @@ def test_an_archive_that_is_opened_lazily_is_read_as_any_other(
 # -- keys
 
 
-def test_a_key_in_any_topic_is_found_by_its_range_and_in_one_by_its_hash() -> None:
-    made = make(plain_queues(3, 1, 5))
-    archive, _ = made.open()
-    assert len(find(archive, *key_hash_range(b"all"))) == 15
-    one = key_hash(b"topic1", b"all")
-    assert len(find(archive, one, one)) == 5
-
-
 @pytest.mark.parametrize(("level", "by_id", "by_key"), [("off", 0, 0), ("unique", 1, 0),
                                                         ("all", 1, 1)])  # fmt: skip
 def test_keys_are_found_as_the_topic_says(level: str, by_id: int, by_key: int) -> None:
@@ -348,3 +340,48 @@ def test_small_blocks_share_what_is_still_read_as_one_block(compresses: bool) ->
         blocks = map(archive.read_block, archive.blocks(queue.topic.id, queue.queue))
         assert [raw for block in blocks for raw in block.records()] == list(queue.records.values())
     assert list(archive_problems(archive)) == []
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    """An archive of small chunks, of which two are read together."""
+    monkeypatch.setattr(indexes, "CHUNK", 8)
+    monkeypatch.setattr(archive_reader, "_RUN_MAX", 2)
+    return make(plain_queues(topics=3, queues=1, messages=30))
+
+
+@pytest.fixture
+def archive(made: Made) -> Archive:
+    return made.open()[0]
+
+
+def positions_of(made: Made, topic: str) -> list[int]:
+    archive = made.open()[0]
+    return sorted(
+        position
+        for group in archive.groups()
+        for index in range(group.blocks)
+        if (block := group.block(index)).topic == topic
+        for position in block.positions.tolist()
+    )
+
+
+def test_a_key_over_many_chunks_gives_all_its_messages_of_its_topic_alone(
+    made: Made, archive: Archive
+) -> None:
+    every = []
+    for topic in ("topic0", "topic1", "topic2"):
+        key = key_hash(topic.encode(), b"all")
+        found = find(archive, key, key)
+        assert found == positions_of(made, topic)
+        assert len(found) == 30
+        every += found
+    assert find(archive, *key_hash_range(b"all")) == sorted(every)
+
+
+def test_a_position_is_a_message_or_none(made: Made, archive: Archive) -> None:
+    for position in positions_of(made, "topic1"):
+        assert archive.locate(position) is not None
+        assert archive.locate(position + 1) is None
+        assert archive.locate(position - 1) is None
+    assert archive.locate(1 << 40) is None

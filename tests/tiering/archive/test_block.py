@@ -178,11 +178,6 @@ def test_what_rocketmq_wrote_comes_back(name: str, tmp_path: Path) -> None:
         assert at == len(spans)
 
 
-def test_the_same_records_give_the_same_bytes() -> None:
-    records = [record(i) for i in range(300)]
-    assert encode([records], Coder(), queue=0) == encode([records], Coder(), queue=0)
-
-
 def test_blocks_share_a_group_of_up_to_two_blocks_bytes() -> None:
     parts = [[record(i)] for i in range(10)]
     size = len(record(0))

@@ -1,14 +1,34 @@
-"""Offsets that nobody has any more, between segments that stay: passed over, and no damage."""
+"""Offsets that nobody has any more, between segments that stay, and readers beside what moves."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
-from kvstore import Store
+import pytest
+
+import kvstore
+from kvstore import Message, Store, StoreConfig, StoredMessage
+from kvstore.errors import ArchiveDamaged
+from kvstore.index import queue_locations
 from kvstore.index.keys import NOWHERE, PLACES, Location, read_location
+from kvstore.record.hashes import key_hash
 from tests.support import inside
 from tests.support.clock import VirtualClock
-from tests.tiering.catalog.moving import SEGMENT, drop, filled, hand_over, merge
+from tests.tiering.catalog.gate import gated
+from tests.tiering.catalog.moving import (
+    SEGMENT,
+    answers,
+    config,
+    drop,
+    filled,
+    hand_over,
+    make,
+    merge,
+    sealed,
+    tiers,
+)
+from tiering import Policy, Worker
 
 
 def read_all(store: Store, topic: str, queue: int) -> list[int]:
@@ -67,3 +87,135 @@ def test_a_queue_whose_last_segments_go_keeps_its_next_offset_behind_an_archive(
 
 def _places(store: Store) -> list[tuple[int, int, Location]]:
     return [read_location(key, value) for key, value in inside.families(store).rows(PLACES, b"")]
+
+
+QUEUES = 4
+"""Of the store that is read."""
+SEGMENTS = 10
+
+
+@pytest.mark.parametrize("bound", [queue_locations._FOLLOWED_CACHED_MAX, 1, 0])
+def test_a_reader_gets_the_same_answers_however_few_places_it_keeps_of_what_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int
+) -> None:
+    monkeypatch.setattr(queue_locations, "_FOLLOWED_CACHED_MAX", bound)
+    clock = VirtualClock()
+    with filled(tmp_path / "a", clock, SEGMENTS, 8) as store:
+        with kvstore.open(tmp_path / "a", config(clock), read_only=True) as reader:
+            before = answers(reader)
+            for number in sealed(store)[: SEGMENTS // 2]:
+                hand_over(store, [number])
+            assert answers(reader) == before
+            index = inside.index(reader).locations
+            kept = index._followed
+            # Of one queue more than that, since that is what was asked for last.
+            assert index._followed_kept == sum(map(len, kept.values()))
+            if bound < QUEUES:
+                assert len(kept) == 1
+            else:
+                assert len(kept) == QUEUES
+        assert answers(store) == before
+
+
+@pytest.mark.parametrize("checkpointed", [True, False], ids=["checkpointed", "in memory"])
+def test_times_before_and_behind_an_erased_stretch_lead_where_they_should(
+    tmp_path: Path, checkpointed: bool
+) -> None:
+    clock = VirtualClock()
+    stored: dict[int, int] = {}
+    with kvstore.open(tmp_path, StoreConfig(segment_size=64 << 10, clock=clock)) as store:
+        for topic in ("orders", "others"):
+            store.create_topic(topic, queues=1)
+
+        def put(keys: list[str]) -> None:
+            for _ in range(5):
+                clock.advance(1.0)
+                (found,) = store.put_batch([Message("orders", b"x", keys=keys)])
+                stored[found.offset] = store.get("orders", 0, found.offset).stored_at
+                store.put("others", b"y")
+            store.seal()
+
+        put([])
+        put(["gone"])
+        store.checkpoint()
+        policy = Policy(hot_for=1e6, warm_for=1e7, warm="archive", clock_doubt=0.0)
+        with Worker(store, policy) as worker:
+            assert worker.erase(key="gone").is_proven
+        put([])
+        if checkpointed:
+            store.checkpoint()
+        left = {offset: at for offset, at in stored.items() if not 5 <= offset < 10}
+        for at in range(min(stored.values()) - 1, max(stored.values()) + 2, 250):
+            due = next((offset for offset, time in left.items() if time >= at), 15)
+            found = store.offset_at("orders", 0, at)
+            # One that nobody has is as good: reading goes on at the next.
+            assert found == due or (5 <= found < 10 and due == 10), at
+
+
+def found(store: Store) -> list[StoredMessage]:
+    return store.query("orders", "all", limit=1000)
+
+
+class Asker:
+    """A query in a thread of its own."""
+
+    def __init__(self, store: Store) -> None:
+        self.found: list[StoredMessage] = []
+        self._thread = threading.Thread(target=self._run, args=(store,))
+        self._thread.start()
+
+    def _run(self, store: Store) -> None:
+        self.found = found(store)
+
+    def join(self) -> list[StoredMessage]:
+        self._thread.join()
+        return self.found
+
+
+def test_what_left_the_log_before_a_query_came_to_it_and_was_not_told_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with filled(tmp_path / "a", VirtualClock(), 4) as store:
+        before = found(store)
+        hand_over(store, [2])
+        gate = gated(store)
+        gate.shut()
+        asker = Asker(store)
+        assert gate.waiting.acquire(timeout=60)
+        forget = inside.index(store).locations.forget
+
+        def look() -> None:
+            # The batch is written: the query is over before the store says so.
+            gate.open()
+            asker.join()
+            forget()
+
+        monkeypatch.setattr(inside.index(store).locations, "forget", look)
+        hand_over(store, [0])
+        assert asker.join() == before
+
+
+def test_an_archive_that_was_merged_before_a_query_came_to_it_is_no_damage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with filled(tmp_path / "a", VirtualClock(), 4) as store:
+        rows = [hand_over(store, [n]).rows[0] for n in (0, 1, 2)]
+        hashed, lost = key_hash(b"orders", b"all"), list[ArchiveDamaged]()
+        looking = inside.finder(store)._candidates(hashed, hashed, None, None, lost)
+        next(looking)
+        merge(store, [row.number for row in rows[:2]])
+        assert all(archive not in (rows[0].number, rows[1].number) for _, archive in looking)
+        assert lost == []
+        assert caplog.records == []
+
+
+def test_what_is_in_the_log_and_in_an_archive_is_found_once(tmp_path: Path) -> None:
+    with filled(tmp_path / "a", VirtualClock(), 4) as store:
+        before = found(store)
+        hand_over(store, [3])
+        made = make(store, [1, 2])
+        with store.handover._coming(made.arriving):
+            assert found(store) == before
+        store.handover.hand_over(made.segments, made.arriving, made.unkept)
+        assert found(store) == before
+        assert len(tiers(store).rows()) == 2

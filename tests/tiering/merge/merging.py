@@ -1,11 +1,12 @@
-"""Archives in memory, of queues dealt out to them, and what comes of merging these."""
+"""Merges in memory, and executors that spread them."""
 
 from __future__ import annotations
 
+import random
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -14,6 +15,7 @@ from tests.tiering.archive.making import ORIGIN, SMALL_BLOCKS, Made, MemorySourc
 from tiering.archive.archive_reader import Archive
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveSettings
+from tiering.executor.pool import Executor, Pool
 from tiering.merge.merge import merge
 from tiering.merge.partition import Merged, MergeInput, MergeJob
 
@@ -105,3 +107,36 @@ def records_in(archive: Archive) -> Records:
 
 def records_of(queues: Iterable[Queue]) -> Records:
     return {(queue.topic.name, queue.queue): queue.records for queue in queues}
+
+
+T = TypeVar("T")
+J = TypeVar("J")
+
+
+class Shuffled(Executor):
+    """See `tiering.executor.pool.Executor`; `draw` says who does which job, and when. `done` are
+    the names of what was done.
+    """
+
+    width = 2
+
+    def __init__(self) -> None:
+        self.draw = random.Random(1)
+        self.done: list[str] = []
+        self._pools = [Pool(), Pool()]
+
+    def run(self, check: Callable[[], None], work: Callable[..., T], *args: Any) -> T:
+        self.done.append(work.__name__)
+        return self.draw.choice(self._pools).run(check, work, *args)
+
+    def each(
+        self, check: Callable[[], None], work: Callable[[J], T], jobs: Sequence[J]
+    ) -> Iterator[T]:
+        order = list(range(len(jobs)))
+        self.draw.shuffle(order)
+        found = {number: self.run(check, work, jobs[number]) for number in order}
+        yield from (found[number] for number in range(len(jobs)))
+
+    def close(self) -> None:
+        for pool in self._pools:
+            pool.close()

@@ -20,6 +20,7 @@ from tests.tiering.archive.making import SMALL_BLOCKS, MemorySource, Queue, keye
 from tests.tiering.merge.merging import (
     STORE,
     Records,
+    Shuffled,
     deal,
     made_of,
     merged,
@@ -27,7 +28,6 @@ from tests.tiering.merge.merging import (
     records_of,
     topics_of,
 )
-from tests.tiering.merge.spreading import Shuffled
 from tiering.archive.archive_check import archive_problems
 from tiering.archive.archive_reader import Archive
 from tiering.archive.layout import NO_QUEUE
