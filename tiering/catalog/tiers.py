@@ -57,16 +57,16 @@ from tiering.keys.sources import provider_of
 from tiering.places.place import Place, open_kept
 from tiering.places.work_folder import FILE, WORK, read_waits
 
-SCANS_KEPT: Final = 1024
+SCANS_CACHED_MAX: Final = 1024
 """The number of queues whose readers' last offsets are remembered."""
-FOUND_KEPT: Final = 4096
+FOUND_CACHED_MAX: Final = 4096
 """The number of messages whose block and row are remembered from a look-up."""
-GROUPS_KEPT: Final = 16
-GROUPS_BYTES: Final = 16 << 20
+GROUPS_CACHED_MAX: Final = 16
+GROUPS_CACHED_BYTES_MAX: Final = 16 << 20
 """Bytes of the groups of small queues' blocks, decoded: 16 MiB. One group is kept whatever it
 takes.
 """
-QUEUE_BLOCKS_KEPT: Final = 1 << 16
+QUEUE_BLOCKS_CACHED_MAX: Final = 1 << 16
 """The number of blocks whose offsets are kept in memory, over all queues."""
 
 
@@ -284,7 +284,7 @@ class Tiers:
             )
         with self._lock:
             self._queue_blocks += len(blocks) + 1
-            if self._queue_blocks > QUEUE_BLOCKS_KEPT:
+            if self._queue_blocks > QUEUE_BLOCKS_CACHED_MAX:
                 self._queues.clear()
                 self._queue_blocks = len(blocks) + 1
             self._queues[key] = found
@@ -317,7 +317,7 @@ class Tiers:
     def _note_scan(self, key: tuple[int, int, int], following: int) -> None:
         scans = self._scans
         scans[key] = following
-        if len(scans) > SCANS_KEPT:
+        if len(scans) > SCANS_CACHED_MAX:
             with contextlib.suppress(KeyError):  # other threads note theirs meanwhile
                 scans.popitem(last=False)
 
@@ -407,13 +407,13 @@ class Tiers:
                 return []
         key = "key", archive, low, high
         found = self._read(opened.name, key, lambda: opened.find(low, high))
-        for one in found[-FOUND_KEPT:]:
+        for one in found[-FOUND_CACHED_MAX:]:
             self._remember(archive, one.position, (one.block, one.row))
         return [one.position for one in found]
 
     def _remember(self, archive: int, position: int, place: tuple[int, int]) -> None:
         self._found[archive, position] = place
-        while len(self._found) > FOUND_KEPT:
+        while len(self._found) > FOUND_CACHED_MAX:
             with contextlib.suppress(KeyError):  # as above
                 self._found.popitem(last=False)
 
@@ -503,7 +503,10 @@ def _archive_errors(
 
 
 def _is_too_much(groups: Collection[BlockGroup]) -> bool:
-    return len(groups) > GROUPS_KEPT or sum(g.memory_bytes for g in groups) > GROUPS_BYTES
+    return (
+        len(groups) > GROUPS_CACHED_MAX
+        or sum(g.memory_bytes for g in groups) > GROUPS_CACHED_BYTES_MAX
+    )
 
 
 def _placed(error: ArchiveDamaged, name: str, block: int, following: int | None) -> ArchiveDamaged:

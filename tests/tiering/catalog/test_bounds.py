@@ -75,9 +75,9 @@ class Kept(NamedTuple):
 
 
 KEPT = [
-    Kept("_scans", "SCANS_KEPT", QUEUES * SEGMENTS),
-    Kept("_found", "FOUND_KEPT", 3 * QUEUES * SEGMENTS),
-    Kept("_queues", "QUEUE_BLOCKS_KEPT", QUEUES * SEGMENTS),
+    Kept("_scans", "SCANS_CACHED_MAX", QUEUES * SEGMENTS),
+    Kept("_found", "FOUND_CACHED_MAX", 3 * QUEUES * SEGMENTS),
+    Kept("_queues", "QUEUE_BLOCKS_CACHED_MAX", QUEUES * SEGMENTS),
 ]
 
 
@@ -114,7 +114,9 @@ def groups_read(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[BlockGroup]:
     return found
 
 
-@pytest.mark.parametrize(("name", "bound", "kept"), [("GROUPS_KEPT", 2, 2), ("GROUPS_BYTES", 1, 1)])
+@pytest.mark.parametrize(
+    ("name", "bound", "kept"), [("GROUPS_CACHED_MAX", 2, 2), ("GROUPS_CACHED_BYTES_MAX", 1, 1)]
+)
 def test_groups_that_are_kept_are_bounded_in_number_and_in_bytes(
     store: Store, monkeypatch: pytest.MonkeyPatch, name: str, bound: int, kept: int
 ) -> None:

@@ -40,7 +40,13 @@ from tests.tiering.catalog.moving import (
     tiers,
 )
 
-KEPT = ("SCANS_KEPT", "FOUND_KEPT", "GROUPS_KEPT", "GROUPS_BYTES", "QUEUE_BLOCKS_KEPT")
+KEPT = (
+    "SCANS_CACHED_MAX",
+    "FOUND_CACHED_MAX",
+    "GROUPS_CACHED_MAX",
+    "GROUPS_CACHED_BYTES_MAX",
+    "QUEUE_BLOCKS_CACHED_MAX",
+)
 SMALLEST = ArchiveAccess(cache_bytes=0, open_bytes=0, readers=1, read_ahead=0)
 
 

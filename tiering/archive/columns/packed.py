@@ -35,7 +35,7 @@ WINDOW_BITS: Final = 57
 """The most bits that lie in 8 bytes, wherever in the first byte they begin."""
 _SHORT: Final = 40
 """Up to this many values are unpacked without numpy."""
-_PLACES_KEPT: Final = 1024
+_PLACES_CACHED_MAX: Final = 1024
 """For up to this many values the places of values of some width are cached, for all callers."""
 _WIDEST: Final = 64
 _SLOPE_MAX: Final = 1 << 30
@@ -98,7 +98,7 @@ def _places(width: int, count: int) -> tuple[I64, U64]:
     """For values of `width` bits: the byte in which each begins, and the bits before it in that
     byte.
     """
-    if count > _PLACES_KEPT:
+    if count > _PLACES_CACHED_MAX:
         return _places_of(width, count)
     begins, shifts = _kept_places(width)
     return begins[:count], shifts[:count]
@@ -106,7 +106,7 @@ def _places(width: int, count: int) -> tuple[I64, U64]:
 
 @cache
 def _kept_places(width: int) -> tuple[I64, U64]:
-    return _places_of(width, _PLACES_KEPT)
+    return _places_of(width, _PLACES_CACHED_MAX)
 
 
 def _places_of(width: int, count: int) -> tuple[I64, U64]:
