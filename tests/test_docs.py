@@ -197,7 +197,7 @@ def test_an_offset_and_its_history_are_what_keys_says(tmp_path: Path) -> None:
     assert fields_of(text, "offset")[1] == [*said, "value: offset 1003", "2 recoveries"]
     assert fields_of(text, "history")[1] == [
         *said,
-        "stretch from 1767323046000",
+        "interval from 1767323046000",
         "value: offset 1003",
         "2 recoveries",
         "committed 382 ms later",

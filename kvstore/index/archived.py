@@ -103,7 +103,7 @@ class TierStats(msgspec.Struct, frozen=True):
 
 
 class ArchivedRange(NamedTuple):
-    """Entries of one queue in one block of an archive: one stretch, except for gaps."""
+    """Entries of one queue in one block of an archive: one range, except for gaps."""
 
     topic: int
     queue: int

@@ -1,11 +1,11 @@
 """Attach: archives of a place get locations in the queues of a store that goes on, in one batch.
 
-The idea: a location says from which offset on an archive has a queue. An attached stretch gets a
+The idea: a location says from which offset on an archive has a queue. An attached range gets a
 location where it begins. Where it ends, the archive before it may go on. Behind the log's entries a
-location says that nobody has the offsets before the stretch. A queue that ends with a stretch gets
+location says that nobody has the offsets before the range. A queue that ends with a range gets
 its next offset noted behind it.
 
-Invariants: an attached stretch never overlaps offsets that a queue has in the log; the caller has
+Invariants: an attached range never overlaps offsets that a queue has in the log; the caller has
 checked that no archive has its offsets, since a location does not say where an archive has gaps;
 existing locations say of their own offsets what they said before; locations and catalog rows change
 in one batch.
@@ -51,8 +51,8 @@ class _End(NamedTuple):
 
 
 def held_ranges(families: Families, queue: Queue) -> list[HeldRange]:
-    """The stretches of a queue, by first offset, as of the last checkpoint; for an archive, the
-    stretch that its location stands for.
+    """The ranges of a queue, by first offset, as of the last checkpoint; for an archive, the
+    range that its location stands for.
     """
     locations = locations_of(families, *queue)
     found: list[HeldRange] = []
@@ -74,7 +74,7 @@ def held_ranges(families: Families, queue: Queue) -> list[HeldRange]:
 
 
 def _in_log(families: Families, queue: Queue, location: Location) -> Iterator[HeldRange]:
-    """The entries of a location's segment, as one stretch."""
+    """The entries of a location's segment, as one range."""
     low = run_key(location.segment, *queue, 0)
     high = run_key(location.segment, *queue, OFFSET_MAX)
     rows = list(families.rows(RUNS, low, high))
@@ -87,12 +87,12 @@ def _in_log(families: Families, queue: Queue, location: Location) -> Iterator[He
         yield HeldRange(first, last, int(times.min()), int(times.max()), None)
 
 
-def attach(families: Families, batch: Batch, stretches: Iterable[AttachedRange]) -> None:
-    """Put locations for stretches into a batch. Raises `CallerError` for a stretch that overlaps
+def attach(families: Families, batch: Batch, ranges: Iterable[AttachedRange]) -> None:
+    """Put locations for ranges into a batch. Raises `CallerError` for a range that overlaps
     offsets of its queue.
     """
     queues: dict[Queue, list[AttachedRange]] = {}
-    for one in stretches:
+    for one in ranges:
         queues.setdefault((one.topic, one.queue), []).append(one)
     for queue, mine in queues.items():
         _Attaching(families, batch, queue).run(sorted(mine, key=lambda one: one.first))
@@ -116,7 +116,7 @@ def first_attaching(families: Families) -> int:
 
 
 class _Attaching:
-    """The attaching of stretches to one queue."""
+    """The attaching of ranges to one queue."""
 
     def __init__(self, families: Families, batch: Batch, queue: Queue) -> None:
         self._batch = batch
@@ -132,32 +132,32 @@ class _Attaching:
         self._new: set[int] = set()
         """First offsets of the locations that were put: these replace the old ones."""
 
-    def run(self, stretches: Sequence[AttachedRange]) -> None:
-        """Put the locations of rising stretches."""
-        for before, one in pairwise(stretches):
+    def run(self, ranges: Sequence[AttachedRange]) -> None:
+        """Put the locations of rising ranges."""
+        for before, one in pairwise(ranges):
             if one.first <= before.last:
                 self._refuse(one)
         named = -1
-        for i, one in enumerate(stretches):
+        for i, one in enumerate(ranges):
             around = self._before(one)
             is_begin = i == 0 or named != one.archive or around is not None
-            if is_begin or self._is_between(stretches[i - 1].last, one.first):
+            if is_begin or self._is_between(ranges[i - 1].last, one.first):
                 self._put(one.first, location_value(ARCHIVE_FIRST + one.archive, one.stored_at))
             named = one.archive
-            following = self._following(one, stretches[i + 1 : i + 2])
+            following = self._following(one, ranges[i + 1 : i + 2])
             if following == one.last + 1:
                 continue
             if following is None:
                 self._put(one.last + 1, location_value(NOWHERE, 0))
             elif around is not None:
-                # The archive may hold offsets behind the stretch, too; if it does not, the location
+                # The archive may hold offsets behind the range, too; if it does not, the location
                 # does no harm.
                 number = ARCHIVE_FIRST + around.archive
                 self._put(one.last + 1, location_value(number, one.last_stored_at))
                 named = around.archive
 
     def _before(self, one: AttachedRange) -> Location | None:
-        """Make room for a stretch; returns the location of the archive that it stands in, if there
+        """Make room for a range; returns the location of the archive that it stands in, if there
         is one.
         """
         around: Location | None = None
@@ -176,7 +176,7 @@ class _Attaching:
             if location.first >= one.first:
                 if not location.is_archived:
                     self._refuse(one)
-                # The archive has nothing before the stretch's end, and goes on behind it.
+                # The archive has nothing before the range's end, and goes on behind it.
                 self._drop(location)
             around, log = (location, None) if location.is_archived else (None, self._end(location))
         if log is not None:
@@ -184,7 +184,7 @@ class _Attaching:
         return around
 
     def _end_log(self, log: _End, one: AttachedRange) -> None:
-        """Put the location that ends the log's entries before a stretch."""
+        """Put the location that ends the log's entries before a range."""
         if log.end > one.first:
             self._refuse(one)
         if log.end < one.first and log.end not in self._new:
@@ -196,14 +196,14 @@ class _Attaching:
             self._batch.delete(PLACES, location_key(*self._queue, location.first))
 
     def _is_between(self, last: int, first: int) -> bool:
-        """Whether there is a location between two stretches."""
+        """Whether there is a location between two ranges."""
         return any(last < location.first <= first for location in self._locations)
 
     def _end(self, location: Location) -> _End:
         return self._ends.get(location.first, _End(location.first, location.stored_at))
 
     def _following(self, one: AttachedRange, behind_it: Sequence[AttachedRange]) -> int | None:
-        """The first offset behind a stretch that another location is to have."""
+        """The first offset behind a range that another location is to have."""
         firsts = [location.first for location in self._locations if location.first > one.last]
         return min([*firsts, *(other.first for other in behind_it)], default=None)
 

@@ -46,14 +46,14 @@ _CODE_0: Final = -(1 << 40)
 
 
 class RunRows(NamedTuple):
-    """Rows of `runs`, the stretches of queues that may need a location, and next offsets.
+    """Rows of `runs`, the ranges of queues that may need a location, and next offsets.
 
     Queues are named by their keys in memory, topic id << 32 | queue id. `keys` and `values` have
     one item for each row."""
 
     keys: list[bytes]
     values: list[bytes]
-    stretches: list[tuple[int, int, int, int]]
+    ranges: list[tuple[int, int, int, int]]
     """Queue, segment, first offset, first store time."""
     next_offsets: dict[int, int]
 
@@ -94,7 +94,7 @@ def run_rows(tail: Tail, segment_size: int, coded: Callable[[I64], I64]) -> RunR
     queues = queue_keys[begins].tolist()
     lasts = np.append(begins[1:], total) - 1
     next_offsets = dict(zip(queues, (offsets[lasts] + 1).tolist(), strict=True))
-    stretches = list(
+    ranges = list(
         zip(
             queues, segments.tolist(), offsets[begins].tolist(), columns.stored_at[begins].tolist(),
             strict=True,
@@ -104,7 +104,7 @@ def run_rows(tail: Tail, segment_size: int, coded: Callable[[I64], I64]) -> RunR
     if len(split) != len(begins):
         segments = segments[np.searchsorted(begins, split, side="right") - 1]
     keys, values = pack_rows(columns, split, segments, queue_keys[split], offsets[split])
-    return RunRows(keys, values, stretches, next_offsets)
+    return RunRows(keys, values, ranges, next_offsets)
 
 
 def _by_queue(queue_keys: NDArray[np.uint64]) -> I64:

@@ -125,7 +125,7 @@ class Gone(NamedTuple):
         return segment in self.segments or (segment + 1) * segment_size <= self.below
 
 
-class _Stretch(NamedTuple):
+class _Range(NamedTuple):
     """A queue's entries in one segment."""
 
     first: int
@@ -146,7 +146,7 @@ def hand_over(
     `CallerError` for a queue that is neither there nor in an archive.
     """
     homes = {(t, q): a.number for a in arriving for t, q, _, _ in a.queues}
-    found = _stretches(families, segments)
+    found = _ranges(families, segments)
     lost = [queue for queue in found if queue not in homes and queue not in unkept]
     if lost:
         raise CallerError(
@@ -155,11 +155,11 @@ def hand_over(
         )
     put_rows(batch, arriving)
     it = families.iter(PLACES)
-    for (topic, queue), stretches in found.items():
+    for (topic, queue), ranges in found.items():
         home = homes.get((topic, queue)) if (topic, queue) not in unkept else None
         before: bytes | None = None
         is_last = False
-        for first, _ in stretches:
+        for first, _ in ranges:
             key = location_key(topic, queue, first)
             it.seek(key)
             if not families.valid(it) or it.key() != key:
@@ -178,7 +178,7 @@ def hand_over(
             before = it.key() if families.valid(it) else None
             is_last = before is None or not before.startswith(queue_prefix(topic, queue))
         if is_last:
-            end = location_key(topic, queue, stretches[-1].end)
+            end = location_key(topic, queue, ranges[-1].end)
             batch.put(PLACES, end, location_value(NOWHERE, 0))
     for segment in segments:
         low, high = segment_range(segment, segment + 1)
@@ -202,9 +202,9 @@ def _is_behind_log(
     return segment < ARCHIVE_FIRST and segment not in leaving
 
 
-def _stretches(families: Families, segments: Sequence[int]) -> dict[Queue, list[_Stretch]]:
-    """The stretches in the runs of rising segments: queue -> its stretches, one a segment."""
-    found: dict[Queue, list[_Stretch]] = {}
+def _ranges(families: Families, segments: Sequence[int]) -> dict[Queue, list[_Range]]:
+    """The ranges in the runs of rising segments: queue -> its ranges, one a segment."""
+    found: dict[Queue, list[_Range]] = {}
     for segment in segments:
         low, high = segment_range(segment, segment + 1)
         before: Queue | None = None
@@ -213,9 +213,9 @@ def _stretches(families: Families, segments: Sequence[int]) -> dict[Queue, list[
             queue, end = (run.topic, run.queue), run.first + count_of(value)
             mine = found.setdefault(queue, [])
             if queue == before:
-                mine[-1] = _Stretch(mine[-1].first, end)
+                mine[-1] = _Range(mine[-1].first, end)
             else:
-                mine.append(_Stretch(run.first, end))
+                mine.append(_Range(run.first, end))
             before = queue
     return found
 
@@ -356,36 +356,36 @@ def locate_again(
     """
     swap(families, batch, archives, [], None)
     queues: dict[Queue, list[ArchivedRange]] = {}
-    for stretch in held:
-        queues.setdefault((stretch.topic, stretch.queue), []).append(stretch)
+    for one in held:
+        queues.setdefault((one.topic, one.queue), []).append(one)
     it = families.iter(PLACES)
-    for (topic, queue), stretches in queues.items():
-        stretches.sort(key=lambda h: (h.first, -h.last))
+    for (topic, queue), ranges in queues.items():
+        ranges.sort(key=lambda h: (h.first, -h.last))
         for first in (p.first for p in locations_of(families, topic, queue) if p.is_lost):
-            if any(h.first <= first <= h.last for h in stretches):
+            if any(h.first <= first <= h.last for h in ranges):
                 batch.delete(PLACES, location_key(topic, queue, first))
-        for first, archive, stored_at in _borders(stretches):
+        for first, archive, stored_at in _borders(ranges):
             key = location_key(topic, queue, first)
             batch.put(PLACES, key, location_value(ARCHIVE_FIRST + archive, stored_at))
-        last = max(h.last for h in stretches)
+        last = max(h.last for h in ranges)
         _put_end(families, it, batch, topic, queue, last, last + 1)
 
 
-def _borders(stretches: Sequence[ArchivedRange]) -> Iterator[tuple[int, int, int]]:
+def _borders(ranges: Sequence[ArchivedRange]) -> Iterator[tuple[int, int, int]]:
     """The borders at which the archive changes: first offset, archive, store time."""
     around: list[ArchivedRange] = []
     """The ranges that go on behind the present one, outermost first."""
     before = -1
-    for stretch in stretches:
-        while around and around[-1].last < stretch.first:
+    for one in ranges:
+        while around and around[-1].last < one.first:
             inner = around.pop()
-            if around and around[-1].last > inner.last and inner.last + 1 < stretch.first:
+            if around and around[-1].last > inner.last and inner.last + 1 < one.first:
                 yield inner.last + 1, around[-1].archive, inner.stored_at
                 before = around[-1].archive
-        if stretch.archive != before:
-            yield stretch.first, stretch.archive, stretch.stored_at
-        before = stretch.archive
-        around.append(stretch)
+        if one.archive != before:
+            yield one.first, one.archive, one.stored_at
+        before = one.archive
+        around.append(one)
     while len(around) > 1:
         inner = around.pop()
         if around[-1].last > inner.last:

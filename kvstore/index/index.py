@@ -223,11 +223,11 @@ class Index:
         with self._writing():
             frozen = self.tails.frozen
             batch = self.families.batch()
-            stretches: list[tuple[int, int, int, int]] = []
+            ranges: list[tuple[int, int, int, int]] = []
             parts: Parts | None = None
             next_offsets: dict[int, int] = {}
             if frozen is not None:
-                keys, values, stretches, next_offsets = run_rows(
+                keys, values, ranges, next_offsets = run_rows(
                     frozen, self.segment_size, self.tags.coded
                 )
                 batch.put_many(RUNS, keys, values)
@@ -237,7 +237,7 @@ class Index:
                     parts = parts or self.keys.parts()
                     parts = self.keys.add(batch, parts, segment, hashes, positions)
             located: dict[int, int] = {}
-            for queue, segment, first, stored_at in stretches:
+            for queue, segment, first, stored_at in ranges:
                 last = located.get(queue)
                 if (self.checkpointed_end(queue).segment if last is None else last) != segment:
                     batch.put(

@@ -71,7 +71,7 @@ _LOCATION_VALUE: Final = Struct(">IQ")  # segment (or NOWHERE), first store time
 _PART: Final = Struct(">BIH")  # level, first segment, part; then a u64 that says what the row is
 _ARCHIVE_KEY: Final = Struct(">QI")  # first position, archive number
 _OFFSET_KEY: Final = Struct(">III")  # group, topic, queue
-_HISTORY_KEY: Final = Struct(">IIIQ")  # group, topic, queue, ms at which a stretch of time begins
+_HISTORY_KEY: Final = Struct(">IIIQ")  # group, topic, queue, ms at which an interval begins
 _LOCK_KEY: Final = Struct(">IIQIQ")  # group, topic, due, queue, first offset
 _CHECKPOINT: Final = Struct(
     ">QQQQB"

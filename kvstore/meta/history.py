@@ -1,12 +1,12 @@
 """The history of offsets: rows that say how far a group was, and when.
 
-The idea: the time is cut into stretches of `offset_history_interval`. The key of a row has the
-beginning of a stretch, the value has the offset and the rest of the time. So a later commit in a
-stretch overwrites the earlier one, and nothing is read for it. Rows older than `offset_history_for`
-are not shown; `sweep` removes them in slices.
+The idea: the time is cut into intervals of `offset_history_interval`. The key of a row has the
+beginning of an interval, the value has the offset and the rest of the time. So a later commit in an
+interval overwrites the earlier one, and nothing is read for it. Rows older than
+`offset_history_for` are not shown; `sweep` removes them in slices.
 
-Invariants: of one setting of the interval there is at most one row a stretch and queue; `now` gives
-no time before that of a row that was put since the opening.
+Invariants: of one setting of the interval there is at most one row an interval and queue; `now`
+gives no time before that of a row that was put since the opening.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class History:
             at = read_history(key)[3] + late
             if at >= oldest:
                 found.append((at, offset, recoveries))
-        # Another interval, or a clock that was set back, may have made other stretches.
+        # Another setting, or a clock that was set back, may have made other intervals.
         found.sort(key=lambda row: row[0])
         return found
 
@@ -118,7 +118,7 @@ class History:
                 break
             key: bytes = it.key()
             prefix = key[:12]
-            # Keys have the beginning of their stretch; only stretches that are wholly over go.
+            # Keys have the beginning of their interval; only intervals that are wholly over go.
             limit = prefix + U64.pack(max(0, oldest - self.interval_ms))
             if not self._kept_ms:
                 limit = prefix + _END

@@ -1,8 +1,8 @@
 """Committed offsets: how far each group is in each queue, and how far it was.
 
 The idea: one small row per group and queue, written when it changes, and in the same batch one of
-its history: the time is cut into stretches of `offset_history_interval`, and the last commit of a
-stretch is its row (`history`). So a commit is two puts whatever there was before; nothing is read
+its history: the time is cut into intervals of `offset_history_interval`, and the last commit of an
+interval is its row (`history`). So a commit is two puts whatever there was before; nothing is read
 for it. Pops write the first row alone, which is how far they have read. The progress of a popping
 group is sampled (`moved`, `write_history`) by `pop.progress_history`.
 
