@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -13,12 +12,9 @@ from kvstore.index.families import Families
 from kvstore.index.keys import META, RUNS
 
 
-@pytest.fixture
-def families(tmp_path: Path) -> Iterator[Families]:
-    families = Families(tmp_path / "index", read_only=False, create=True)
+@pytest.fixture(autouse=True)
+def _two_rows(families: Families) -> None:
     families.put_two(META, b"a", b"1", RUNS, b"b", b"2")
-    yield families
-    families.close()
 
 
 def write_a_batch(families: Families) -> None:

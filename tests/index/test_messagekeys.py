@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -45,13 +44,6 @@ HASH_END = 1 << 40
 Pair = tuple[int, int]
 Model = dict[int, list[int]]
 """Hash -> log positions."""
-
-
-@pytest.fixture
-def families(tmp_path: Path) -> Iterator[Families]:
-    opened = Families(tmp_path / "index", read_only=False, create=True)
-    yield opened
-    opened.close()
 
 
 def add(families: Families, keys: MessageKeys, segment: int, pairs: Sequence[Pair]) -> None:

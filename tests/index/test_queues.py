@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import dropwhile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,13 +31,6 @@ from tests.support.costs import Costs
 TOPIC, QUEUE = 5, 2
 KEY = TOPIC << 32 | QUEUE
 SEGMENT = 1 << 20
-
-
-@pytest.fixture
-def families(tmp_path: Path) -> Iterator[Families]:
-    opened = Families(tmp_path / "index", read_only=False, create=True)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,17 @@
+"""What the tests of the index share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.index.families import Families
+
+
+@pytest.fixture
+def families(tmp_path: Path) -> Iterator[Families]:
+    opened = Families(tmp_path / "index", read_only=False, create=True)
+    yield opened
+    opened.close()
