@@ -315,7 +315,10 @@ class SegmentHandover:
         self._reader.read_from(archived)
         try:
             yield
-            archived.note(changed)
+            if changed:
+                archived.note(changed)
+                # Reads between the change and the note may have found blocks of a destroyed key.
+                self._index.moves += 1
         except BaseException:
             # It may have failed behind the write: then locations name these archives.
             get = self._index.families.get

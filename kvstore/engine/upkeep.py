@@ -190,7 +190,7 @@ class Upkeep:
         if why is None:
             return None
         self._let_go(why)
-        pause = min(self._config.delete_interval, self._config.retention_interval)
+        pause = self._config.delete_interval
         self._retention_at = self._config.clock.monotonic() + pause
         return Again(pause)
 

@@ -106,6 +106,7 @@ class FastPath:
     def __init__(self, context: PopContext) -> None:
         # Methods of other objects, so that they need not be looked up twice each time.
         self._reader = context.reader
+        self._mark = context.reader.mark
         self._offsets = context.offsets
         self._tables = context.tables
         self._receipts = context.receipts
@@ -148,7 +149,7 @@ class FastPath:
             ):
                 return None
             at = ask.queues[table.turn % len(ask.queues)]
-            ahead = table.prefetched.get(at)
+            ahead = table.ahead(at, self._mark())
             if not ahead or len(ahead) < count or ahead[-1].offset != table.next.get(at):
                 ahead = self._prefetch(ask, table, at)
                 if ahead is None:

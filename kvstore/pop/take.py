@@ -460,7 +460,7 @@ class Claim:
         they are small.
         """
         table = self._table
-        ahead = table.prefetched.get(queue)
+        ahead = table.ahead(queue, self._context.reader.mark())
         if not ahead or ahead[-1].offset != at:
             room = max(self._bytes, 1) if self._is_limited else None
             ahead = prefetch(table, self._context.reader, self.topic, queue, at, count, room)

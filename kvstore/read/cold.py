@@ -122,14 +122,14 @@ class Cold:
         end: int | None,
         in_log: Iterator[int],
         lost: list[ArchiveDamaged],
+        since: int = 0,
     ) -> Iterator[tuple[int, int]]:
-        """Positions of messages that may have a key, newest first, each once, with the archive that
-        has it (-1: the log). `in_log` are the log's, newest first. The errors of archives that
-        could not be asked go to `lost`.
+        """Positions from `since` on of messages that may have a key, newest first, each once, with
+        the archive that has it (-1: the log). `in_log` are the log's, newest first. The errors of
+        archives that could not be asked go to `lost`.
         """
-        archives = sorted(
-            self.archived.covering(begin, end, low, high), key=lambda c: -c.end_position
-        )
+        covering = self.archived.covering(begin, end, low, high)
+        archives = [one for one in covering if one.end_position > since]
         waiting: list[tuple[int, int]] = []
         """Candidates that wait, because a newer one may come: -position, archive."""
         before = -1
@@ -154,7 +154,8 @@ class Cold:
         for archive in sorted(archives, key=lambda one: -one.end_position):
             yield from down_to(archive.end_position)
             for position in self._candidates_in(archive.archive, low, high, lost):
-                heappush(waiting, (-position, archive.archive))
+                if position >= since:
+                    heappush(waiting, (-position, archive.archive))
         yield from down_to(0)
 
     def _candidates_in(

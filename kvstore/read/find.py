@@ -138,9 +138,12 @@ class Finder:
         low = key_hash(topic.name.encode(), key.encode("utf-8", "surrogatepass"))
         found: list[StoredMessage] = []
         lost: list[ArchiveDamaged] = []
-        for position, archive in self._candidates(low, low, begin, end, lost):
+        for position, archive in self._candidates(low, low, begin, end, lost, since=topic.since):
+            # A record that is passed over for its time is not decoded for it.
+            if archive < 0 and self._is_of_other_time(position, begin, end):
+                continue
             message = self._candidate(position, archive, lost)
-            if message is None or message.topic != topic.name or position < topic.since:
+            if message is None or message.topic != topic.name:
                 continue
             if (begin is not None and message.stored_at < begin) or (
                 end is not None and message.stored_at > end
@@ -153,6 +156,15 @@ class Finder:
                 if len(found) == limit:
                     break
         return found
+
+    def _is_of_other_time(self, position: int, begin: int | None, end: int | None) -> bool:
+        if begin is None and end is None:
+            return False
+        try:
+            time = self._reader.stored_at(position)
+        except (SegmentDamaged, RecordDamaged):
+            return False  # the reading of the record says why
+        return (begin is not None and time < begin) or (end is not None and time > end)
 
     def _candidate(
         self, position: int, archive: int, lost: list[ArchiveDamaged]
@@ -187,37 +199,42 @@ class Finder:
         begin: int | None,
         end: int | None,
         lost: list[ArchiveDamaged],
+        *,
+        since: int = 0,
     ) -> Iterator[tuple[int, int]]:
-        """Positions of records that may have a key, newest first, with the archive that has each
-        (-1: the log). The errors of archives that could not be asked go to `lost`.
+        """Positions from `since` on of records that may have a key, newest first, with the archive
+        that has each (-1: the log). The errors of archives that could not be asked go to `lost`.
         """
         visible = self._reader.visible_end()
-        in_tails = self._index.find_in_tails(low, visible)
+        in_tails = [p for p in self._index.find_in_tails(low, visible) if p >= since]
         for position in in_tails:
             yield position, -1
         # A position that a checkpoint moves from tail to RocksDB between the two looks must not
         # come twice.
         seen = frozenset(in_tails)
-        found = self._in_log(low, high, begin, end, visible)
+        found = self._in_log(low, high, begin, end, visible, since)
         cold = self._reader.cold
         if cold is None:
             yield from ((position, -1) for position in found if position not in seen)
             return
-        for position, archive in cold.candidates(low, high, begin, end, found, lost):
+        for position, archive in cold.candidates(low, high, begin, end, found, lost, since):
             if position not in seen:
                 yield position, archive
 
     def _in_log(
-        self, low: int, high: int, begin: int | None, end: int | None, visible: int
+        self, low: int, high: int, begin: int | None, end: int | None, visible: int, since: int
     ) -> Iterator[int]:
-        """Positions of checkpointed records that may have a key, newest first, in segments that may
-        have messages of a time.
+        """Positions from `since` on of checkpointed records that may have a key, newest first, in
+        segments that may have messages of a time.
         """
         segments, size = self._log.segments, self._log.segment_size
         first, last = 0, visible // size
         if begin is not None or end is not None:
             first, last = self._of_time(begin, end)
+        first = max(first, since // size)
         for position in self._index.find_in_log(low, high, first, last):
+            if position < since:
+                return
             number = position // size
             # The keys of a segment that left the log may be among those of others.
             if first <= number <= last and position < visible and segments.has(number):

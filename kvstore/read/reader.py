@@ -372,7 +372,7 @@ class Reader:
             buffer, at, _ = self._log.span(position)
             if BLANK.unpack_from(buffer, at)[1] not in (MAGIC_V1, MAGIC_V2):
                 return None
-            return self._stored_at(position)
+            return self.stored_at(position)
         except (SegmentDamaged, RecordDamaged):
             return None
 
@@ -457,13 +457,14 @@ class Reader:
         """The same of entries that the log has."""
         while low < high:
             middle = (low + high) // 2
-            if self._stored_at(self.positions(topic, queue, middle, 1)[0]) < time:
+            if self.stored_at(self.positions(topic, queue, middle, 1)[0]) < time:
                 low = middle + 1
             else:
                 high = middle
         return low
 
-    def _stored_at(self, position: int) -> int:
+    def stored_at(self, position: int) -> int:
+        """The store time of the record at a position of the log; the rest is not decoded."""
         buffer, at, end = self._log.span(position)
         size: int = BLANK.unpack_from(buffer, at)[0]
         if size > end - at:

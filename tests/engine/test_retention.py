@@ -121,6 +121,19 @@ def test_expired_segments_go_at_the_set_hour_only(tmp_path: Path) -> None:
         assert store.apply_retention() == 1
 
 
+def test_deletions_keep_their_interval_even_if_retention_looks_more_often(tmp_path: Path) -> None:
+    config = bent(
+        VirtualClock(), retention=Retention(max_bytes=2 * SEGMENT),
+        retention_interval=0.2, delete_interval=0.7,
+    )  # fmt: skip
+    with opened(tmp_path / "a", config) as store:
+        put(store, 0, 1500)
+        assert store.stats().segments > 4
+        again = inside.upkeep(store).retain()
+        assert again is not None
+        assert again.seconds == 0.7
+
+
 @pytest.mark.parametrize(
     ("used", "expired", "goes"),
     [

@@ -19,6 +19,7 @@ from kvstore.pop import fast_path, ordered, receipts
 from kvstore.pop import pop as pop_module
 from kvstore.pop.inflight import tables as tables_module
 from kvstore.pop.inflight.held import OffsetSet
+from kvstore.pop.inflight.prefetch import AHEAD
 from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.inflight.tally import Tally
 from kvstore.pop.popper import Popper
@@ -306,3 +307,24 @@ def test_a_set_of_offsets_says_which_of_a_stretch_it_has() -> None:
             there = {first + i for i in range(size) if found.within(first, size) >> i & 1}
             assert there == {n for n in every if first <= n < first + size}
             assert found.within(first, size) < 1 << size
+
+
+def test_large_messages_behind_small_ones_are_read_ahead_within_the_bound(store: Store) -> None:
+    store.create_topic("one", queues=1)
+    store.create_group("g")
+    store.put_batch([Message("one", b"", queue=0)] * AHEAD)
+    store.put_batch([Message("one", bytes(30_000), queue=0)] * MANY)
+    kept = 0
+    for _ in range(AHEAD + MANY):
+        (one,) = store.pop("g", "one", invisible_for=LONG)
+        (table,) = inside.tables(store)._tables.values()
+        kept = max(kept, sum(m.size for ahead in table.prefetched.values() for m in ahead))
+        store.ack(one.receipt)
+    assert kept <= 512 << 10
+
+
+def test_a_pop_of_more_than_is_read_ahead_gets_all_that_it_wants(store: Store) -> None:
+    store.create_topic("one", queues=1)
+    store.create_group("g")
+    store.put_batch([Message("one", bytes(30_000), queue=0)] * MANY)
+    assert offsets(store.pop("g", "one", limit=MANY)) == list(range(MANY))

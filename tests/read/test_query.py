@@ -6,7 +6,8 @@ from itertools import count, product
 
 import pytest
 
-from kvstore import CallerError, Message, Store, StoreConfig
+from kvstore import CallerError, Message, Store, StoreConfig, StoredMessage, TopicConfig
+from kvstore.read.reader import Reader
 from kvstore.record.hashes import key_hash
 from tests.support.clock import START_MS, VirtualClock
 from tests.support.stores import SEGMENT, Opens
@@ -204,3 +205,34 @@ def test_store_times_never_fall_when_the_clock_is_set_back(opens: Opens) -> None
     store.put("t", b"", queue=0)
     assert {store.get("t", 0, i).stored_at for i in range(3)} == {START_MS}
     assert store.offset_at("t", 0, START_MS) == 0
+
+
+@pytest.mark.parametrize("count", [10, 100, 1000])
+def test_a_query_decodes_no_record_that_its_topic_or_its_time_rules_out(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    clock = VirtualClock()
+    store = opens(StoreConfig(segment_size=SEGMENT, clock=clock))
+    store.create_topics([TopicConfig(name="again", queues=1), TopicConfig(name="hot", queues=1)])
+    begun = clock.now_ms()
+    store.put("hot", b"first", keys=("k",))
+    clock.advance(1)
+    store.put_batch([Message(topic, b"", keys=("k",)) for topic in ("again", "hot") * count])
+    clock.advance(1)
+    store.put("hot", b"last", keys=("k",))
+    store.delete_topic("again")
+    store.create_topic("again", queues=1)
+    store.seal()
+    decoded = 0
+    record = Reader.record
+
+    def counted(reader: Reader, position: int) -> StoredMessage:
+        nonlocal decoded
+        decoded += 1
+        return record(reader, position)
+
+    monkeypatch.setattr(Reader, "record", counted)
+    assert store.query("again", "k") == []
+    assert [m.body for m in store.query("hot", "k", begin=clock.now_ms())] == [b"last"]
+    assert [m.body for m in store.query("hot", "k", end=begun)] == [b"first"]
+    assert decoded == 2

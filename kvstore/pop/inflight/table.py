@@ -155,7 +155,8 @@ class InflightTable:
         """
         self.turn = 0
         self.prefetched: dict[int, list[StoredMessage]] = {}
-        """Queue -> messages that were read ahead of any pop, the next one last."""
+        """Queue -> messages that were read ahead of any pop, the next one last; see `ahead`."""
+        self._read_at = -1
         self.message_bytes = 1 << 30
         """About the size of the record read last, in bytes; much before any was read."""
         self.capped = False
@@ -314,6 +315,15 @@ class InflightTable:
     def rows_of(self, attempt_id: bytes) -> list[LockKey]:
         """The rows that pops with an attempt id made, as far as they are still there."""
         return [read_lock_key(raw) for raw in self.attempts.get(attempt_id, ())]
+
+    def ahead(self, queue: int, mark: int) -> list[StoredMessage] | None:
+        """The messages of a queue that were read ahead, the next one last. `mark` is the reader's:
+        once anything left the log or its place, all are dropped, because they may be erased.
+        """
+        if mark != self._read_at:
+            self.prefetched = {}
+            self._read_at = mark
+        return self.prefetched.get(queue)
 
     def clear(self) -> None:
         """Forgets rows and next offsets, which were changed otherwise; they are read anew."""
