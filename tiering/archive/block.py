@@ -11,8 +11,8 @@ only its own rows in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import accumulate, chain, pairwise, repeat
 from typing import Final, NamedTuple
 
@@ -51,9 +51,8 @@ class BlockGroup:
 
     `decoded_sizes` are those of its parts. `archive` and `number` (of the first block) are named in
     its errors. Each part is checked and decoded when it is first needed; columns, fields of
-    properties and bodies are then kept. Where
-    `bodies` reads the last part, `data` is without that part. Any number of threads may use a
-    group.
+    properties and bodies are then kept. Where `bodies` reads the last part, `data` is without that
+    part. Any number of threads may use a group.
     """
 
     def __init__(
@@ -132,11 +131,9 @@ class BlockGroup:
 
     def check(self) -> None:
         """Decodes all parts, needed or not. Raises ArchiveDamaged."""
-        try:
+        with self._located():
             for kind in PartKind:
                 self._decode(kind)
-        except ArchiveDamaged as error:
-            raise self.located(error) from None
 
     def records(self) -> list[bytes]:
         """The records of all blocks, as they were in the log. Raises ArchiveDamaged."""
@@ -144,10 +141,8 @@ class BlockGroup:
         bodies = [payload[a:b] for a, b in pairwise(columns.ends.tolist())]
         if columns.is_whole:
             return bodies
-        try:
+        with self._located():
             return columns.records(0, self.count, self._owners, bodies, self.properties)
-        except ArchiveDamaged as error:
-            raise self.located(error) from None
 
     def record_sizes(self) -> Column:
         """The sizes of the records of all blocks; bodies are not read for that."""
@@ -169,12 +164,10 @@ class BlockGroup:
         """The fixed head fields of all messages. Raises ArchiveDamaged."""
         found = self._columns
         if found is None:
-            try:
+            with self._located():
                 payload = self._decode(PartKind.FIXED)
                 (found,) = decode_headers([payload], [self.members.ranges])
-                self._columns = found
-            except ArchiveDamaged as error:
-                raise self.located(error) from None
+            self._columns = found
         return found
 
     @property
@@ -182,12 +175,10 @@ class BlockGroup:
         """The bodies of all messages, or whole records. Raises ArchiveDamaged."""
         found = self._payload
         if found is None:
-            try:
+            with self._located():
                 found = self._decode(PartKind.BODIES)
                 if len(found) != int(self.columns.ends[-1]):
                     raise ArchiveDamaged("the bodies are not as long as their lengths say")
-            except ArchiveDamaged as error:
-                raise self.located(error) from None
             self._payload = found
         return found
 
@@ -205,11 +196,9 @@ class BlockGroup:
         """
         if self._property_columns is not None:
             return self._property_columns
-        try:
+        with self._located():
             payload = self._decode(PartKind.PROPERTIES)
             return decode_properties([payload], [self.columns.born_at])[0]
-        except ArchiveDamaged as error:
-            raise self.located(error) from None
 
     def _decode(self, kind: PartKind) -> bytes:
         index, later = kind - 1, self._read_bodies
@@ -230,17 +219,22 @@ class BlockGroup:
             raise ArchiveDamaged(f"a part should take {size} bytes, but takes {len(payload)}")
         return payload
 
-    def located(self, error: ArchiveDamaged) -> ArchiveDamaged:
-        """The error with the archive and the blocks that it is about."""
-        if error.archive:
-            return error
-        where = "a block is"
-        if self.archive and self.blocks == 1:
-            where = f"block {self.number} of archive {self.archive} is"
-        elif self.archive:
-            last = self.number + self.blocks - 1
-            where = f"blocks {self.number} to {last} of archive {self.archive} are"
-        return ArchiveDamaged(f"{where} damaged: {error}", self.archive, self.number)
+    @contextmanager
+    def _located(self) -> Iterator[None]:
+        """Adds to an error the archive and the blocks that it is about."""
+        try:
+            yield
+        except ArchiveDamaged as error:
+            if error.archive:
+                raise
+            where = "a block is"
+            if self.archive and self.blocks == 1:
+                where = f"block {self.number} of archive {self.archive} is"
+            elif self.archive:
+                last = self.number + self.blocks - 1
+                where = f"blocks {self.number} to {last} of archive {self.archive} are"
+            text = f"{where} damaged: {error}"
+            raise ArchiveDamaged(text, self.archive, self.number) from None
 
 
 def read_columns(groups: Sequence[BlockGroup], *, properties: bool = False) -> None:

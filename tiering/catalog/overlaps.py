@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvstore.errors import ArchiveDamaged, ArchiveUnavailable
 from kvstore.index.archived import ArchivedRange
 from tiering.archive.archive_reader import Archive
+from tiering.archive.columns.packed import I64
 from tiering.archive.layout import NO_QUEUE
 
 
@@ -84,9 +84,6 @@ def _rows(one: ArchivedRange, archive: Archive) -> Iterator[tuple[int, int, Arch
     columns = (np.asarray(block.offsets).tolist(), np.asarray(block.stored_at).tolist())
     for offset, stored_at in zip(*columns, strict=True):
         yield offset, stored_at, one
-
-
-I64 = NDArray[np.int64]
 
 
 class OffsetRange(NamedTuple):

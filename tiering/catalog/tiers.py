@@ -53,7 +53,7 @@ from tiering.catalog.catalog import FOLDER, ArchiveRow, contents, decode_row
 from tiering.catalog.overlaps import split_overlaps
 from tiering.errors import ObjectNotFound, ObjectTooShort, PlaceError
 from tiering.keys.crypto import KeyProvider
-from tiering.keys.sources import provider_of
+from tiering.keys.key_file import provider_of
 from tiering.places.place import Place, open_kept
 from tiering.places.work_folder import FILE, WORK, read_waits
 

@@ -37,12 +37,11 @@ from kvstore.record.names import (
     TRANSACTION_MASK,
 )
 from kvstore.record.walk import Kind, walk
+from tiering.archive.columns.packed import I64
 from tiering.archive.layout import NO_QUEUE
 
 if TYPE_CHECKING:
     from kvstore.record.check import Buffer
-
-I64 = NDArray[np.int64]
 _SCANNED: Final = 1 << 16
 _AT_ONCE: Final = 1 << 16
 """Records whose owners are read at once."""

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from kvstore.errors import SegmentDamaged
 from kvstore.files import Files, LocalFiles
 from tiering.archive.archive_check import prove
+from tiering.archive.columns.packed import I64
 from tiering.archive.columns.records import RecordBatch
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import (
@@ -42,8 +43,6 @@ from tiering.places.objects import SUFFIX
 
 if TYPE_CHECKING:
     from kvstore.record.check import Buffer
-
-I64 = NDArray[np.int64]
 _AT_ONCE: Final = 1 << 16
 """Records whose columns are put in order at once: a batch of the writer, if they have 128 bytes."""
 

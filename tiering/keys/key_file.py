@@ -35,7 +35,7 @@ import msgspec
 
 from kvstore.errors import ConfigError, FormatError, KeyDestroyed, KeyMissing
 from kvstore.files import Files, LocalFiles, local_path
-from tiering.keys.crypto import KEY_SIZE, TopicKey
+from tiering.keys.crypto import KEY_SIZE, KeyProvider, TopicKey
 
 _SUFFIX: Final = ".lock"
 
@@ -256,3 +256,8 @@ def _left_of(path: Path) -> tuple[Path, Path]:
 
 def _key_of(entry: _Entry) -> TopicKey:
     return TopicKey(entry.key_id, bytes.fromhex(entry.key))
+
+
+def provider_of(given: str | Path | KeyProvider | None, files: Files) -> KeyProvider | None:
+    """The provider of a setting: the provider itself, or that of the key file at a path."""
+    return KeyFile(given, files) if isinstance(given, str | Path) else given

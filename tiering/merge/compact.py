@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 
 from kvstore.index.archived import Queue
 from kvstore.record.facts import keys_of
+from tiering.archive.columns.packed import I64
 from tiering.archive.columns.records import Fields, RecordBatch
 
-I64 = NDArray[np.int64]
 FOLD_ROWS: Final = 1 << 20
 """Messages after which only the offsets of the superseded ones among them stay in memory."""
 _DIGEST: Final = 16

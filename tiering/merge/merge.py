@@ -26,13 +26,12 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from kvstore.errors import ArchiveDamaged, CallerError
 from kvstore.files import Files, LocalFiles
 from tiering.archive.archive_reader import Archive
 from tiering.archive.block_writer import TailColumns
+from tiering.archive.columns.packed import I64
 from tiering.archive.pieces import PiecesWriter, check_tail
 from tiering.archive.tail import FileSource
 from tiering.archive.writer import write_archive
@@ -64,7 +63,6 @@ from tiering.places.objects import ARCHIVE_MAX
 from tiering.places.publish import verify_copy
 from tiering.policy.retention_classes import RetentionClass, read_class
 
-I64 = NDArray[np.int64]
 TARGET_BYTES: Final = 512 << 20
 """The most bytes of a merged archive."""
 COMPACTED_BYTES: Final = ARCHIVE_MAX

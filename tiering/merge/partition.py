@@ -28,14 +28,14 @@ from numpy.typing import NDArray
 
 from kvstore.errors import ArchiveDamaged
 from tiering.archive.archive_reader import Archive
+from tiering.archive.columns.packed import I64
 from tiering.archive.directory import DirectoryRows
 from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings
 from tiering.executor.erasure_predicate import ErasurePredicate
 from tiering.executor.segment_encoder import BuiltArchive
-from tiering.keys.crypto import KeyProvider
-from tiering.keys.sources import KeysAtHand
+from tiering.keys.crypto import KeyProvider, KeysAtHand
 from tiering.merge.compact import Compaction
 from tiering.places.place import open_place
 
@@ -124,7 +124,6 @@ class Merged(msgspec.Struct, frozen=True, kw_only=True):
     dropped: Dropped
 
 
-I64 = NDArray[np.int64]
 Where = tuple[int, int, int]
 """A place in the order of an archive: topic number, queue, offset."""
 OFFSETS: Final = (1 << 63) - 1

@@ -27,6 +27,7 @@ from tiering.archive.archive_reader import Archive
 from tiering.archive.block import Block, BlockGroup
 from tiering.archive.coder import CodecName
 from tiering.archive.columns.integers import bounds_of
+from tiering.archive.columns.packed import I64
 from tiering.archive.columns.records import RecordBatch
 from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import ArchivedTopic, Manifest
@@ -38,7 +39,7 @@ from tiering.archive.writer import (
     write_archive,
 )
 from tiering.keys.crypto import KeyProvider
-from tiering.merge.sequential_reader import Window
+from tiering.merge.partition_task import Window
 
 
 class KeptMessages(NamedTuple):
@@ -111,9 +112,6 @@ def _records(block: Block, until: int | None) -> RecordBatch:
         rows = np.flatnonzero(block.stored_at <= until)
         records = [records[row] for row in rows.tolist()]
     return RecordBatch.of_records(records)
-
-
-I64 = NDArray[np.int64]
 
 
 class RebasePlan(NamedTuple):

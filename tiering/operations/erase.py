@@ -38,10 +38,9 @@ from tiering.errors import PolicyIllegal
 from tiering.executor.erasure_predicate import ErasurePredicate
 from tiering.executor.segment import read_segment
 from tiering.executor.segment_encoder import EncodedSegment
-from tiering.keys.crypto import KeyProvider
-from tiering.keys.sources import KeysAtHand, keys_at_hand
+from tiering.keys.crypto import KeyProvider, KeysAtHand, keys_at_hand
 from tiering.merge.partition import MergeInput
-from tiering.merge.sequential_reader import QueueRows, Window
+from tiering.merge.partition_task import QueueRows, Window
 from tiering.policy.schedule import SegmentDue
 from tiering.worker.archive_segment import SegmentArchiver
 from tiering.worker.context import WorkContext

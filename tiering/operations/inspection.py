@@ -24,7 +24,7 @@ from tiering.archive.archive_reader import open_lazily
 from tiering.archive.manifest import Manifest
 from tiering.catalog.catalog import ArchiveRow, decode_rows, read_topics
 from tiering.errors import PlaceUnavailable, PolicyIllegal
-from tiering.keys.sources import provider_of
+from tiering.keys.key_file import provider_of
 from tiering.places.place import Place, open_kept
 from tiering.places.settings import is_remote
 from tiering.places.work_folder import WORK

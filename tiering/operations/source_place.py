@@ -22,7 +22,7 @@ from tiering.archive.manifest import Manifest
 from tiering.catalog.archive_pool import OpenArchives
 from tiering.catalog.bucket import ArchiveObject, open_several
 from tiering.keys.crypto import KeyProvider
-from tiering.keys.sources import provider_of
+from tiering.keys.key_file import provider_of
 from tiering.places.place import Place, open_place
 from tiering.places.settings import is_remote
 from tiering.worker.store_side import Progress

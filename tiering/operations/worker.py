@@ -39,7 +39,7 @@ from tiering.executor.erasure_predicate import ErasurePredicate
 from tiering.executor.pool import Executor, Pool
 from tiering.executor.rate_limit import RateLimit
 from tiering.keys.crypto import KeyProvider
-from tiering.keys.sources import provider_of
+from tiering.keys.key_file import provider_of
 from tiering.merge.merge import TARGET_BYTES
 from tiering.operations.erase import Destroyer, DestroyReport, Eraser, ErasurePlan, ErasureReport
 from tiering.places.failures import typed

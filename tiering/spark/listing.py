@@ -26,7 +26,7 @@ from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.tail import Source
 from tiering.catalog.bucket import objects_of
 from tiering.catalog.catalog import ArchiveRow, Tier, decode_rows
-from tiering.keys.sources import provider_of
+from tiering.keys.key_file import provider_of
 from tiering.places.commits import CommitLogs
 from tiering.places.place import Place, open_place
 from tiering.places.settings import is_remote

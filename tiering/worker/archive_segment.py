@@ -36,7 +36,7 @@ from tiering.executor.segment_encoder import (
     TopicPlan,
     segment_task,
 )
-from tiering.keys.sources import keys_at_hand
+from tiering.keys.crypto import keys_at_hand
 from tiering.policy.retention_classes import RetentionClass, life_of, read_class
 from tiering.policy.schedule import SegmentDue, encrypted_of, traits_of
 from tiering.worker.context import Publisher, WorkContext

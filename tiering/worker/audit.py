@@ -30,8 +30,7 @@ from tiering.catalog.catalog import ArchiveRow, decode_rows
 from tiering.catalog.pipeline import go_on
 from tiering.errors import PlaceError
 from tiering.executor.pool import Executor
-from tiering.keys.crypto import KeyProvider
-from tiering.keys.sources import KeysAtHand, keys_at_hand
+from tiering.keys.crypto import KeyProvider, KeysAtHand, keys_at_hand
 from tiering.places.objects import NAME
 from tiering.places.place import ObjectInfo, Place, open_place
 from tiering.places.publish import checksum

@@ -32,8 +32,7 @@ from tiering.catalog.catalog import ArchiveRow, Tier, decode_rows, is_own, kept_
 from tiering.catalog.pipeline import Check, pipelined
 from tiering.errors import PlaceError, PolicyIllegal
 from tiering.executor.pool import Executor
-from tiering.keys.crypto import KeyProvider
-from tiering.keys.sources import KeysAtHand, keys_at_hand
+from tiering.keys.crypto import KeyProvider, KeysAtHand, keys_at_hand
 from tiering.merge.partition import MergeInput
 from tiering.places.objects import object_key
 from tiering.places.place import Place, open_kept

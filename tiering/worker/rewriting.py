@@ -42,12 +42,11 @@ from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import ArchivedTopic, Manifest
 from tiering.catalog.catalog import ArchiveRow, is_own, read_topics
 from tiering.errors import PlaceDenied, PlaceFull, PlaceUnavailable, TieringStopped
-from tiering.keys.crypto import KeyProvider
-from tiering.keys.sources import KeysAtHand
+from tiering.keys.crypto import KeyProvider, KeysAtHand
 from tiering.merge.compact import QueueCompaction
 from tiering.merge.merge import COMPACTED_BYTES, choose
 from tiering.merge.partition import Merged, MergeJob
-from tiering.merge.sequential_reader import QueueRows, Window
+from tiering.merge.partition_task import QueueRows, Window
 from tiering.policy.effective_class import Today
 from tiering.policy.retention_classes import class_of_archive, life_of
 from tiering.policy.schedule import Agenda

@@ -108,7 +108,7 @@ def restore(
     archive. Exit code 1 if an archive could not be read; the others are there.
     """
     import tiering
-    from tiering.keys.sources import provider_of
+    from tiering.keys.key_file import provider_of
 
     keys = provider_of(access.keys_file, LocalFiles())
     with out.progress() as progress:

@@ -54,7 +54,7 @@ from tiering.archive.archive_check import (
 )
 from tiering.archive.archive_reader import Archive
 from tiering.archive.tail import FileSource
-from tiering.keys.sources import provider_of
+from tiering.keys.key_file import provider_of
 
 _KINDS: Final = (*FileKind, "archive")
 

@@ -106,7 +106,7 @@ def verify(job: Job, remove_orphans: bool, grace: float, places: tuple[str, ...]
     has left: they cost space only, and no exit code. Exit code 1 if there is a problem.
     """
     from tiering.executor.pool import Inline
-    from tiering.keys.sources import provider_of
+    from tiering.keys.key_file import provider_of
     from tiering.operations.inspection import places_of
     from tiering.worker.audit import audit
 

@@ -23,8 +23,7 @@ from tiering.archive.coder import Coder
 from tiering.archive.layout import PartKind
 from tiering.archive.pieces import EncodedPiece, PiecesWriter, PieceWriter, check_tail
 from tiering.archive.writer import ArchiveSettings
-from tiering.keys.crypto import TopicKey
-from tiering.keys.sources import KeysAtHand
+from tiering.keys.crypto import KeysAtHand, TopicKey
 
 LARGE_BLOCKS = ArchiveSettings()
 KEYS = {f"topic{n}": TopicKey("first", bytes([n + 1]) * 32) for n in range(3)}

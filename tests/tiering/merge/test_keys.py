@@ -10,8 +10,7 @@ import pytest
 from kvstore.errors import KeyDestroyed, KeyMissing
 from tests.tiering.archive.making import SMALL_BLOCKS, plain_queues
 from tests.tiering.merge.merging import deal, made_of, merged, records_in, records_of
-from tiering.keys.crypto import TopicKey
-from tiering.keys.sources import KeysAtHand, keys_at_hand
+from tiering.keys.crypto import KeysAtHand, TopicKey, keys_at_hand
 from tiering.merge.partition import Dropped
 
 FIRST = TopicKey("first", b"1" * 32)

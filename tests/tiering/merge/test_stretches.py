@@ -35,8 +35,7 @@ from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.tail import FileSource
 from tiering.archive.writer import ArchiveSettings
 from tiering.executor.erasure_predicate import ErasurePredicate
-from tiering.keys.crypto import TopicKey
-from tiering.keys.sources import KeysAtHand
+from tiering.keys.crypto import KeysAtHand, TopicKey
 from tiering.merge.compact import Compaction
 from tiering.merge.merge import merge, merge_with
 from tiering.merge.partition import (

@@ -36,8 +36,8 @@ from tiering.archive.columns.records import RecordBatch
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter, write_archive
 from tiering.errors import RowIllegal
-from tiering.keys.crypto import KeyProvider
-from tiering.keys.sources import keys_at_hand, provider_of
+from tiering.keys.crypto import KeyProvider, keys_at_hand
+from tiering.keys.key_file import provider_of
 from tiering.places.commits import CommittedArchive, HeldRange, TopicIds, take_ids
 from tiering.places.objects import job_object_key
 from tiering.places.place import Place
