@@ -4,7 +4,9 @@ The idea: a call checks that the store is open, finds its topic and group by nam
 work to one part of the engine or one function of a room. So the way from a call to its work is one
 step. What a store alone can do, such as closing, is `api.store`.
 
-Invariants: a call that raised changed nothing; every call may be made from several threads.
+Invariants: a call that raised changed nothing, except with `FlushFailed` (what was put may be there
+when the store is opened again) and by `redrive`, which says what it did; every call may be made
+from several threads.
 """
 
 from __future__ import annotations
@@ -92,7 +94,8 @@ class Calls:
         )
 
     def put_batch(self, messages: Sequence[Message]) -> list[PutResult]:
-        """Put messages, in order; an error writes none of them (a crash may leave a leading part).
+        """Put messages, in order; an error writes none of them (a crash may leave a leading part;
+        after `FlushFailed` they may be there when the store is opened again).
 
         Returns when they are written, or with `flush="sync"` when they are on the disk. Raises
         `TopicNotFound`, `MessageIllegal` and its kinds, `StoreBusy`, `DiskFull`, `FlushFailed`,

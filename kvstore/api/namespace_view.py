@@ -99,11 +99,11 @@ def _own_message(namespace: str, message: StoredMessage) -> StoredMessage:
     message.topic = _bare(namespace, message.topic)
     if _ORIGIN in message.raw_properties:
         # A dead letter says its origin.
-        said = dict(message.properties)
+        properties = dict(message.properties)
         for name in _ORIGINS:
-            if name in said:
-                said[name] = unwrap(namespace, said[name]) or said[name]
-        message._properties = said
+            if name in properties:
+                properties[name] = unwrap(namespace, properties[name]) or properties[name]
+        message._properties = properties
     return message
 
 

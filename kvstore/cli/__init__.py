@@ -205,8 +205,8 @@ def _failed(error: BaseException, as_json: bool) -> int:
     return _USAGE if isinstance(error, click.UsageError) else 1
 
 
-def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    if not asked or ctx.resilient_parsing:
+def _print_version(ctx: click.Context, _: click.Parameter, is_given: bool) -> None:
+    if not is_given or ctx.resilient_parsing:
         return
     from importlib.metadata import PackageNotFoundError, version
 

@@ -63,15 +63,15 @@ def read_log(paths: Sequence[Path], files: Files, start: int = 0) -> Iterator[Fi
     for path, size in zip(paths, sizes, strict=True):
         begin = named_position(path.name)
         if begin is None or not size or begin + size > start:
-            for stretch in _read_among(path, size, usual, expected, files):
-                if stretch.found.position >= 0 and stretch.found.stop <= start > 0:
+            for extent in _read_among(path, size, usual, expected, files):
+                if extent.found.position >= 0 and extent.found.stop <= start > 0:
                     continue
-                if stretch.found.kind is Kind.END:
-                    ends.append(stretch)
+                if extent.found.kind is Kind.END:
+                    ends.append(extent)
                     continue
                 yield from map(_as_damage, ends)
                 ends.clear()
-                yield stretch
+                yield extent
         expected = None if begin is None else begin + usual
     yield from ends
 
@@ -172,11 +172,11 @@ def _with_message(path: Path, buffer: Buffer, base: int, found: Extent) -> FileE
     return FileExtent(path, found, message)
 
 
-def _as_damage(stretch: FileExtent) -> FileExtent:
+def _as_damage(extent: FileExtent) -> FileExtent:
     """Zeros up to the end of a file behind which the log goes on."""
-    found = stretch.found
+    found = extent.found
     reason = f"zeros from {found.position} to the end of the file, but the log goes on behind"
-    return stretch._replace(found=found._replace(kind=Kind.DAMAGE, reason=reason))
+    return extent._replace(found=found._replace(kind=Kind.DAMAGE, reason=reason))
 
 
 def _damage(path: Path, position: int, size: int, reason: str) -> FileExtent:

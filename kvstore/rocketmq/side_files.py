@@ -4,7 +4,7 @@ The idea: units of fixed size. A queue file's name says at which byte of the who
 so the name divided by the unit's size is the queue offset of its first unit, and any offset is
 found without reading the units before it. Files are preallocated: unwritten units are zeros, and a
 queue that did not begin at a file's start is padded up to there. Both are recognised, and each such
-stretch comes as one `Unused`, whatever its length. The header of an index file does not say how
+part comes as one `Unused`, whatever its length. The header of an index file does not say how
 many slots and items the file was made for: unless the sizes are RocketMQ's defaults, they are found
 by trial: in the right split the first and the last item agree with the header.
 
@@ -64,7 +64,7 @@ class BatchEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Unused(msgspec.Struct, frozen=True, gc=False):
-    """A stretch without entries: `units` of them from byte `at` of the file.
+    """A part without entries: `units` of them from byte `at` of the file.
 
     "unwritten": preallocated zeros; "skipped": the padding before a queue's first offset;
     "invalid": not an entry, and nothing else that RocketMQ writes; "partial": the file ends within

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -79,16 +80,21 @@ def process() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         child.wait()
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A store with topic "orders": 40 messages in queue 0, 1 in queue 1, none in 2 and 3."""
-    path = tmp_path / "store"
+@pytest.fixture(scope="session")
+def _made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("made") / "store"
     with kvstore.open(path, config=SMALL) as store:
         store.create_topic("orders", queues=4)
         for number in range(40):
             store.put_batch([order(number)])
         store.put_batch([Message("orders", b"\xff\x00", queue=1)])
     return path
+
+
+@pytest.fixture
+def folder(_made_once: Path, tmp_path: Path) -> Path:
+    """A store with topic "orders": 40 messages in queue 0, 1 in queue 1, none in 2 and 3."""
+    return Path(shutil.copytree(_made_once, tmp_path / "store"))
 
 
 def order(number: int) -> Message:

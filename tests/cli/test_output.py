@@ -60,7 +60,7 @@ def test_progress_shows_itself_late_and_on_a_terminal_only(
     with Output(False).progress() as report:
         report("scanning", 1, 10)
     assert terminal.getvalue() == ""
-    monkeypatch.setattr(output, "_PATIENCE", -1.0)
+    monkeypatch.setattr(output, "_BAR_AFTER_S", -1.0)
     with Output(False).progress() as report:
         report("scanning", 1, 10)
         report("indexing", 5, 0)

@@ -11,11 +11,13 @@ import kvstore
 from kvstore import Message, StoreConfig
 from tests.cli.conftest import Kvmq
 from tests.support.clock import VirtualClock
+from tiering import Policy, Worker
 
 
-@pytest.fixture
-def place(kvmq: Kvmq, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Archives of November 2023, of a store that is gone: two topics, 60 messages each."""
+    tmp_path = tmp_path_factory.mktemp("place")
     clock = VirtualClock(1_700_000_000_000)
     with kvstore.open(tmp_path / "lost", StoreConfig(segment_size=64 << 10, clock=clock)) as store:
         for number in range(120):
@@ -25,9 +27,10 @@ def place(kvmq: Kvmq, tmp_path: Path) -> Path:
             store.put_batch([Message(name, b"%d" % number + bytes(1000), keys=("all",))])
             clock.advance(1)
         store.seal()
-    policy = tmp_path / "policy.toml"
-    policy.write_text(f'hot_for = "1d"\nwarm = "{tmp_path / "place"}"\n')
-    assert kvmq("tier", "run", tmp_path / "lost", "--policy", policy).code == 0
+        clock.advance(2 * 86_400)
+        policy = Policy(hot_for=86_400, warm=str(tmp_path / "place"), clock_doubt=0.0)
+        with Worker(store, policy) as worker:
+            assert worker.run_once().failed == {}
     shutil.rmtree(tmp_path / "lost")
     return tmp_path / "place"
 
@@ -53,6 +56,7 @@ def test_a_part_can_be_asked_for_by_topic_and_time(kvmq: Kvmq, place: Path, tmp_
 def test_what_is_damaged_is_exit_code_1_and_the_rest_is_there(
     kvmq: Kvmq, place: Path, tmp_path: Path
 ) -> None:
+    place = Path(shutil.copytree(place, tmp_path / "place"))
     damaged = sorted(place.rglob("*.kvarc"))[0]
     damaged.chmod(0o644)
     damaged.write_bytes(b"no archive" * 10)

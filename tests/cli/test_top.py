@@ -17,7 +17,7 @@ import pytest
 
 import kvstore
 from kvstore import Message, StoreConfig
-from kvstore.cli.admin.top import look
+from kvstore.cli.admin.top import take_snapshot
 from tests.cli.conftest import SMALL, Kvmq
 from tests.support import inside
 
@@ -41,13 +41,13 @@ def store(folder: Path) -> Path:
 
 
 def test_a_look_counts_what_rows_say(store: Path) -> None:
-    found = look(store)
+    found = take_snapshot(store)
     (group,) = found.groups
     assert (group.group, group.topic, group.end) == ("g", "t", 10)
     assert group.lag == group.unread + group.in_flight
     with kvstore.open(store) as opened:
         assert opened.group_stats("g") == [group]
-        assert look(store).groups == [group]
+        assert take_snapshot(store).groups == [group]
         assert opened.namespace("ns").groups() == []
         with pytest.raises(kvstore.GroupNotFound):
             opened.group_stats("nobody")

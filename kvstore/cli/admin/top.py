@@ -1,8 +1,8 @@
 """The verb `top`: a live screen of puts, pops and acks, and of the work left to do.
 
-The idea: the store is opened read-only for each look, so the process that writes is not disturbed
-and need not help; rates are the differences of two looks. On a terminal the screen is drawn anew
-each time; into a pipe one table follows the other, or one JSON line.
+The idea: the store is opened read-only for each snapshot, so the process that writes is not
+disturbed and need not help; rates are the differences of two snapshots. On a terminal the screen is
+drawn anew each time; into a pipe one table follows the other, or one JSON line.
 
 Invariant: the terminal is left as it was found, however the verb ends.
 """
@@ -40,7 +40,7 @@ _CLEAR: Final = "\x1b[2J\x1b[H"
 _QUIT: Final = frozenset({"q", "Q", "\x03", "\x04"})
 
 
-class TopicLook(msgspec.Struct, frozen=True):
+class TopicSnapshot(msgspec.Struct, frozen=True):
     """A topic at one moment: the number of messages it holds, and of messages put so far."""
 
     topic: str
@@ -48,7 +48,7 @@ class TopicLook(msgspec.Struct, frozen=True):
     end: int
 
 
-class Look(msgspec.Struct, frozen=True):
+class Snapshot(msgspec.Struct, frozen=True):
     """A store at one moment; `at` is ms since the epoch, `seconds` the clock of the rates."""
 
     at: int
@@ -56,7 +56,7 @@ class Look(msgspec.Struct, frozen=True):
     log_bytes: int
     disk_used: float
     topics_left_out: int
-    topics: list[TopicLook]
+    topics: list[TopicSnapshot]
     groups: list[GroupStats]
 
 
@@ -80,11 +80,11 @@ def top(out: Output, folder: Path, interval: float, once: bool) -> None:
     require_store(folder)
     live = not once and not out.json and sys.stdout.isatty()
     with _terminal(live) as pause:
-        before = look(folder)
+        before = take_snapshot(folder)
         if live:
             _draw(out, folder, before, None, interval)
         while pause(interval):
-            now = look(folder)
+            now = take_snapshot(folder)
             if live:
                 _draw(out, folder, now, before, interval)
             elif out.json:
@@ -97,13 +97,13 @@ def top(out: Output, folder: Path, interval: float, once: bool) -> None:
             before = now
 
 
-def look(folder: Path) -> Look:
+def take_snapshot(folder: Path) -> Snapshot:
     """Open the store read-only and read its figures once."""
     clock = SystemClock()
     for attempt in range(_TRIES):
         try:
             with kvstore.open(folder, read_only=True) as store:
-                return _look(store, clock)
+                return _snapshot(store, clock)
         except (Damaged, FileNotFoundError):
             # The writer may have replaced files between listing and opening them.
             if attempt == _TRIES - 1:
@@ -112,14 +112,14 @@ def look(folder: Path) -> Look:
     raise AssertionError("the last try raises")
 
 
-def _look(store: Store, clock: SystemClock) -> Look:
+def _snapshot(store: Store, clock: SystemClock) -> Snapshot:
     stats, infos = store.stats(), store.topics()
     topics = []
     for info in infos[:_TOPICS_MAX]:
         bounds = [store.bounds(info.name, queue) for queue in range(info.read_queues)]
         end = sum(b.next_offset for b in bounds)
-        topics.append(TopicLook(info.name, end - sum(b.min_offset for b in bounds), end))
-    return Look(
+        topics.append(TopicSnapshot(info.name, end - sum(b.min_offset for b in bounds), end))
+    return Snapshot(
         at=clock.now_ms(),
         seconds=clock.monotonic(),
         log_bytes=stats.log_bytes,
@@ -144,14 +144,14 @@ def _done(stats: GroupStats) -> int:
     return stats.taken - stats.in_flight
 
 
-def _topic_rows(now: Look, before: Look | None) -> list[tuple[TopicLook, float | None]]:
+def _topic_rows(now: Snapshot, before: Snapshot | None) -> list[tuple[TopicSnapshot, float | None]]:
     seconds = now.seconds - before.seconds if before else 0.0
     known = {t.topic: t.end for t in before.topics} if before else {}
     return [(t, _rate(t.end, known.get(t.topic), seconds)) for t in now.topics]
 
 
 def _group_rows(
-    now: Look, before: Look | None
+    now: Snapshot, before: Snapshot | None
 ) -> list[tuple[GroupStats, float | None, float | None]]:
     seconds = now.seconds - before.seconds if before else 0.0
     known = {(g.group, g.topic): g for g in before.groups} if before else {}
@@ -166,7 +166,7 @@ def _group_rows(
 # --- showing ---
 
 
-def _value(now: Look, before: Look | None) -> dict[str, Any]:
+def _value(now: Snapshot, before: Snapshot | None) -> dict[str, Any]:
     topics = [
         {"topic": t.topic, "messages": t.messages, "end": t.end, "put_per_second": put}
         for t, put in _topic_rows(now, before)
@@ -178,7 +178,7 @@ def _value(now: Look, before: Look | None) -> dict[str, Any]:
     return {"at": now.at, "log_bytes": now.log_bytes, "topics": topics, "groups": groups}
 
 
-def _tables(out: Output, now: Look, before: Look | None, lines: int | None) -> None:
+def _tables(out: Output, now: Snapshot, before: Snapshot | None, lines: int | None) -> None:
     """Both tables; with `lines`, cut to so many rows: the rows most behind, or busiest, stay."""
     groups = sorted(_group_rows(now, before), key=lambda row: -row[0].lag)
     topics = sorted(_topic_rows(now, before), key=lambda row: -(row[1] or 0))
@@ -226,7 +226,9 @@ def _tables(out: Output, now: Look, before: Look | None, lines: int | None) -> N
         out.text(f"and {left:,} more")
 
 
-def _draw(out: Output, folder: Path, now: Look, before: Look | None, interval: float) -> None:
+def _draw(
+    out: Output, folder: Path, now: Snapshot, before: Snapshot | None, interval: float
+) -> None:
     lines = shutil.get_terminal_size().lines
     click.echo(_CLEAR, nl=False)
     out.text(

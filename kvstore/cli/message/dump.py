@@ -56,7 +56,7 @@ from tiering.archive.archive_reader import Archive
 from tiering.archive.tail import FileSource
 from tiering.keys.key_file import provider_of
 
-_KINDS: Final = (*FileKind, "archive")
+_KINDS: Final = (*(kind.value for kind in FileKind), "archive")
 
 
 class _Group(NamedTuple):
@@ -170,12 +170,12 @@ def _logs_of(groups: Sequence[_Group], option: str) -> list[Path]:
 
 
 def _dump_position(show: Show, groups: Sequence[_Group], position: int, files: Files) -> None:
-    stretch = read_record(_logs_of(groups, "--position"), files, position)
-    if stretch is None:
+    extent = read_record(_logs_of(groups, "--position"), files, position)
+    if extent is None:
         raise MessageNotFound(f"no file of those given has position {position}")
-    show.stretch(stretch)
-    if stretch.found.position != position and stretch.found.kind is not Kind.DAMAGE:
-        show.damage(stretch.path, position, 0, f"nothing begins at {position}, it is in the above")
+    show.extent(extent)
+    if extent.found.position != position and extent.found.kind is not Kind.DAMAGE:
+        show.damage(extent.path, position, 0, f"nothing begins at {position}, it is in the above")
 
 
 def _dump_chosen(show: Show, groups: Sequence[_Group], choice: Choice, files: Files) -> None:
@@ -184,16 +184,16 @@ def _dump_chosen(show: Show, groups: Sequence[_Group], choice: Choice, files: Fi
     total = sum(files.size(path) or 0 for path in logs)
     done = found = 0
     with show.out.progress() as report:
-        for stretch in read_log(logs, files, choice.start):
-            done += stretch.found.size
+        for extent in read_log(logs, files, choice.start):
+            done += extent.found.size
             report("looking through the log", done, total)
-            if stretch.found.kind is Kind.DAMAGE:
-                show.stretch(stretch)
-            elif stretch.message is not None and choice.takes(stretch.message):
+            if extent.found.kind is Kind.DAMAGE:
+                show.extent(extent)
+            elif extent.message is not None and choice.takes(extent.message):
                 if found == choice.limit:
                     return
                 found += 1
-                show.stretch(stretch)
+                show.extent(extent)
                 if choice.is_one_message:
                     return
     if not found and choice.limit != 0:
@@ -246,29 +246,29 @@ def _follow(
             raise click.UsageError(f"{commitlog} holds no log files, which are named by 20 digits")
         click.echo(f"{folder} holds no log; --commitlog says where it is", err=True)
         return
-    stretch = read_record(logs, files, entry.position)
-    if stretch is None:
+    extent = read_record(logs, files, entry.position)
+    if extent is None:
         show.damage(path, entry.position, 0, f"no file of {folder} has position {entry.position}")
         return
-    show.stretch(stretch)
-    found = stretch.found
+    show.extent(extent)
+    found = extent.found
     if (found.position, found.size) != (entry.position, entry.size):
         show.damage(
             path, entry.position, 0,
             f"the entry means {entry.size} bytes at {entry.position}, but in the log there are "
             f"{found.size} at {found.position}",
         )  # fmt: skip
-    elif stretch.message is not None and stretch.message.offset != entry.offset:
-        reason = f"the entry of offset {entry.offset} means a record of {stretch.message.offset}"
+    elif extent.message is not None and extent.message.offset != entry.offset:
+        reason = f"the entry of offset {entry.offset} means a record of {extent.message.offset}"
         show.damage(path, entry.position, 0, reason)
 
 
 def _dump_group(show: Show, group: _Group, choice: Choice, files: Files) -> None:
     if group.kind is FileKind.LOG:
-        for stretch in read_log(group.paths, files, choice.start):
-            if stretch.found.kind is Kind.RECORD and show.records == choice.limit:
+        for extent in read_log(group.paths, files, choice.start):
+            if extent.found.kind is Kind.RECORD and show.records == choice.limit:
                 return
-            show.stretch(stretch)
+            show.extent(extent)
         return
     readers: dict[FileKind, Callable[[Show, Path, Choice, Files], None]] = {
         FileKind.QUEUE: _dump_queue,
@@ -385,7 +385,7 @@ def _dump_archive(show: Show, path: Path, choice: Choice, archive: Archive) -> N
         for block in blocks(archive):
             show.fields(path, "block", block)
     for number in chosen(archive, choice.topic, choice.queue):
-        for found in _meant(archive, number, choice):
+        for found in _chosen_messages(archive, number, choice):
             if show.records == choice.limit:
                 return
             _show(show, path, found)
@@ -401,7 +401,9 @@ def _dump_archived_position(show: Show, path: Path, position: int, archive: Arch
     return place is not None
 
 
-def _meant(archive: Archive, number: int, choice: Choice) -> Iterator[StoredMessage | Problem]:
+def _chosen_messages(
+    archive: Archive, number: int, choice: Choice
+) -> Iterator[StoredMessage | Problem]:
     directory = archive.directory
     first = choice.start if choice.offset is None else choice.offset
     if directory.last_offset(number) < first:

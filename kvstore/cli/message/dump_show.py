@@ -77,9 +77,9 @@ class Show:
         self._path: Path | None = None
         self._body_max = BODY_SHOWN if body_max is None and not out.json else body_max
 
-    def stretch(self, stretch: FileExtent) -> None:
-        """Show one extent of a log."""
-        path, found, message = stretch
+    def extent(self, extent: FileExtent) -> None:
+        """One extent of a log: a record, a blank record, damage or the unwritten end."""
+        path, found, message = extent
         if message is not None:
             self.message(path, message)
             if found.reason:

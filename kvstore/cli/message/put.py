@@ -14,24 +14,17 @@ from typing import Any, BinaryIO, NamedTuple
 import click
 
 from kvstore import Message, PutResult, Store
-from kvstore.cli.terminal.messages import index_of, line_of, message_from_json, name_of, say_place
+from kvstore.cli.terminal.messages import (
+    index_at_fault,
+    message_from_json,
+    name_line,
+    name_of,
+)
 from kvstore.cli.terminal.opening import config_option, folder_argument, open_store, topic_argument
-from kvstore.cli.terminal.options import LocalFile
+from kvstore.cli.terminal.options import LocalFile, Setting
 from kvstore.cli.terminal.output import Output, output_option, size_text
 from kvstore.clock import SystemClock
 from kvstore.errors import CallerError, MessageIllegal, StoreError
-
-
-class _Property(click.ParamType[tuple[str, str]]):
-    name = "name=value"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        name, equals, content = str(value).partition("=")
-        if not equals or not name:
-            self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
-        return name, content
 
 
 @click.command()
@@ -44,7 +37,7 @@ class _Property(click.ParamType[tuple[str, str]]):
 )
 @click.option("--tag", help="One word for filters.")
 @click.option("--key", "keys", multiple=True, help="What `query` finds; may be repeated.")
-@click.option("--property", "properties", type=_Property(), multiple=True, metavar="NAME=VALUE")
+@click.option("--property", "properties", type=Setting(), multiple=True)
 @click.option(
     "--queue", type=click.IntRange(min=0), help="The queue; spread over all if not given."
 )
@@ -97,7 +90,7 @@ def _messages(
 ) -> Iterator[_Line]:
     name = name_of(lines)
     for number, line in enumerate(lines, 1):
-        text, place = line.removesuffix(b"\n"), line_of(name, number)
+        text, place = line.removesuffix(b"\n"), f"{name}, line {number}"
         if not jsonl:
             yield _Line(place, Message(topic=topic, body=text, **defaults))
             continue
@@ -139,9 +132,9 @@ def _put_batches(store: Store, batches: Iterator[list[_Line]]) -> Iterator[list[
         try:
             results = store.put_batch([line.message for line in batch])
         except CallerError as e:
-            at = index_of(e, len(batch))
+            at = index_at_fault(e, len(batch))
             if at is not None:
-                say_place(e, batch[at].place)
+                name_line(e, batch[at].place)
                 if at:
                     yield store.put_batch([line.message for line in batch[:at]])
             raise

@@ -112,7 +112,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 @output_option
 def work(
     out: Output, folder: Path, group: str, topic: str, namespace: str | None,
-    access: Access, config_file: Path | None, tags: str | None, sql: str | None, **asked: Any,
+    access: Access, config_file: Path | None, tags: str | None, sql: str | None, **given: Any,
 ) -> None:  # fmt: skip
     """Run COMMAND for every message of TOPIC that GROUP gets, until a signal ends it.
 
@@ -123,9 +123,9 @@ def work(
     """
     require_store(folder)
     config = read_config(config_file, access)
-    if shutil.which(asked["command"][0]) is None:
-        raise click.UsageError(f"there is no command {asked['command'][0]!r}")
-    plan = Plan(group=group, topic=topic, filter=wanted_filter(tags, sql), quiet=out.json, **asked)
+    if shutil.which(given["command"][0]) is None:
+        raise click.UsageError(f"there is no command {given['command'][0]!r}")
+    plan = Plan(group=group, topic=topic, filter=wanted_filter(tags, sql), quiet=out.json, **given)
     clock = SystemClock()
 
     async def run(report: Report) -> tuple[_Worker, float]:
@@ -366,7 +366,7 @@ def environment(
 ) -> dict[bytes, bytes]:
     """The environment of a command: this process's, and the fields of the message."""
     message = popped.message
-    said: dict[str, object] = {
+    fields: dict[str, object] = {
         "GROUP": group,
         "TOPIC": message.topic,
         "QUEUE": message.queue,
@@ -380,9 +380,9 @@ def environment(
         "MESSAGE_GROUP": message.message_group,
     }
     for name, value in message.user_properties.items():
-        said["PROPERTY_" + _NOT_IN_NAMES.sub("_", name)] = value
+        fields["PROPERTY_" + _NOT_IN_NAMES.sub("_", name)] = value
     found = {name: value for name, value in base.items() if not name.startswith(_OWN.encode())}
-    for name, content in said.items():
+    for name, content in fields.items():
         if content is not None:
             # No variable can have a NUL; its value would end there, so it is left out.
             text = str(content).replace("\0", "")

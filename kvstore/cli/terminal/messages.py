@@ -114,12 +114,12 @@ def message_from_json(line: bytes, topic: str, defaults: dict[str, Any]) -> Mess
     A body that is not text (a number, an object) is put as JSON. Raises `MessageIllegal`.
     """
     try:
-        said = msgspec.json.decode(line, type=_Line)
+        found = msgspec.json.decode(line, type=_Line)
     except msgspec.ValidationError as e:
         raise MessageIllegal(f"not a message: {e}") from e
     except (msgspec.DecodeError, RecursionError) as e:
         raise MessageIllegal(f"not JSON: {e}") from e
-    fields = {name: getattr(said, name) for name in said.__struct_fields__}
+    fields = {name: getattr(found, name) for name in found.__struct_fields__}
     body, encoded = fields.pop("body"), fields.pop("body_base64")
     if (body is msgspec.UNSET) == (encoded is None):
         raise MessageIllegal("a JSON line must have either body or body_base64")
@@ -142,7 +142,7 @@ def _body_bytes(body: Any, encoded: str | None) -> bytes:
 _AT: Final = re.compile(r"message (\d+) of \d+: ")
 
 
-def index_of(error: CallerError, count: int) -> int | None:
+def index_at_fault(error: CallerError, count: int) -> int | None:
     """The index of the message in a batch of `count` that an error is about; None if it is about
     none.
     """
@@ -152,14 +152,9 @@ def index_of(error: CallerError, count: int) -> int | None:
     return 0 if count == 1 else None
 
 
-def say_place(error: CallerError, place: str) -> None:
-    """Make an error begin with a place in the input, instead of one in a batch."""
-    error.args = (f"{place}: {_AT.sub('', str(error), count=1)}", *error.args[1:])
-
-
-def line_of(name: str, number: int) -> str:
-    """A line, counted from 1."""
-    return f"{name}, line {number}"
+def name_line(error: CallerError, line: str) -> None:
+    """Make an error begin with a line of the input, instead of a number in a batch."""
+    error.args = (f"{line}: {_AT.sub('', str(error), count=1)}", *error.args[1:])
 
 
 def name_of(stream: BinaryIO) -> str:

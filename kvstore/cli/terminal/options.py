@@ -75,7 +75,7 @@ def one_argument(argument: str, make: Callable[..., Any], **options: Option) -> 
 
 
 class Setting(click.ParamType[tuple[str, str]]):
-    """A setting of an object store: NAME=VALUE."""
+    """A name and a text: NAME=VALUE."""
 
     name = "NAME=VALUE"
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Report: TypeAlias = Callable[[str, int, int], None]
 """The work, the amount done, and the total (0: unknown)."""
 
-_PATIENCE: Final = 1.0
+_BAR_AFTER_S: Final = 1.0
 """Seconds before a progress bar appears."""
 _VERDICTS: Final = {"ok": "green", "reached": "green", "wrong": "bold red", "short": "yellow"}
 """Cells that say how something ended have a colour."""
@@ -125,7 +125,7 @@ class _Bar:
     def __call__(self, what: str, done: int, total: int) -> None:
         if self._progress is None:
             waited = self._clock.monotonic() - self._begin
-            if waited < _PATIENCE or not sys.stderr.isatty():
+            if waited < _BAR_AFTER_S or not sys.stderr.isatty():
                 return
             self._progress = _rich_progress()
             self._progress.start()
