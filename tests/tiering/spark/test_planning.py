@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThanOrEqual
 
@@ -19,9 +20,9 @@ from tiering.archive import archive_reader
 from tiering.archive.archive_reader import Archive
 from tiering.archive.layout import OPENING_READ
 from tiering.catalog.bucket import AT_ONCE
-from tiering.spark.listing import Opener, listing
+from tiering.spark.listing import ListedArchive, Opener, listing
 from tiering.spark.options import read_options
-from tiering.spark.splits import Split, plan_splits
+from tiering.spark.splits import Packing, Split, plan_splits
 from tiering.spark.wanted import QueryFilter
 
 ARCHIVES = 60
@@ -148,6 +149,12 @@ def test_a_plan_reads_no_filter_unless_keys_are_asked_for(
     splits, _ = planned(many, keys="7-7")
     assert "FILTER" in sections
     assert pieces(splits) == 1
+
+
+def test_blocks_that_do_not_follow_each_other_are_packed_by_their_own_sizes() -> None:
+    packing = Packing(100)
+    packing.add(ListedArchive("place", "a", 1), np.array([0, 7, 9]), np.array([90, 5, 500]))
+    assert [split.bytes for split in packing.splits] == [595]
 
 
 def test_a_restore_and_an_attach_keep_few_archives_open(

@@ -113,6 +113,24 @@ def test_archives_alone_are_read_from_their_folder(
     assert {row["position"] for row in read(folder, hot="false")[0]} == mine
 
 
+def test_of_a_topic_that_was_made_again_archives_alone_give_the_later_life(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    with (
+        kvstore.open(tmp_path, StoreConfig(segment_size=SEGMENT, clock=clock)) as store,
+        Worker(store, POLICY) as worker,
+    ):
+        store.create_topic("other")
+        for life in (b"first", b"second"):
+            store.create_topic("orders")
+            store.put_batch([Message("orders", life), Message("other", b"x")])
+            store.seal()
+            clock.advance(2 * DAY)
+            assert worker.run_once().failed == {}
+            store.delete_topic("orders")
+    assert {row["body"] for row in read(tmp_path / "archive")[0]} == {b"second", b"x"}
+
+
 @pytest.mark.parametrize(
     ("filters", "wanted"),
     [

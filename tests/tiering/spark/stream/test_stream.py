@@ -228,6 +228,20 @@ def test_a_topic_that_is_made_again_is_another(store: Store) -> None:
     assert [[row["offset"] for row in rows] for rows in batches] == [[0, 1, 2]]
 
 
+def test_a_topic_without_news_may_go_while_a_batch_is_planned(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(store, "orders", 3)
+    put(store, "events", 2)
+    stream = reader(store.path)
+    offset, _ = drain(stream)
+    put(store, "orders", 1)
+    end = through_json(stream.latestOffset(offset, stream.getDefaultReadLimit()))
+    store.delete_topic("events")
+    assert [row["offset"] for row in read(stream, offset, end)] == [3]
+    assert "was deleted" not in caplog.text
+
+
 def test_topics_that_the_options_add_are_read_from_their_beginning(
     store: Store, tier: Tiering
 ) -> None:
@@ -417,7 +431,9 @@ def test_messages_that_went_before_they_were_read_fail_the_stream(
     tier()
     _expire(tier)
     put(store, "orders", 5)
+    limited = reader(store.path, max_messages_per_trigger="10")
     for attempt in (
+        lambda: limited.latestOffset(offset, limited.getDefaultReadLimit()),
         lambda: drain(reader(store.path), offset),
         lambda: reader(store.path).partitions(offset, planned),
     ):
