@@ -255,14 +255,6 @@ class _Asked:
 # --- columns --------------------------------------------------------------------------------------
 
 
-def _topic(asked: _Asked) -> pa.Array:
-    return pa.array(asked.rows.topics, pa.string()).take(pa.array(asked.rows.topic_of))
-
-
-def _queue(asked: _Asked) -> pa.Array:
-    return pa.array(asked.rows.queue.astype(np.int32))
-
-
 def _message_id(asked: _Asked) -> pa.Array:
     found = asked.values(_UNIQUE_ID)
     if not found.null_count:
@@ -295,10 +287,6 @@ def _keys(asked: _Asked) -> pa.Array:
     return pa.array(lists, kind)
 
 
-def _tag(asked: _Asked) -> pa.Array:
-    return asked.values(_TAGS)
-
-
 def _properties(asked: _Asked) -> pa.Array:
     kind = SCHEMA.field("properties").type
     plain, count = asked.plain, asked.rows.count
@@ -320,16 +308,12 @@ def _properties(asked: _Asked) -> pa.Array:
     return pa.MapArray.from_arrays(ends, names, values, type=kind)
 
 
-def _body(asked: _Asked) -> pa.Array:
-    return _from_buffers(pa.binary(), *asked.rows.bodies())
-
-
 def _headers(asked: _Asked) -> pa.Array:
     rows = asked.rows
     odd: list[bytes | None] | None = None
     if asked.plain is None:
         odd = [
-            None if _joined(found) == field else field
+            None if joined_properties(found) == field else field
             for field, found in zip(asked.fields, asked.maps, strict=True)
         ]
     found = rows.header_fields()
@@ -377,8 +361,8 @@ def _constant_arrays(found: ConstantHeaders, count: int) -> Sequence[pa.Array]:
     )
 
 
-def _joined(properties: Mapping[str, str]) -> bytes:
-    """The field that a map of properties gives."""
+def joined_properties(properties: Mapping[str, str]) -> bytes:
+    """The field that a map of properties gives, every pair as it is."""
     return "".join(f"{name}\x01{value}\x02" for name, value in properties.items()).encode()
 
 
@@ -408,17 +392,19 @@ def _time(of: Callable[[MessageColumns], Column]) -> Callable[[_Asked], pa.Array
 
 
 _MAKERS: Final[Mapping[str, Callable[[_Asked], pa.Array]]] = {
-    "topic": _topic,
-    "queue": _queue,
+    "topic": lambda asked: pa.array(asked.rows.topics, pa.string()).take(
+        pa.array(asked.rows.topic_of)
+    ),
+    "queue": lambda asked: pa.array(asked.rows.queue.astype(np.int32)),
     "offset": lambda asked: pa.array(asked.rows.offset),
     "message_id": _message_id,
     "keys": _keys,
-    "tag": _tag,
+    "tag": lambda asked: asked.values(_TAGS),
     "properties": _properties,
     "born_at": _time(lambda rows: rows.born_at),
     "stored_at": _time(lambda rows: rows.stored_at),
     "position": lambda asked: pa.array(asked.rows.position),
-    "body": _body,
+    "body": lambda asked: _from_buffers(pa.binary(), *asked.rows.bodies()),
     "headers": _headers,
 }
 assert list(_MAKERS) == SCHEMA.names

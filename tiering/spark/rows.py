@@ -161,7 +161,7 @@ class RecordRows:
         some = batch._replace(starts=batch.starts[at], sizes=batch.sizes[at])
         f = self._fields = Fields(some)
         self.count = f.count
-        self.topics, self.topic_of = _numbered([name.decode() for name in f.topics()])
+        self.topics, self.topic_of = numbered([name.decode() for name in f.topics()])
         self.queue, self.offset, self.position = f.queue, f.offset, f.position
         self.born_at, self.stored_at = f.born_at, f.stored_at
 
@@ -213,7 +213,7 @@ class MessageRows:
                 for body, one in zip(stored, self._messages, strict=True)
             ]
         self.count = len(self._messages)
-        self.topics, self.topic_of = _numbered([one.topic for one in self._messages])
+        self.topics, self.topic_of = numbered([one.topic for one in self._messages])
         self.queue = self._column("queue")
         self.offset, self.position = self._column("offset"), self._column("position")
         self.born_at, self.stored_at = self._column("born_at"), self._column("stored_at")
@@ -229,8 +229,8 @@ class MessageRows:
             self._column("version"),
             self._column("reconsume_times"),
             self._column("prepared_position"),
-            Hosts(*_numbered([one.raw_born_host for one in self._messages])),
-            Hosts(*_numbered([one.raw_store_host for one in self._messages])),
+            Hosts(*numbered([one.raw_born_host for one in self._messages])),
+            Hosts(*numbered([one.raw_store_host for one in self._messages])),
         )
 
     def texts(self) -> None:
@@ -262,7 +262,7 @@ class MessageRows:
 T = TypeVar("T", bound=Hashable)
 
 
-def _numbered(values: Sequence[T]) -> tuple[Sequence[T], Column]:
+def numbered(values: Sequence[T]) -> tuple[Sequence[T], Column]:
     """The different values, and the number of each row's value among them."""
     numbers = {name: i for i, name in enumerate(dict.fromkeys(values))}
     return list(numbers), np.fromiter(map(numbers.__getitem__, values), np.int64, len(values))

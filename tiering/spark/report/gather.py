@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 # as everybody calls it
 
 from kvstore.clock import Clock, SystemClock
@@ -161,11 +161,11 @@ def _delays(
         return []
     found = delays_of(spark, path, options, of=asked, with_sums=True)
     rows = found.orderBy(F.asc_nulls_first("topic"), F.asc_nulls_first("day")).collect()
-    return [_delay(row) for row in rows if row.messages]
-
-
-def _delay(row: Row) -> Delays:
-    return Delays(row.topic, row.day, row.messages, row.p50, row.p90, row.p99, row.max)
+    return [
+        Delays(row.topic, row.day, row.messages, row.p50, row.p90, row.p99, row.max)
+        for row in rows
+        if row.messages
+    ]
 
 
 def _archives(path: str, options: Mapping[str, str]) -> dict[str, int]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date, timedelta
+from functools import partial
 from io import StringIO
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -226,17 +227,14 @@ def _delay_plots(figures: Figures, totals: Sequence[Delays]) -> Iterator[Panel]:
             Series(said, share, [getattr(one, share) for _, one in days]) for share, said in _SHARES
         ]
         name, xs = texts.name(topic), [day for day, _ in days]
-        mark = _long_mark if xs[-1] - xs[0] > _YEAR else _mark
+        said = texts.month if xs[-1] - xs[0] > _YEAR else texts.day
         told = f"{name}: delay by day"
+        mark = partial(_mark, said)
         yield name, "", panel(told, xs, mark, lines, ticks, texts.delay, is_log=True)
 
 
-def _mark(x: float) -> str:
-    return texts.day(date.fromordinal(int(x)))
-
-
-def _long_mark(x: float) -> str:
-    return texts.month(date.fromordinal(int(x)))
+def _mark(said: Callable[[date], str], x: float) -> str:
+    return said(date.fromordinal(int(x)))
 
 
 def _cost_plots(figures: Figures) -> Iterator[Panel]:

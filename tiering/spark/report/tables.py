@@ -37,6 +37,7 @@ from tiering.catalog.catalog import ArchiveRow, decode_rows, read_topics
 from tiering.spark.listing import Listing, Opener, is_store, listing
 from tiering.spark.options import ReadOptions, read_options
 from tiering.spark.part_reader import PartReader, numbers_of
+from tiering.spark.rows import numbered
 from tiering.spark.splits import PlannedArchive, Split, inspect_archives, plan_splits
 from tiering.spark.wanted import QueryFilter
 
@@ -235,10 +236,8 @@ class Tally:
 def count_log(tally: Tally, records: RecordBatch) -> None:
     """Counts records of the log; their stored size is that of the records."""
     fields = Fields(records)
-    topics = fields.topics()
-    numbers = {name: i for i, name in enumerate(dict.fromkeys(topics))}
-    of = np.fromiter(map(numbers.__getitem__, topics), np.int64, len(topics))
-    names = [name.decode("utf-8", "replace") for name in numbers]
+    distinct, of = numbered(fields.topics())
+    names = [name.decode("utf-8", "replace") for name in distinct]
     sizes = fields.sizes
     tally.add("hot", names, of, fields.stored_at // DAY_MS, np.ones_like(of), sizes, sizes)
 

@@ -139,16 +139,16 @@ class FrameRows:
         }
         return Headers(there, fields)
 
-    def times(self, name: str) -> tuple[Column | None, NDArray[np.bool_] | None]:
-        """Times in ms, and which rows have none; None where there is no such column, or no null."""
+    def times(self, name: str, otherwise: Column) -> Column:
+        """Times in ms; for rows that have none, the others."""
         found = self._columns.get(name)
         if found is None:
-            return None, None
+            return otherwise
         exact = found.cast(pa.timestamp("us", tz="UTC")).view(pa.int64())
-        nulls = np.asarray(exact.is_null()) if exact.null_count else None
+        nulls = np.asarray(exact.is_null())
         numbers = np.asarray(exact.fill_null(0)) // _US
         self.check(name, numbers, nulls)
-        return numbers, nulls
+        return np.where(nulls, otherwise, numbers)
 
     # --- faults ---
 

@@ -22,6 +22,8 @@ from kvstore.errors import MessageIllegal, shown
 from kvstore.record.layout import PROPERTIES_MAX
 from kvstore.record.names import KEYS, TAG_SEPARATOR, TAGS, UNIQUE_ID
 from kvstore.record.properties import decode_properties, encode_properties
+from tiering.errors import RowIllegal
+from tiering.spark.arrow import joined_properties
 from tiering.spark.sink.frame_columns import FrameRows, Headers
 
 Ids = Callable[[int], list[str]]
@@ -66,12 +68,7 @@ def _of_records(rows: FrameRows, headers: Headers, maps: pa.Array | None) -> pa.
     whole = headers.fields["properties"]
     if maps is None:
         if whole.null_count:
-            row = int(pc.index(whole.is_null(), True).as_py())
-            raise rows.illegal(
-                row, "headers",
-                "there without the column properties, which is a part of it; give it, or leave "
-                "headers out",
-            )  # fmt: skip
+            raise _lacks_properties(rows, int(pc.index(whole.is_null(), True).as_py()))
         return whole
     joined = _joined(maps)
     _check_said(rows, maps)
@@ -113,11 +110,7 @@ def _check_said(rows: FrameRows, maps: pa.Array) -> None:
             found, due = given[row].as_py(), held[row].as_py()
             same = column == "keys" and found == [k for k in (due or "").split(" ") if k]
             if found is not None and not same:
-                raise rows.illegal(
-                    row, column,
-                    f"{shown(found)}, and property {name} is {shown(due)}; make them the same, or "
-                    f"leave {column} out",
-                )  # fmt: skip
+                raise _contradicts(rows, row, column, found, due)
 
 
 # --- rows that are new ----------------------------------------------------------------------------
@@ -211,14 +204,8 @@ def _one_by_one(
         if headers is not None and headers.there[row]:
             whole = headers.fields["properties"][row].as_py()
             if whole is None and maps is None:
-                raise rows.illegal(
-                    row, "headers",
-                    "there without the column properties, which is a part of it; give it, or "
-                    "leave headers out",
-                )  # fmt: skip
-            if whole is None:
-                whole = "".join(f"{k}\x01{v}\x02" for k, v in pairs.items()).encode()
-            out.append(whole)
+                raise _lacks_properties(rows, row)
+            out.append(joined_properties(pairs) if whole is None else whole)
             continue
         own = {c: t[row].as_py() if t is not None else None for c, t in texts.items()}
         mine = keys[row].as_py() if keys is not None else None
@@ -227,11 +214,7 @@ def _one_by_one(
         for name, column in _OWN:
             said, held = own[column], pairs.pop(name, None)
             if said is not None and held is not None and said != held:
-                raise rows.illegal(
-                    row, column,
-                    f"{shown(said)}, and property {name} is {shown(held)}; make them the same, or "
-                    f"leave {column} out",
-                )  # fmt: skip
+                raise _contradicts(rows, row, column, said, held)
             value = said if said is not None else held
             if value is None and column == "message_id":
                 value = ids(1)[0]
@@ -239,6 +222,22 @@ def _one_by_one(
                 first[name] = value
         out.append(_encoded(rows, row, first | pairs))
     return pa.array(out, pa.binary())
+
+
+def _contradicts(rows: FrameRows, row: int, column: str, said: object, held: object) -> RowIllegal:
+    name = next(name for name, one in _OWN if one == column)
+    return rows.illegal(
+        row, column,
+        f"{shown(said)}, and property {name} is {shown(held)}; make them the same, or leave "
+        f"{column} out",
+    )  # fmt: skip
+
+
+def _lacks_properties(rows: FrameRows, row: int) -> RowIllegal:
+    return rows.illegal(
+        row, "headers",
+        "there without the column properties, which is a part of it; give it, or leave headers out",
+    )  # fmt: skip
 
 
 def _pairs(one: Any) -> list[tuple[str, str]]:

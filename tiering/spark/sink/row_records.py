@@ -42,8 +42,8 @@ from tiering.archive.columns.integers import Column, bounds_of
 from tiering.archive.columns.records import HEAD, RecordBatch
 from tiering.errors import JobTooLarge
 from tiering.spark.arrow import host_text
-from tiering.spark.sink.frame_columns import POSITION_END, FrameRows, Headers
-from tiering.spark.sink.property_maps import multi_tags, property_fields
+from tiering.spark.sink.frame_columns import POSITION_END, FrameRows
+from tiering.spark.sink.property_maps import Ids, multi_tags, property_fields
 
 RANGE_BYTES: Final = 1 << 32
 """The size of one range of positions, which is one task's: 4 GiB."""
@@ -177,21 +177,12 @@ class RecordMaker:
 class _Parts:
     """The parts of records, as columns of rows."""
 
-    def __init__(self, rows: FrameRows, now_ms: int, new_ids: object) -> None:
+    def __init__(self, rows: FrameRows, now_ms: int, new_ids: Ids) -> None:
         self.rows = rows
         headers = self._headers = rows.headers()
-        self.fields = property_fields(rows, headers, new_ids)  # type: ignore[arg-type]
-        stored, unknown = rows.times("stored_at")
-        if stored is None or unknown is not None:
-            now = np.full(rows.count, now_ms, np.int64)
-            stored = now if stored is None or unknown is None else np.where(unknown, now, stored)
-        self.stored_at: Column = stored
-        born, unborn = rows.times("born_at")
-        if born is None:
-            born = stored
-        elif unborn is not None:
-            born = np.where(unborn, stored, born)
-        self.born_at: Column = born
+        self.fields = property_fields(rows, headers, new_ids)
+        self.stored_at = rows.times("stored_at", np.full(rows.count, now_ms, np.int64))
+        self.born_at = rows.times("born_at", self.stored_at)
         tagged = np.where(multi_tags(rows), MULTI_TAG, 0).astype(np.int64)
         self.flags = self._number("flags", np.zeros(rows.count, np.int64))
         self.system_flags = self._number("system_flags", tagged)
@@ -225,28 +216,22 @@ class _Parts:
                 f"1, and the topic's name is longer than {TOPIC_MAX}; make it 2",
             )  # fmt: skip
 
-    def _there(self, name: str) -> tuple[Headers, pa.Array] | None:
-        headers = self._headers
-        return None if headers is None else (headers, headers.fields[name])
-
     def _number(self, name: str, default: Column) -> Column:
-        found = self._there(name)
-        if found is None:
+        if self._headers is None:
             return default
-        headers, column = found
-        known = headers.there & np.asarray(column.is_valid())
+        column = self._headers.fields[name]
+        known = self._headers.there & np.asarray(column.is_valid())
         numbers = np.asarray(column.cast(pa.int64()).fill_null(0))
         if name != "prepared_position":
             self.rows.check(f"headers.{name}", numbers, ~known)
         return np.where(known, numbers, default)
 
     def _hosts(self, name: str, bit: int) -> list[bytes]:
-        found = self._there(name)
-        if found is None:
+        headers = self._headers
+        if headers is None:
             self._check_host(name, bit, np.zeros(self.rows.count, np.bool_))
             return [_HOST] * self.rows.count
-        headers, column = found
-        encoded = column.dictionary_encode()
+        encoded = headers.fields[name].dictionary_encode()
         packed: list[bytes] = []
         of = np.asarray(encoded.indices.fill_null(-1)).astype(np.int64)
         of[~headers.there] = -1
@@ -276,13 +261,9 @@ class _Parts:
 
     def _stored_bodies(self) -> pa.Array:
         body = self.rows.body
-        found = self._there("stored_body")
-        if found is None:
-            self._check_compressed(None)
-            return body
-        stored = found[1]
+        stored = None if self._headers is None else self._headers.fields["stored_body"]
         self._check_compressed(stored)
-        if stored.null_count == len(stored):
+        if stored is None or stored.null_count == len(stored):
             return body
         for row in np.flatnonzero(np.asarray(stored.is_valid())).tolist():
             flags, raw = int(self.system_flags[row]), stored[row].as_py()
