@@ -23,14 +23,14 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from kvstore.errors import CallerError, TopicNotFound
+from kvstore.errors import CallerError
 from kvstore.index.archived import ArchivedTopic as TopicRow
 from kvstore.index.archived import Arriving, Queue
 from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveOrigin
 from tiering.catalog.archive_pool import OpenArchives
-from tiering.catalog.bucket import newest, objects_of
+from tiering.catalog.bucket import newest
 from tiering.catalog.catalog import FOLDER, ArchiveRow, contents, decode_rows, encode_row, fields_of
 from tiering.catalog.overlaps import OffsetRange, ranges_of
 from tiering.errors import (
@@ -44,10 +44,12 @@ from tiering.merge.rewrite import RebasePlan, plan_rebase, rebase
 from tiering.operations.attach_conflicts import ConflictChecker
 from tiering.operations.source_place import (
     OPEN_BYTES,
-    LazyArchives,
     OpenedArchive,
+    Source,
     open_all,
-    open_source_place,
+    open_source,
+    topics_of,
+    with_room,
 )
 from tiering.places.dead_jobs import sweep
 from tiering.places.failures import typed
@@ -117,56 +119,43 @@ def attach(
     nothing that a reader sees was changed then. `NothingToRestore`, `StoresAmbiguous`,
     `TopicNotFound`, `ArchiveDamaged`, `PlaceError`, `TieringBusy` if another attach is under way.
     """
-    config = store.config
     with typed(store.path):
-        found = open_source_place(
-            source, options, keys, config.archives, config.files, config.clock
-        )
+        found = open_source(source, options, keys, store.config, progress)
         with attaching(store.handover):
-            one = _Attach(store, found.place, found.keys, progress)
-            return one.run(found.store_id, topics)
+            return _Attach(store, found).run(topics)
 
 
 class _Attach:
     """One attach."""
 
-    def __init__(
-        self, store: Store, place: Place, keys: KeyProvider | None, progress: Progress | None
-    ) -> None:
+    def __init__(self, store: Store, source: Source) -> None:
         self._store = store
         self._side = store.handover
-        self._config = store.config
         self._files = store.config.files
-        self._place = place
-        self._keys = keys
-        self._progress = progress
+        self._source = source
         self._made = store.path / WORK / ATTACH
-        self._publisher = Publisher(store, store.path / WORK / _NOTES, self._tell, Pacing())
-        self._own = open_place(store.path / FOLDER, files=self._files, clock=self._config.clock)
+        self._publisher = Publisher(store, store.path / WORK / _NOTES, source.tell, Pacing())
+        self._own = open_place(store.path / FOLDER, files=self._files, clock=store.config.clock)
         rows = {row.number: row for row in decode_rows(self._side.rows())}
-        self._conflicts = ConflictChecker(store, place.name, rows, keys)
+        self._conflicts = ConflictChecker(store, source, rows)
         self._known = {row.key for row in rows.values()}
 
-    def run(self, store_id: str | None, topics: Collection[str] | None) -> AttachReport:
+    def run(self, topics: Collection[str] | None) -> AttachReport:
         """See `attach`."""
         self._clean_up()
-        source_id, objects = objects_of(self._place, store_id)
-        every = open_all(self._place, objects, self._keys, self._tell)
+        source_id, objects = self._source.objects()
+        every = open_all(self._source, objects)
         found = newest(every)
-        described = _described(found, topics, self._place.name)
+        described = _described(found, topics, self._source.place)
         # Objects put so far count; the last step notes those that are put from here on.
         self._store.checkpoint()
         known = {info.name: info for info in self._store.topics()}
         ranges = [r for one in found for r in _wanted(one, described)]
         self._conflicts.check_topics(ranges, described, known)
-        archives = LazyArchives({one.object.key: one.open for one in found})
+        archives = {one.object.key: one.open for one in found}
         self._conflicts.check_offsets(archives, ranges, known)
         coming = self._planned(found, described, known)
         return self._bring(coming, found, described, known, source_id, len(every) - len(found))
-
-    def _tell(self, step: str, done: int, total: int) -> None:
-        if self._progress is not None:
-            self._progress(step, done, total)
 
     # --- what there is ---
 
@@ -176,7 +165,7 @@ class _Attach:
         overwrite_all(self._made, self._files)
         with suppress(PlaceError):
             # Where nothing may be removed, the remains cost space, and no more.
-            sweep(self._place, self._config.clock.now_ms())
+            sweep(self._source.place, self._store.config.clock.now_ms())
 
     def _planned(
         self,
@@ -189,7 +178,7 @@ class _Attach:
         """
         coming = []
         for number, one in enumerate(found):
-            self._tell("looking at archives", number, len(found))
+            self._source.tell("looking at archives", number, len(found))
             mine = {
                 topic.name: archived_topic(known[topic.name])
                 if topic.name in known
@@ -201,7 +190,8 @@ class _Attach:
             if taken.messages:
                 coming.append(_ArchivePart(one, taken))
         if not coming:
-            raise NothingToRestore(f"no archive in {self._place.name} has messages to attach")
+            place = self._source.place.name
+            raise NothingToRestore(f"no archive in {place} has messages to attach")
         segments = sum(self._segments(one) for one in coming)
         if segments > SEGMENTS_MAX:
             raise AttachConflict(
@@ -239,7 +229,7 @@ class _Attach:
         base = position
         try:
             for number, one in enumerate(coming):
-                self._tell("attaching archives", number, len(coming))
+                self._source.tell("attaching archives", number, len(coming))
                 mine = {n: topics.get(n, topic) for n, topic in one.plan.topics.items()}
                 end = base + self._segments(one) * size
                 rows.append(
@@ -263,7 +253,7 @@ class _Attach:
 
     def _publish(self, one: _ArchivePart, base: int, end: int) -> ArchiveRow:
         """Writes an archive anew, and puts it into the store's folder."""
-        said = one.found.manifest
+        said, keys = one.found.manifest, self._source.keys
         origin = ArchiveOrigin(
             store_id=self._side.store_id.hex(), segments=((base, end),),
             retention_class=_class_of(said.retention_class),
@@ -271,7 +261,7 @@ class _Attach:
         self._files.make_dir(self._made)
         self._files.make_dir(self._store.path / FOLDER)
         path = self._made / f"{secrets.token_hex(8)}{SUFFIX}"
-        made = rebase(one.found.archive, one.plan, base, origin, path, self._files, self._keys)
+        made = rebase(one.found.archive, one.plan, base, origin, path, self._files, keys)
         row = self._publisher.publish(made, "warm", self._own)
         self._files.remove(path)
         return row
@@ -279,8 +269,8 @@ class _Attach:
     def _take_in(self, rows: Sequence[ArchiveRow], made: Sequence[ArchivedTopic]) -> None:
         by_number = {row.number: row for row in rows}
         kept = OpenArchives(lambda n: self._own_archive(by_number[n]), OPEN_BYTES)
-        new = LazyArchives({number: partial(kept.get, number) for number in by_number})
-        held = [h for number, archive in new.items() for h in contents(archive, number).held]
+        new = {number: partial(kept.get, number) for number in by_number}
+        held = [h for number, opened in new.items() for h in contents(opened(), number).held]
         queues = dict.fromkeys((one.topic, one.queue) for one in held)
         heres = {queue: self._side.held_ranges(*queue) for queue in queues}
         ranges = self._conflicts.attached_ranges(held, new, heres)
@@ -298,7 +288,7 @@ class _Attach:
             raise AttachConflict(f"{e}; try again") from e
 
     def _own_archive(self, row: ArchiveRow) -> Archive:
-        return open_lazily(self._own.source(row.key, row.size), keys=self._keys)
+        return open_lazily(self._own.source(row.key, row.size), keys=self._source.keys)
 
 
 def _raise(_: str, error: PlaceError) -> None:
@@ -314,36 +304,19 @@ def _class_of(name: str) -> str:
 
 
 def _described(
-    found: Sequence[OpenedArchive], wanted: Collection[str] | None, place: str
+    found: Sequence[OpenedArchive], wanted: Collection[str] | None, place: Place
 ) -> dict[str, ArchivedTopic]:
-    """The wanted topics, as the newest archive describes each, with room for all queues. Of several
-    of one name (it was deleted and made again) the last one counts.
-    """
-    known: dict[str, ArchivedTopic] = {}
+    """The wanted topics (see `topics_of`), with room for all queues."""
     queues: dict[tuple[str, int], int] = {}
-    for one in sorted(found, key=lambda f: f.manifest.last_position):
-        for topic in one.manifest.topics:
-            before = known.get(topic.name)
-            if before is None or topic.id >= before.id:
-                known[topic.name] = topic
+    for one in found:
         ids = {topic.name: topic.id for topic in one.manifest.topics}
         for held in ranges_of(one.archive, ""):
             key = held.topic, ids[held.topic]
             queues[key] = max(queues.get(key, 0), held.queue + 1)
-    missing = sorted(set(wanted or ()) - known.keys())
-    if missing:
-        raise TopicNotFound(
-            f"no archive in {place} has messages of {', '.join(missing)}; there are "
-            f"{', '.join(sorted(known)) or 'none'}"
-        )
-    out = {}
-    for name, topic in known.items():
-        if wanted is None or name in wanted:
-            most = queues.get((name, topic.id), 0)
-            read = max(topic.read_queues or topic.queues, most)
-            write = most if most > (topic.read_queues or topic.queues) else topic.queues
-            out[name] = replace(topic, queues=write, read_queues=read)
-    return out
+    return {
+        name: with_room(topic, queues.get((name, topic.id), 0))
+        for name, topic in topics_of(found, wanted, place).items()
+    }
 
 
 def _wanted(one: OpenedArchive, described: Mapping[str, ArchivedTopic]) -> Iterator[OffsetRange]:

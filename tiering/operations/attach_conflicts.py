@@ -11,7 +11,7 @@ Invariants: nothing is changed here; an offset that is there twice, and a time o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -24,8 +24,7 @@ from tiering.catalog.archive_pool import OpenArchives
 from tiering.catalog.catalog import ArchiveRow, contents, decode_rows
 from tiering.catalog.overlaps import OffsetRange, first_duplicate, offsets_of, split_overlaps
 from tiering.errors import AttachConflict
-from tiering.keys.crypto import KeyProvider
-from tiering.operations.source_place import OPEN_BYTES
+from tiering.operations.source_place import OPEN_BYTES, Source
 from tiering.places.place import open_kept
 from tiering.worker.store_side import Store, TopicFacts
 
@@ -35,30 +34,18 @@ _KEPT: Final = 64
 
 
 class ConflictChecker:
-    """Compares new archives with a store's queues. Errors call the place of the new archives
-    `source`; `rows` are those of the store's own, by number.
+    """Compares the archives of a source with a store's queues; `rows` are those of the store's own
+    archives, by number.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        source: str,
-        rows: Mapping[int, ArchiveRow],
-        keys: KeyProvider | None,
-    ) -> None:
+    def __init__(self, store: Store, source: Source, rows: Mapping[int, ArchiveRow]) -> None:
         self._store = store
         self._side = store.handover
         self._config = store.config
-        self._files = store.config.files
         self._source = source
         self._rows = rows
-        self._keys = keys
         self._ours = OpenArchives(self._open, OPEN_BYTES)
         self._times = _Times()
-
-    def ours(self, number: int) -> Archive:
-        """One of the store's archives."""
-        return self._ours.get(number)
 
     def _open(self, number: int) -> Archive:
         row = self._rows.get(number)
@@ -67,9 +54,9 @@ class ConflictChecker:
             row = next(r for r in decode_rows(self._side.rows()) if r.number == number)
         place = open_kept(
             row.place, self._store.path, options=self._config.archives.options,
-            files=self._files, clock=self._config.clock,
+            files=self._config.files, clock=self._config.clock,
         )  # fmt: skip
-        return open_lazily(place.source(row.key, row.size), keys=self._keys)
+        return open_lazily(place.source(row.key, row.size), keys=self._source.keys)
 
     def check_topics(
         self,
@@ -102,12 +89,12 @@ class ConflictChecker:
 
     def check_offsets(
         self,
-        archives: Mapping[str, Archive],
+        archives: Mapping[str, Callable[[], Archive]],
         ranges: Sequence[OffsetRange],
         known: Mapping[str, TopicFacts],
     ) -> None:
-        """Raises for an offset that two of the archives have, by their names, or the store and one
-        of them.
+        """Raises for an offset that two of the archives have, or the store and one of them. The
+        archives are opened by name.
         """
         others: list[OffsetRange] = []
         for one in ranges:
@@ -117,14 +104,16 @@ class ConflictChecker:
                 if low > high:
                     continue
                 if here.archive is not None:
-                    others.append(self._range_here(one, here))
+                    others.append(
+                        OffsetRange(one.topic, one.queue, here.first, here.last, str(here.archive))
+                    )
                     continue
-                taken = offsets_of(archives[one.archive], one.topic, one.queue, low, high)
+                taken = offsets_of(archives[one.archive](), one.topic, one.queue, low, high)
                 if len(taken):
                     raise self._conflict(one.topic, one.queue, int(taken[0]), int(taken[-1]))
 
         def opened(name: str) -> Archive:
-            return archives[name] if name in archives else self.ours(int(name))
+            return archives[name]() if name in archives else self._ours.get(int(name))
 
         twice = first_duplicate(ranges, dict.fromkeys(others), opened)
         if twice is not None:
@@ -137,37 +126,34 @@ class ConflictChecker:
                 )
             raise self._conflict(*twice[:4])
 
-    def _range_here(self, one: OffsetRange, here: HeldRange) -> OffsetRange:
-        return OffsetRange(one.topic, one.queue, here.first, here.last, str(here.archive))
-
     def _conflict(self, topic: str, queue: int, first: int, last: int) -> AttachConflict:
         return AttachConflict(
             f"the store has offsets {first} to {last} of queue {queue} of topic {topic!r} already, "
-            f"and so has {self._source}; if they are other messages, leave the topic out, or "
-            "`kvmq restore` them to a store of their own",
+            f"and so has {self._source.place.name}; if they are other messages, leave the topic "
+            "out, or `kvmq restore` them to a store of their own",
             topic, queue, first, last,
         )  # fmt: skip
 
     def attached_ranges(
         self,
         held: Sequence[ArchivedRange],
-        new: Mapping[int, Archive],
+        new: Mapping[int, Callable[[], Archive]],
         heres: Mapping[Queue, tuple[list[HeldRange], int]],
     ) -> list[AttachedRange]:
         """The ranges of the new archives, apart from all else that the queues have. Raises for
         store times that would not rise any more.
         """
-        names = {t.id: t.name for archive in new.values() for t in archive.manifest.topics}
+        names = {t.id: t.name for opened in new.values() for t in opened().manifest.topics}
         every = [*held, *self._held_here(held, heres)]
 
         def archive_of(number: int) -> Archive:
-            return new[number] if number in new else self.ours(number)
+            return new[number]() if number in new else self._ours.get(number)
 
         out: list[AttachedRange] = []
         for one in split_overlaps(every, archive_of):
             if one.archive in new:
                 log = [h for h in heres[one.topic, one.queue][0] if h.archive is None]
-                out += _apart(one, log, new[one.archive], self._times)
+                out += _apart(one, log, new[one.archive](), self._times)
         by_queue: dict[Queue, list[AttachedRange]] = {}
         for attached in out:
             by_queue.setdefault((attached.topic, attached.queue), []).append(attached)
@@ -191,7 +177,7 @@ class ConflictChecker:
                 if here.archive is not None and here.first <= high and here.last >= low:
                     wanted.setdefault(here.archive, {}).setdefault(queue, []).append(here)
         for number, mine in wanted.items():
-            for one in contents(self.ours(number), number).held:
+            for one in contents(self._ours.get(number), number).held:
                 for here in mine.get((one.topic, one.queue), ()):
                     low, high = max(one.first, here.first), min(one.last, here.last)
                     if low <= high:
@@ -227,7 +213,7 @@ class ConflictChecker:
                 return here.last_stored_at if here.last < one.first else None
             return here.first_stored_at if here.first > one.last else None
         low, end = (here.first, one.first - 1) if high else (one.last + 1, here.last)
-        archive = self.ours(here.archive)
+        archive = self._ours.get(here.archive)
         blocks = [
             block
             for block in archive.blocks(one.topic, one.queue)

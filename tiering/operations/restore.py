@@ -16,6 +16,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from math import gcd
 from pathlib import Path
@@ -28,14 +29,14 @@ from kvstore.errors import (
     ConfigError,
     KeyDestroyed,
     KeyMissing,
-    TopicNotFound,
 )
 from kvstore.files import local_path
 from kvstore.index.archived import ArchivedRange, ArchivedTopic
 from kvstore.opening.restoring import Restored, found_store
 from tiering.archive.archive_reader import Archive, open_lazily
+from tiering.archive.manifest import ArchivedTopic as DescribedTopic
 from tiering.archive.manifest import Manifest
-from tiering.catalog.bucket import AT_ONCE, DAMAGE, ArchiveObject, newest, objects_of
+from tiering.catalog.bucket import AT_ONCE, DAMAGE, ArchiveObject, newest
 from tiering.catalog.catalog import (
     FOLDER,
     ArchiveRow,
@@ -51,14 +52,16 @@ from tiering.errors import NothingToRestore, TargetNotEmpty
 from tiering.keys.crypto import KeyProvider
 from tiering.merge.rewrite import KeptMessages, rewrite
 from tiering.operations.source_place import (
-    LazyArchives,
     OpenedArchive,
+    Source,
     open_all,
-    open_source_place,
+    open_source,
+    topics_of,
+    with_room,
 )
 from tiering.places.failures import typed
 from tiering.places.objects import object_key
-from tiering.places.place import Place, open_place
+from tiering.places.place import open_place
 from tiering.places.publish import fetch
 from tiering.worker.store_side import Progress
 
@@ -127,19 +130,17 @@ def restore(
     settings = config if config is not None else StoreConfig()
     folder = local_path(target)
     with typed(folder):
-        place, store_id, keys = open_source_place(
-            source, options, keys, settings.archives, settings.files, settings.clock
-        )
+        found = open_source(source, options, keys, settings, progress)
         was_there = folder.exists()
         if was_there and (not folder.is_dir() or any(folder.iterdir())):
             raise TargetNotEmpty(
                 f"{folder} is not an empty folder; a store is restored to a new one"
             )
-        own_id, objects = objects_of(place, store_id)
+        source_id, objects = found.objects()
         wanted = KeptMessages(None if topics is None else frozenset(topics), until)
-        one = _Restore(place, folder, own_id, wanted, keys, settings, progress, is_kept=copy)
+        one = _Restore(_Wish(found, source_id, folder, wanted, copy, take_over))
         try:
-            return one.run(objects, is_given=config is not None, take_over=take_over)
+            return one.run(objects, settings, is_given=config is not None)
         except BaseException:
             for path in folder.iterdir() if folder.exists() else ():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -148,31 +149,27 @@ def restore(
             raise
 
 
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """All that one restore is asked for; `source_id` is the id of the archives' store, in hex."""
+
+    source: Source
+    source_id: str
+    folder: Path
+    wanted: KeptMessages
+    copy: bool
+    take_over: bool
+
+
 class _Restore:
     """One restore."""
 
-    def __init__(
-        self,
-        place: Place,
-        folder: Path,
-        own_id: str,
-        wanted: KeptMessages,
-        keys: KeyProvider | None,
-        config: StoreConfig,
-        progress: Progress | None,
-        *,
-        is_kept: bool,
-    ) -> None:
-        self._place = place
-        self._folder = folder
-        self._own_id = own_id
-        self._wanted = wanted
-        self._keys = keys
-        self._config = config
-        self._files = config.files
-        self._progress = progress
-        self._is_kept = is_kept
-        self._tier: Tier = "cold" if "://" in place.name else "warm"
+    def __init__(self, wish: _Wish) -> None:
+        self._wish = wish
+        self._source = wish.source
+        self._place = wish.source.place
+        self._files = wish.source.config.files
+        self._tier: Tier = "cold" if "://" in self._place.name else "warm"
         self._problems: list[RestoreProblem] = []
         self._unreadable: dict[str, str] = {}
         self._rows: list[ArchiveRow] = []
@@ -181,26 +178,29 @@ class _Restore:
         self._counts = {"attached": 0, "copied": 0, "rewritten": 0, "left_out": 0}
 
     def run(
-        self, objects: Sequence[ArchiveObject], *, is_given: bool, take_over: bool
+        self, objects: Sequence[ArchiveObject], config: StoreConfig, *, is_given: bool
     ) -> RestoreReport:
         """See `restore`; `is_given`: the segment size is the caller's."""
-        every = open_all(self._place, objects, self._keys, self._tell, self._damaged)
+        every = open_all(self._source, objects, self._damaged)
         found = newest(every)
         if not is_given:
-            self._config = _sized(self._config, [f.manifest for f in every])
-        self._check_topics(found)
+            config = _sized(config, [f.manifest for f in every])
+        described = topics_of(found, self._wish.wanted.topics, self._place)
+        if not found:
+            why = self._problems[0].reason if self._problems else "there are none"
+            raise NothingToRestore(f"no archive in {self._place.name} can be read: {why}")
         with closing(pipelined(AT_ONCE, go_on, found, lambda one, _: one.archive)) as each:
             for number, (one, opened) in enumerate(each):
-                self._tell("restoring archives", number, len(found))
+                self._source.tell("restoring archives", number, len(found))
                 try:
                     self._add(one, opened())
                 except DAMAGE as e:
                     self._damaged(one.object, e)
-        topics, held = self._topics(found)
-        size = self._config.segment_size
+        topics, held = self._topics(described)
+        size = config.segment_size
         ends = [end for f in every for _, end in f.manifest.segments]
         restored = Restored(
-            store_id=bytes.fromhex(self._own_id) if take_over else None,
+            store_id=bytes.fromhex(self._wish.source_id) if self._wish.take_over else None,
             position=max([*ends, *(o.position + size for o in objects)]),
             stored_at=max((row.last_stored_at for row in self._rows), default=0),
             next_topic=max((t.id for f in every for t in f.manifest.topics), default=0) + 1,
@@ -209,10 +209,10 @@ class _Restore:
             held=held,
             rows=[(row.catalog_key, encode_row(row)) for row in self._rows],
         )
-        store_id = found_store(self._folder, restored, self._config)
+        store_id = found_store(self._wish.folder, restored, config)
         return RestoreReport(
             store_id=store_id.hex(),
-            source_id=self._own_id,
+            source_id=self._wish.source_id,
             topics=sorted(topic.name for topic in topics),
             superseded=len(every) - len(found),
             messages=sum(row.messages for row in self._rows),
@@ -224,49 +224,34 @@ class _Restore:
             **self._counts,
         )
 
-    def _tell(self, step: str, done: int, total: int) -> None:
-        if self._progress is not None:
-            self._progress(step, done, total)
-
     def _damaged(self, one: ArchiveObject, error: Exception) -> None:
         self._problems.append(RestoreProblem(f"{self._place.name}/{one.key}", str(error)))
 
-    def _check_topics(self, found: Sequence[OpenedArchive]) -> None:
-        known = {topic.name for one in found for topic in one.manifest.topics}
-        missing = sorted((self._wanted.topics or frozenset()) - known)
-        if missing:
-            raise TopicNotFound(
-                f"no archive in {self._place.name} has messages of {', '.join(missing)}; there "
-                f"are {', '.join(sorted(known)) or 'none'}"
-            )
-        if not found:
-            why = self._problems[0].reason if self._problems else "there are none"
-            raise NothingToRestore(f"no archive in {self._place.name} can be read: {why}")
-
     def _add(self, one: OpenedArchive, archive: Archive) -> None:
         """Adds an archive, or the part of it that is wanted, to the store."""
-        share = self._wanted.share(one.manifest)
+        wish, keys = self._wish, self._source.keys
+        share = wish.wanted.share(one.manifest)
         if share == 0:
             self._counts["left_out"] += 1
             return
         self._note_unreadable(one.manifest)
-        if share == 1 and not self._is_kept:
+        if share == 1 and not wish.copy:
             done = "attached"
             place, key, size, crc = self._place.name, one.object.key, one.object.size, 0
             opener = one.open
         else:
             key = object_key(
-                bytes.fromhex(self._own_id), one.object.position, one.object.number,
+                bytes.fromhex(wish.source_id), one.object.position, one.object.number,
                 one.manifest.retention_class,
             )  # fmt: skip
-            place, path = FOLDER, self._folder / FOLDER / key
+            place, path = FOLDER, wish.folder / FOLDER / key
             self._files.make_dir(path.parent)
             if share == 1:
                 done = "copied"
                 crc = fetch(self._place.source(one.object.key, one.object.size), path, self._files)
             else:
                 lost: list[str] = []
-                written = rewrite(archive, self._wanted, path, self._files, self._keys, lost)
+                written = rewrite(archive, wish.wanted, path, self._files, keys, lost)
                 name = f"{self._place.name}/{one.object.key}"
                 self._problems += [RestoreProblem(name, reason) for reason in dict.fromkeys(lost)]
                 if written is None:
@@ -274,9 +259,11 @@ class _Restore:
                     return
                 done = "rewritten"
                 crc = written.crc
-            own = open_place(self._folder / FOLDER, files=self._files, clock=self._config.clock)
+            own = open_place(
+                wish.folder / FOLDER, files=self._files, clock=self._source.config.clock
+            )
             size = own.size(key)
-            opener = partial(open_lazily, own.source(key, size), keys=self._keys)
+            opener = partial(open_lazily, own.source(key, size), keys=keys)
             archive = opener()
         number = one.object.number
         tier: Tier = self._tier if place != FOLDER else "warm"
@@ -292,47 +279,29 @@ class _Restore:
     def _note_unreadable(self, manifest: Manifest) -> None:
         """Notes the topics that can't be read."""
         for topic in manifest.topics:
-            if topic.key_id is None or not self._wanted.has_topic(topic.name):
+            if topic.key_id is None or not self._wish.wanted.has_topic(topic.name):
                 continue
-            if self._keys is None:
+            if self._source.keys is None:
                 why = f"it is encrypted with key {topic.key_id}, and no keys were given"
                 self._unreadable[topic.name] = why
                 continue
             try:
-                self._keys.key_for_reading(topic.name, topic.key_id)
+                self._source.keys.key_for_reading(topic.name, topic.key_id)
             except (KeyMissing, KeyDestroyed) as e:
                 self._unreadable[topic.name] = str(e)
 
     def _topics(
-        self, found: Sequence[OpenedArchive]
+        self, described: Mapping[str, DescribedTopic]
     ) -> tuple[list[ArchivedTopic], list[ArchivedRange]]:
-        """The topics, as the newest archive has each, and what is held of them. Of several of one
-        name (it was deleted and made again) the last one counts.
-        """
-        known: dict[str, ArchivedTopic] = {}
-        for one in sorted(found, key=lambda f: f.manifest.last_position):
-            for said in one.manifest.topics:
-                topic = ArchivedTopic(said.id, said.name, fields_of(said))
-                if not self._wanted.has_topic(topic.name):
-                    continue
-                before = known.get(topic.name)
-                if before is None or topic.id >= before.id:
-                    known[topic.name] = topic
-        ids = {topic.id for topic in known.values()}
+        """The topics, with room for all queues, and what is held of them."""
+        ids = {topic.id for topic in described.values()}
         mine = [held for held in self._held if held.topic in ids]
         queues: dict[int, int] = {}
         for held in mine:
             queues[held.topic] = max(queues.get(held.topic, 0), held.queue + 1)
-        topics = [_wide(topic, queues.get(topic.id, 0)) for topic in known.values()]
-        return topics, split_overlaps(mine, LazyArchives(self._taken).__getitem__)
-
-
-def _wide(topic: ArchivedTopic, queues: int) -> ArchivedTopic:
-    """A topic with all queues that hold something: a task that made an archive knew its own."""
-    if queues <= topic.fields["read_queues"]:
-        return topic
-    wider = {"read_queues": queues, "write_queues": queues}
-    return topic._replace(fields={**topic.fields, **wider})
+        wide = (with_room(topic, queues.get(topic.id, 0)) for topic in described.values())
+        topics = [ArchivedTopic(topic.id, topic.name, fields_of(topic)) for topic in wide]
+        return topics, split_overlaps(mine, lambda number: self._taken[number]())
 
 
 def _sized(config: StoreConfig, manifests: Sequence[Manifest]) -> StoreConfig:

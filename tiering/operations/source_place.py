@@ -9,56 +9,73 @@ Invariant: the place is only read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
-from kvstore.clock import Clock
-from kvstore.config import ArchiveAccess
-from kvstore.files import Files
+from msgspec.structs import replace
+
+from kvstore.errors import TopicNotFound
 from tiering.archive.archive_reader import Archive, open_lazily
-from tiering.archive.manifest import Manifest
+from tiering.archive.manifest import ArchivedTopic, Manifest
 from tiering.catalog.archive_pool import OpenArchives
-from tiering.catalog.bucket import ArchiveObject, open_several
+from tiering.catalog.bucket import ArchiveObject, objects_of, open_several
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.key_file import provider_of
 from tiering.places.place import Place, open_place
 from tiering.places.settings import is_remote
-from tiering.worker.store_side import Progress
+from tiering.worker.store_side import Progress, Settings
 
-K = TypeVar("K")
 OPEN_BYTES: Final = 64 << 20
 """Bytes of memory for the archives that stay open."""
 
 
-class SourcePlace(NamedTuple):
-    """An opened place, the store whose archives are asked for there (None: the only store), and the
-    keys of encrypted topics.
+def no_progress(step: str, done: int, total: int) -> None:
+    """Progress that nobody asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A place whose archives are restored or attached: `store_id` (hex) is the store that is asked
+    for there, None if there is only one; `keys` are those of encrypted topics. `config` is the
+    target store's, and `tell` reports progress.
     """
 
     place: Place
     store_id: str | None
     keys: KeyProvider | None
+    config: Settings
+    tell: Progress
+
+    def objects(self) -> tuple[str, list[ArchiveObject]]:
+        """The id of the store, in hex, and its archives' objects."""
+        return objects_of(self.place, self.store_id)
 
 
-def open_source_place(
-    source: str | Path,
+def open_source(
+    where: str | Path,
     options: Mapping[str, object] | None,
     keys: KeyProvider | None,
-    access: ArchiveAccess,
-    files: Files,
-    clock: Clock,
-) -> SourcePlace:
-    """Opens a place. `options` are its settings, and `store_id`. Raises PlaceError."""
+    config: Settings,
+    progress: Progress | None,
+) -> Source:
+    """Opens a place. `options` are its settings, and `store_id`; those that are not given are the
+    store's, and so are the keys. Raises PlaceError.
+    """
+    access, files = config.archives, config.files
     given = dict(options or {})
     store_id = given.pop("store_id", None)
-    if is_remote(str(source)):
+    if is_remote(str(where)):
         given = {**access.options, **given}
-    if keys is None:
-        keys = provider_of(access.keys, files)
-    place = open_place(source, options=given, files=files, clock=clock)
-    return SourcePlace(place, None if store_id is None else str(store_id), keys)
+    return Source(
+        open_place(where, options=given, files=files, clock=config.clock),
+        None if store_id is None else str(store_id),
+        provider_of(access.keys, files) if keys is None else keys,
+        config,
+        progress or no_progress,
+    )
 
 
 class OpenedArchive(NamedTuple):
@@ -75,17 +92,15 @@ class OpenedArchive(NamedTuple):
 
 
 def open_all(
-    place: Place,
+    source: Source,
     objects: Sequence[ArchiveObject],
-    keys: KeyProvider | None,
-    tell: Progress,
     damaged: Callable[[ArchiveObject, Exception], None] | None = None,
 ) -> list[OpenedArchive]:
     """Opens some archives (`bucket.open_several`); the last ones asked for stay open."""
 
     def open_one(number: int) -> Archive:
         one = objects[number]
-        return open_lazily(place.source(one.key, one.size), keys=keys)
+        return open_lazily(source.place.source(one.key, one.size), keys=source.keys)
 
     kept = OpenArchives(open_one, OPEN_BYTES)
 
@@ -95,23 +110,32 @@ def open_all(
         return OpenedArchive(objects[number], archive.manifest, partial(kept.get, number))
 
     tell_of = None if damaged is None else lambda number, e: damaged(objects[number], e)
-    return open_several(range(len(objects)), look, tell_of, tell=tell)
+    return open_several(range(len(objects)), look, tell_of, tell=source.tell)
 
 
-class LazyArchives(Mapping[K, Archive]):
-    """Archives by names, each opened when it is asked for."""
+def topics_of(
+    found: Sequence[OpenedArchive], wanted: Collection[str] | None, place: Place
+) -> dict[str, ArchivedTopic]:
+    """The wanted topics (None: all), as the newest archive describes each. Of several of one name
+    (it was deleted and made again) the last one counts. Raises `TopicNotFound`.
+    """
+    known: dict[str, ArchivedTopic] = {}
+    for one in sorted(found, key=lambda f: f.manifest.last_position):
+        for topic in one.manifest.topics:
+            before = known.get(topic.name)
+            if before is None or topic.id >= before.id:
+                known[topic.name] = topic
+    missing = sorted(set(wanted or ()) - known.keys())
+    if missing:
+        raise TopicNotFound(
+            f"no archive in {place.name} has messages of {', '.join(missing)}; there are "
+            f"{', '.join(sorted(known)) or 'none'}"
+        )
+    return {name: topic for name, topic in known.items() if wanted is None or name in wanted}
 
-    def __init__(self, openers: Mapping[K, Callable[[], Archive]]) -> None:
-        self._openers = openers
 
-    def __getitem__(self, name: K) -> Archive:
-        return self._openers[name]()
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._openers
-
-    def __iter__(self) -> Iterator[K]:
-        return iter(self._openers)
-
-    def __len__(self) -> int:
-        return len(self._openers)
+def with_room(topic: ArchivedTopic, queues: int) -> ArchivedTopic:
+    """A topic with so many queues at least: a task that made an archive knew its own alone."""
+    if queues <= (topic.read_queues or topic.queues):
+        return topic
+    return replace(topic, queues=queues, read_queues=queues)

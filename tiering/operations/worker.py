@@ -20,7 +20,6 @@ from typing import Final, Self, cast
 from weakref import WeakSet
 
 from kvstore.errors import CallerError, ConfigError, StoreClosed, StoreError
-from kvstore.index.archived import Catalog
 from kvstore.process.background import Background
 from kvstore.process.forking import module_lock, refuse_in_child
 from kvstore.process.locks import Signal, is_mine
@@ -50,7 +49,7 @@ from tiering.policy.policy import Policy, check_with_store, is_open
 from tiering.policy.schedule import Agenda, SegmentDue, schedule, schedule_erasure
 from tiering.policy.trusted_clock import TrustedClock
 from tiering.worker.archive_segment import SegmentArchiver
-from tiering.worker.audit import AuditReport, audit
+from tiering.worker.audit import AuditContext, AuditReport, audit
 from tiering.worker.context import Publisher, WorkContext, open_places
 from tiering.worker.replace import Replacer
 from tiering.worker.rewriting import MergeScheduler, Parter, Rewriter
@@ -113,6 +112,7 @@ class Worker:
         self._rates = (
             RateLimit(policy.read_rate, self._clock), RateLimit(policy.upload_rate, self._clock)
         )  # fmt: skip
+        pace = Pacing(*(rate.take for rate in self._rates))
         self._context = context = WorkContext(
             store=store,
             policy=policy,
@@ -122,7 +122,8 @@ class Worker:
             places=open_places(policy, store.path, options, self._files, self._clock),
             options=options,
             executor=Pool() if executor is None else executor,
-            pace=Pacing(*(rate.take for rate in self._rates)),
+            pace=pace,
+            publisher=Publisher(store, work / "intents", self._tell, pace),
             trusted=TrustedClock(work / "clock.json", self._files, self._clock, policy.clock_doubt),
             # A process that a kill of this one left behind must not write where the next one does.
             built=work / _BUILT / secrets.token_hex(8),
@@ -131,10 +132,9 @@ class Worker:
         )
         self.history = History(work / "history.jsonl", self._files, self._clock)
         self._waits = Waits(work / FILE, self._files, self._clock)
-        self._publisher = Publisher(store, work / "intents", self._tell, context.pace)
-        self._archiver = SegmentArchiver(context, self._publisher)
-        self._relocator = Relocator(context, self._publisher)
-        self._replacer = Replacer(context, self._publisher)
+        self._archiver = SegmentArchiver(context)
+        self._relocator = Relocator(context)
+        self._replacer = Replacer(context)
         self._snapshots = Snapshotter(context)
         self._merges = MergeScheduler(context, self._replacer)
         self._runner = AgendaRunner(
@@ -172,13 +172,14 @@ class Worker:
         removed. Raises `TieringBusy` while a run is under way.
         """
         with self._alone():
-            return audit(
-                lambda: Catalog(self._side.store_id, list(self._side.rows())),
-                self._context.place_of, self._context.places.values(), self._clock,
-                self._context.executor, options=self._context.options, check=self._check,
-                keys=self._context.keys, grace=self.policy.grace, remove_orphans=remove_orphans,
-                progress=self._progress, arrivals=lambda: attaches(self._side),
+            context = self._context
+            audited = AuditContext(
+                catalog=context.catalog, place_of=context.place_of, places=context.places.values(),
+                clock=self._clock, executor=context.executor, options=context.options,
+                keys=context.keys, check=self._check, progress=self._progress,
+                arrivals=lambda: attaches(self._side),
             )  # fmt: skip
+            return audit(audited, grace=self.policy.grace, remove_orphans=remove_orphans)
 
     # --- runs ---
 
@@ -381,7 +382,7 @@ class Worker:
         places = self._context.places.values()
         self._try_places(run, anew=anew)
         with noting_errors(run.note_failure, _TIDYING, StoreError):
-            run.removed += self._publisher.clean_up(places, known, run.note_failure)
+            run.removed += self._context.publisher.clean_up(places, known, run.note_failure)
             run.removed += overwrite_all(self._store.path / WORK / _BUILT, self._files)
             run.removed += self._relocator.remove_copies()
         self._runner.remove_retired(run)

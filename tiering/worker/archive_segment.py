@@ -39,7 +39,7 @@ from tiering.executor.segment_encoder import (
 from tiering.keys.crypto import keys_at_hand
 from tiering.policy.retention_classes import RetentionClass, life_of, read_class
 from tiering.policy.schedule import SegmentDue, encrypted_of, traits_of
-from tiering.worker.context import Publisher, WorkContext
+from tiering.worker.context import WorkContext
 from tiering.worker.store_side import TopicFacts
 
 I64 = NDArray[np.int64]
@@ -79,12 +79,12 @@ def archived_topic(info: TopicFacts) -> ArchivedTopic:
 class SegmentArchiver:
     """Builds the archives of a segment, and hands the segment over."""
 
-    def __init__(self, context: WorkContext, publisher: Publisher) -> None:
+    def __init__(self, context: WorkContext) -> None:
         self._context = context
         self._store = context.store
         self._side = context.side
         self._files = context.files
-        self._publisher = publisher
+        self._publisher = context.publisher
 
     def build(
         self, due: SegmentDue, check: Callable[[], None], without: ErasurePredicate | None = None

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 import msgspec
@@ -35,7 +36,7 @@ from tiering.places.objects import NAME
 from tiering.places.place import ObjectInfo, Place, open_place
 from tiering.places.publish import checksum
 from tiering.places.settings import is_remote
-from tiering.worker.store_side import Attaches, Counted, Progress, none_since
+from tiering.worker.store_side import Attaches, Progress, none_since
 
 GRACE: Final = 3600.0
 _MEMORY: Final = 32 << 20
@@ -85,40 +86,45 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
         return not self.problems
 
 
-def audit(
-    catalog: Callable[[], Catalog],
-    place_of: Callable[[ArchiveRow], Place],
-    places: Iterable[Place],
-    clock: Clock,
-    executor: Executor,
-    *,
-    options: Mapping[str, object],
-    check: Callable[[], None] = go_on,
-    keys: KeyProvider | None = None,
-    grace: float = GRACE,
-    remove_orphans: bool = False,
-    progress: Progress | None = None,
-    arrivals: Counted = Attaches,
-) -> AuditReport:
-    """Checks all of a catalog's archives, and looks for orphans where they are and in `places`.
-
-    `remove_orphans` is only for a process that has the store open for writing. Without the `keys`
-    of encrypted topics only the checksums are checked. The executor's jobs open places with
-    `options` where these are object stores; `check` is called meanwhile, and may raise to give up.
-    While an attach is under way, which `arrivals` counts, nothing is removed: it may belong to that
-    attach.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditContext:
+    """The parts of a store that an audit needs. `places` are looked through beside those of the
+    archives. Without the `keys` of encrypted topics only the checksums are checked. The executor's
+    jobs open places with `options` where these are object stores; `check` is called meanwhile, and
+    may raise to give up. `arrivals` counts attaches.
     """
-    rows = decode_rows(catalog().rows)
+
+    catalog: Callable[[], Catalog]
+    place_of: Callable[[ArchiveRow], Place]
+    places: Iterable[Place]
+    clock: Clock
+    executor: Executor
+    options: Mapping[str, object]
+    keys: KeyProvider | None = None
+    check: Callable[[], None] = go_on
+    progress: Progress | None = None
+    arrivals: Callable[[], Attaches] = Attaches
+
+
+def audit(
+    context: AuditContext, *, grace: float = GRACE, remove_orphans: bool = False
+) -> AuditReport:
+    """Checks all of a catalog's archives, and looks for orphans older than `grace`, in seconds.
+
+    `remove_orphans` is only for a process that has the store open for writing. While an attach is
+    under way nothing is removed: it may belong to that attach.
+    """
+    rows = decode_rows(context.catalog().rows)
     live = [row for row in rows if row.state == "live"]
     total = sum(row.size for row in live)
     problems: list[AuditProblem] = []
     done = 0
-    known: dict[str, Place] = {place.name: place for place in places}
+    known: dict[str, Place] = {place.name: place for place in context.places}
     used: set[str] = set()
     found: list[tuple[ArchiveRow, Place | PlaceError]] = []
     for row in rows:
         try:
-            place = place_of(row)
+            place = context.place_of(row)
         except PlaceError as e:
             found.append((row, e))
             continue
@@ -128,25 +134,25 @@ def audit(
             found.append((row, place))
     jobs = [
         CheckJob(
-            row=row, place=place.name, keys=_keys_of(row, place, keys),
-            options=dict(options) if is_remote(place.name) else {},
+            row=row, place=place.name, keys=_keys_of(row, place, context.keys),
+            options=dict(context.options) if is_remote(place.name) else {},
         )
         for row, place in found
         if not isinstance(place, PlaceError)
     ]  # fmt: skip
-    checks = executor.each(check, check_archive, jobs)
+    checks = context.executor.each(context.check, check_archive, jobs)
     for row, there in found:
         if isinstance(there, PlaceError):
             problems.append(AuditProblem(row.name, -1, str(there)))
             continue
-        if progress is not None:
-            progress("checking archives", done, total)
+        if context.progress is not None:
+            context.progress("checking archives", done, total)
         problems += next(checks)
         done += row.size
-    before = clock.now_ms() - whole_ms(grace)
-    seen = arrivals()
-    orphans = find_orphans(catalog, known.values(), before, problems, used)
-    if not none_since(seen, arrivals()):
+    before = context.clock.now_ms() - whole_ms(grace)
+    seen = context.arrivals()
+    orphans = find_orphans(context.catalog, known.values(), before, problems, used)
+    if not none_since(seen, context.arrivals()):
         orphans = [msgspec.structs.replace(orphan, young=True) for orphan in orphans]
     if remove_orphans:
         orphans = [_without(orphan, known, problems) for orphan in orphans]

@@ -25,6 +25,7 @@ from urllib.parse import unquote, urlsplit
 from kvstore.clock import Clock
 from kvstore.errors import KeyMissing, StoreError
 from kvstore.files import Files
+from kvstore.index.archived import Catalog
 from tiering.archive.archive_reader import Archive
 from tiering.archive.manifest import Manifest
 from tiering.archive.writer import ArchiveSettings, WrittenArchive
@@ -108,6 +109,7 @@ class WorkContext:
     options: Mapping[str, object]
     executor: Executor
     pace: Pacing
+    publisher: Publisher
     trusted: TrustedClock
     built: Path
     check: Callable[[], None]
@@ -143,6 +145,10 @@ class WorkContext:
         return pipelined(width, self.check, items, work)
 
     # --- archives ---
+
+    def catalog(self) -> Catalog:
+        """The store's id, and the rows of its catalog."""
+        return Catalog(self.side.store_id, list(self.side.rows()))
 
     def rows(self, state: str = "live") -> list[ArchiveRow]:
         """The archives of the catalog that are live, or retired."""

@@ -21,7 +21,7 @@ import msgspec
 
 from kvstore.clock import whole_ms
 from kvstore.errors import StoreError
-from kvstore.index.archived import Catalog, Queue
+from kvstore.index.archived import Queue
 from tiering.archive.manifest import Manifest
 from tiering.catalog.catalog import ArchiveRow, Tier, encode_row, is_own
 from tiering.errors import PolicyIllegal, TieringBusy
@@ -34,7 +34,7 @@ from tiering.places.work_folder import ATTACH, WORK, overwrite_all
 from tiering.policy.retention_classes import TopicTraits, life_of, read_class
 from tiering.worker.archive_segment import archived_topic, arriving_of
 from tiering.worker.audit import AuditProblem, find_orphans
-from tiering.worker.context import Publisher, WorkContext
+from tiering.worker.context import WorkContext
 from tiering.worker.store_side import arrivals_lock, attaches, attaching, none_since
 
 
@@ -62,12 +62,12 @@ class Replacement(msgspec.Struct, frozen=True, kw_only=True):
 class Replacer:
     """Builds new archives of a store's archives, and puts them in their place."""
 
-    def __init__(self, context: WorkContext, publisher: Publisher) -> None:
+    def __init__(self, context: WorkContext) -> None:
         self._context = context
         self._store = context.store
         self._side = context.side
         self._files = context.files
-        self._publisher = publisher
+        self._publisher = context.publisher
 
     # --- jobs ---
 
@@ -273,7 +273,7 @@ class Replacer:
         places = self._context.all_places()
         removed, stay = [], {}
         before = attaches(self._side)
-        for orphan in find_orphans(self._catalog, places.values(), 0, problems, places):
+        for orphan in find_orphans(self._context.catalog, places.values(), 0, problems, places):
             name = f"{orphan.place}/{orphan.key}"
             if not orphan.unfinished:
                 stay[name] = (
@@ -298,9 +298,6 @@ class Replacer:
         except (StoreError, OSError) as e:
             stay["what an attach has left"] = str(e)
         return removed, stay
-
-    def _catalog(self) -> Catalog:
-        return Catalog(self._side.store_id, list(self._side.rows()))
 
 
 def is_compacted(row: ArchiveRow) -> bool:

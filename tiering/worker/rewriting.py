@@ -35,13 +35,12 @@ from kvstore.errors import (
     ConfigError,
     FormatTooNew,
     KeyDestroyed,
-    StoreClosed,
     StoreError,
 )
 from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import ArchivedTopic, Manifest
 from tiering.catalog.catalog import ArchiveRow, is_own, read_topics
-from tiering.errors import PlaceDenied, PlaceFull, PlaceUnavailable, TieringStopped
+from tiering.errors import PlaceDenied, PlaceFull, PlaceUnavailable
 from tiering.keys.crypto import KeyProvider, KeysAtHand
 from tiering.merge.compact import QueueCompaction
 from tiering.merge.merge import COMPACTED_BYTES, choose
@@ -52,7 +51,7 @@ from tiering.policy.retention_classes import class_of_archive, life_of
 from tiering.policy.schedule import Agenda
 from tiering.worker.context import WorkContext
 from tiering.worker.replace import Replacement, Replacer, is_compacted
-from tiering.worker.runs import Run
+from tiering.worker.runs import Run, noting_errors
 from tiering.worker.store_side import TopicFacts
 from tiering.worker.store_snapshot import Snapshotter, StoreSnapshot
 
@@ -108,13 +107,9 @@ class MergeScheduler:
         began = self._context.clock.monotonic()
         left = sum(row.size for one in groups for row in one)
         self._context.tell(MERGING, self._merged_bytes, self._merged_bytes + left)
-        try:
+        # After any error, others may still be merged.
+        with noting_errors(lambda _, e: self._back_off(groups, e, run), "", Exception):
             done = self._replacer.merge(group, snapshot.today.traits, now_ms)
-        except (TieringStopped, StoreClosed):
-            raise
-        except Exception as e:  # after any error, others may still be merged
-            self._back_off(groups, e, run)
-        else:
             run.replaced(done, self._context.clock.monotonic() - began)
         self._merged_bytes += sum(row.size for row in group)
 
@@ -190,16 +185,13 @@ class Rewriter:
 
     def _is_worth_it(self, row: ArchiveRow, now: int, run: Run) -> bool:
         """Whether anything in an archive that stands alone is superseded."""
-        try:
+        superseded = 0
+        with noting_errors(run.note_failure, row.key, StoreError, OSError):
             manifest = self._context.manifest_of(row)
             compaction = self._replacer.compaction_of([row], now)
             job = self._replacer.merge_job([row], [manifest], compaction=compaction)
-            return self._context.executor.run(self._context.check, count_superseded, job) > 0
-        except (TieringStopped, StoreClosed):
-            raise
-        except (StoreError, OSError) as e:
-            run.note_failure(row.key, e)
-            return False
+            superseded = self._context.executor.run(self._context.check, count_superseded, job)
+        return superseded > 0
 
     # --- re-encrypting ---
 
@@ -231,15 +223,11 @@ class Rewriter:
                 context.check()
                 context.tell("re-encrypting archives", done, total)
                 began = context.clock.monotonic()
-                try:
+                with noting_errors(run.note_failure, row.key, StoreError, OSError):
                     replacement = built()
                     if replacement is not None:
                         found = self._replacer.replace(replacement)
                         run.replaced(found, context.clock.monotonic() - began, "reencrypted")
-                except (TieringStopped, StoreClosed):
-                    raise
-                except (StoreError, OSError) as e:
-                    run.note_failure(row.key, e)
                 done += row.size
 
 
@@ -310,13 +298,8 @@ class Parter:
             context.tell(f"parting archives of topic {topic.name}", done, total)
             done += row.size
             began = context.clock.monotonic()
-            try:
+            with noting_errors(run.note_failure, row.key, StoreError, OSError):
                 parted = self._part(row, topic, today)
-            except (TieringStopped, StoreClosed):
-                raise
-            except (StoreError, OSError) as e:
-                run.note_failure(row.key, e)
-            else:
                 if parted:
                     run.parted(row, parted, context.clock.monotonic() - began)
 

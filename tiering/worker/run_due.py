@@ -41,8 +41,8 @@ from tiering.places.work_folder import WORK, Waits, overwrite_all
 from tiering.policy.retention_classes import RetentionClass
 from tiering.policy.schedule import Agenda, ArchiveDue, SegmentDue
 from tiering.worker.archive_segment import SegmentArchiver
-from tiering.worker.context import Publisher, WorkContext
-from tiering.worker.runs import History, Run
+from tiering.worker.context import WorkContext
+from tiering.worker.runs import History, Run, noting_errors
 from tiering.worker.store_snapshot import Snapshotter, StoreSnapshot
 
 
@@ -58,10 +58,10 @@ class ColdCopy(NamedTuple):
 class Relocator:
     """Copies, expires and removes the archives of one store."""
 
-    def __init__(self, context: WorkContext, publisher: Publisher) -> None:
+    def __init__(self, context: WorkContext) -> None:
         self._context = context
         self._side = context.side
-        self._publisher = publisher
+        self._publisher = context.publisher
         self._copies = context.store.path / WORK / "shifting"
 
     def remove_copies(self) -> list[str]:
@@ -116,13 +116,6 @@ class Relocator:
         """A row that only keeps an object until its time has come."""
         delete_at = now + whole_ms(self._context.policy.grace)
         return msgspec.structs.replace(row, number=number, state="retired", delete_at=delete_at)
-
-    def remove_retired(self, row: ArchiveRow, now: int) -> bool:
-        """Removes a retired archive's object, if its time has come; returns whether it did."""
-        if row.delete_at is not None and now < row.delete_at:
-            return False
-        self._context.remove_retired(row)
-        return True
 
 
 MOVING = "moving what is due"
@@ -247,6 +240,10 @@ class AgendaRunner:
                 else:
                     run.failed[row.key] = why
 
+        def failed(key: str, why: Exception) -> None:
+            self._back_off(key, ["cold"], why)
+            run.note_failure(key, why)
+
         def copy(one: tuple[ArchiveRow, int], check: Callable[[], None]) -> ColdCopy:
             return self._relocator.copy(*one, check)
 
@@ -254,14 +251,8 @@ class AgendaRunner:
             for (row, _), copied in coming:
                 self._context.tell(MOVING, done, total)
                 self._context.check()
-                try:
+                with noting_errors(failed, row.key, Exception):
                     self._relocator.switch(row, copied())
-                except (TieringStopped, StoreClosed):
-                    raise
-                except Exception as e:
-                    self._back_off(row.key, ["cold"], e)
-                    run.note_failure(row.key, e)
-                else:
                     for name in (row.key, self._place_of("cold")):
                         self._waits.over(name)
                     run.relocated.append(row.key)
@@ -280,37 +271,31 @@ class AgendaRunner:
 
     def _expire(self, row: ArchiveRow, snapshot: StoreSnapshot, run: Run) -> bool:
         self._context.check()
-        try:
+        with noting_errors(run.note_failure, row.key, Exception):
             topics = self._snapshots.resolver.topics_of(row)
             kind = snapshot.today.class_of(row.retention_class, topics)
-            is_done = self._relocator.expire(row, kind, self._context.trusted.now_ms())
-        except (TieringStopped, StoreClosed):
-            raise
-        except Exception as e:
-            run.note_failure(row.key, e)
-            return False
-        if is_done:
-            run.expired.append(row.key)
-            self._history.add("expired", row.key, bytes=row.size, messages=row.messages)
-        return is_done
+            if self._relocator.expire(row, kind, self._context.trusted.now_ms()):
+                run.expired.append(row.key)
+                self._history.add("expired", row.key, bytes=row.size, messages=row.messages)
+                return True
+        return False
 
     def remove_retired(self, run: Run) -> None:
         """Removes the objects of retired archives whose time has come."""
+
+        def failed(key: str, why: Exception) -> None:
+            if isinstance(why, PlaceUnavailable | PlaceDenied):
+                self._waits.failed(place, (), why)
+            run.note_failure(key, why)
+
         retired = self._context.rows("retired")
         now = self._context.trusted.now_ms() if retired else 0
         for row in retired:
             place = self._context.place_of(row).name
-            if self._waits.is_on(place):
-                continue
-            try:
-                if self._relocator.remove_retired(row, now):
+            if (row.delete_at is None or now >= row.delete_at) and not self._waits.is_on(place):
+                with noting_errors(failed, row.key, Exception):
+                    self._context.remove_retired(row)
                     run.removed.append(row.name)
-            except (TieringStopped, StoreClosed):
-                raise
-            except Exception as e:
-                if isinstance(e, PlaceUnavailable | PlaceDenied):
-                    self._waits.failed(place, (), e)
-                run.note_failure(row.key, e)
 
 
 def name_of(segment: int) -> str:

@@ -217,6 +217,3 @@ def attaching(side: HandOver) -> Iterator[None]:
     finally:
         with _registry_lock:
             _attaches[side] = Attaches(begun + 1, ended + 1)
-
-
-Counted = Callable[[], Attaches]

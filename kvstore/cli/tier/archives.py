@@ -108,7 +108,7 @@ def verify(job: Job, remove_orphans: bool, grace: float, places: tuple[str, ...]
     from tiering.executor.pool import Inline
     from tiering.keys.key_file import provider_of
     from tiering.operations.inspection import places_of
-    from tiering.worker.audit import audit
+    from tiering.worker.audit import AuditContext, audit
 
     out = job.out
     opened = open_store(
@@ -118,11 +118,12 @@ def verify(job: Job, remove_orphans: bool, grace: float, places: tuple[str, ...]
     with opened as store, out.progress() as progress, job.executor() as executor:
         place_of, others = places_of(store, places)
         archives, files = store.config.archives, store.config.files
-        report = audit(
-            store.catalog, place_of, others, store.config.clock, executor or Inline(),
-            options=archives.options, keys=provider_of(archives.keys, files), grace=grace,
-            remove_orphans=remove_orphans, progress=progress,
+        audited = AuditContext(
+            catalog=store.catalog, place_of=place_of, places=others, clock=store.config.clock,
+            executor=executor or Inline(), options=archives.options,
+            keys=provider_of(archives.keys, files), progress=progress,
         )  # fmt: skip
+        report = audit(audited, grace=grace, remove_orphans=remove_orphans)
     if out.json:
         out.document(report)
     else:
