@@ -1,7 +1,8 @@
 """Errors of tiering that no read of the store raises; those are in `kvstore.errors`.
 
-Invariant: a call that raised one of these changed nothing that a reader sees, but for erasing:
-what it had erased when it raised is gone, and the next call does the rest.
+Invariant: a step that raised one of these changed nothing that a reader sees. Steps that a run had
+done before it stay done. What an erasure had erased when it raised is gone, and the next call does
+the rest.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ the store's own folder, with the store's topic ids and positions of that range, 
 back. One WriteBatch has topics, catalog and places change together.
 
 Invariants: until that batch a reader sees nothing of the attach, and after it all; the remains of a
-kill are removed by the next attach; the source is only read, but for what dead jobs have left
-there.
+kill are removed by the next attach or erasure; the source is only read, but for what dead jobs have
+left there.
 """
 
 from __future__ import annotations

@@ -185,8 +185,9 @@ class Worker:
 
     def run_once(self) -> RunReport:
         """Does what is due, until nothing is. Raises `TieringBusy` while another run is under way,
-        `TieringStopped` once `stop` was called, `StoreClosed`, and a `PlaceError` if a place breaks
-        a promise; any other error is in the report, and the next run tries that step again.
+        `TieringStopped` once `stop` was called, `StoreClosed`, and a `PlaceError` if a place is
+        away, refuses, or breaks a promise when the run begins. The error of a step is in the
+        report, and the next run tries that step again.
         """
         with self._alone():
             run = self._begin()
@@ -410,7 +411,8 @@ class Worker:
         self._store.checkpoint()
         now = self._context.trusted.now_ms()
         snapshot = self._snapshots.take(now)
-        self._waits.keep({name_of(s.number) for s in snapshot.segments})
+        there = {name_of(s.number) for s in snapshot.segments}
+        self._waits.keep(there | {archive.key for archive in snapshot.archives})
         segments = [s for s in snapshot.segments if self._runner.may_archive(s.number)]
         agenda = schedule(
             self.policy, segments, snapshot.archives, now_ms=now, hour=self._clock.local_hour(),

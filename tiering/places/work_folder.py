@@ -28,6 +28,7 @@ from kvstore.clock import Clock, whole_ms
 from kvstore.errors import StoreError
 from kvstore.files import Files
 from tiering.places.failures import told_of
+from tiering.places.objects import SUFFIX
 
 ATTACH: Final = "attach/made"
 """The folder where an attach makes archives, within the worker's folder."""
@@ -55,7 +56,8 @@ _log = logging.getLogger("kvmq")
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is left alone: a segment ("segment 5"), or a place by its path or URL. `tiers`
+    """One thing that is left alone: a segment ("segment 5"), an archive by its name in its place,
+    or a place by its path or URL. `tiers`
     are the tiers that get nothing meanwhile, `tries` the number of failures, `until` the time of
     the next try (ms since the epoch).
     """
@@ -110,9 +112,11 @@ class Waits:
         self._over.pop(what, None)
 
     def keep(self, there: Collection[str]) -> None:
-        """Forgets segments that do not exist any more."""
-        for what in [w for w in self._all if w.startswith("segment ") and w not in there]:
-            self.over(what)
+        """Forgets segments and archives that are not `there` any more."""
+        passing = [w for w in self._all if w.startswith("segment ") or w.endswith(SUFFIX)]
+        for what in passing:
+            if what not in there:
+                self.over(what)
 
     def note(self) -> None:
         """Writes the waits to the file, if they have changed."""

@@ -6,8 +6,9 @@ handed over (`hand_over`). The contents of the archives are compared with the in
 archive is published. One WriteBatch makes the change, and the segment goes. After a crash at any
 step, the next run removes the archives that are not in the catalog.
 
-Invariants: the segment stays until every archive was read back byte for byte and holds just what
-the index says of the segment's queues; a step that fails leaves the store as it was.
+Invariants: the segment stays until every archive was read back, with the crc32c that was put, and
+holds just what the index says of the segment's queues; a step that fails before the batch leaves
+the store as it was.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class SegmentArchiver:
     ) -> SegmentOutcome:
         """Publishes the archives of a segment, and hands the segment over. If messages were left
         out, the segment's file is overwritten before it goes. Raises the error that prevented it;
-        the segment stays then.
+        the segment stays then, unless only its file could not be removed.
         """
         rows: list[ArchiveRow] = []
         arriving: list[Arriving] = []

@@ -211,7 +211,7 @@ def _problems(row: ArchiveRow, place: Place, keys: KeyProvider | None) -> list[A
         if size != row.size:
             told = f"has {size} bytes, the catalog says {row.size}"
             found.append(AuditProblem(row.name, -1, told))
-        # An object store charges for the bytes that are read: each byte comes once.
+        # An object store charges for the bytes that are read: the check reads each byte once.
         with tempfile.SpooledTemporaryFile(max_size=_MEMORY) as copy:
             is_far = is_remote(row.place)
             source: Source = place.source(row.key, size)

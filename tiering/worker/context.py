@@ -9,8 +9,8 @@ A new archive gets a number that was never given, and its object a name with tha
 published (`places.publish`), and its catalog row is returned. Until the caller has the row in the
 catalog, a note in the store's folder says that the object may have to be removed.
 
-Invariants: no archive is ever put where the store keeps, or clears away, other files; an object
-that is in the catalog is never removed here.
+Invariants: no archive is ever put where the store keeps, or clears away, other files; the
+object of a live archive is never removed here.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ class Replacer:
 
     def replace(self, replacement: Replacement) -> Replaced:
         """Puts a new archive in the place of those that it was built of. Raises the error that
-        prevented it; the old ones stay then.
+        prevented it; the old ones stay then, if it came before the batch.
         """
         try:
             put = self.replace_by([replacement])

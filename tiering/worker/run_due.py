@@ -72,7 +72,7 @@ class Relocator:
     def copy(self, row: ArchiveRow, number: int, check: Callable[[], None]) -> ColdCopy:
         """Copies an archive to the cold place, under the name with that number. Several threads may
         do this at once; `switch` comes next. Raises the error that prevented it; the object is
-        removed then.
+        removed then, or by the next run.
         """
         context = self._context
         source, target = context.place_of(row), context.places["cold"]

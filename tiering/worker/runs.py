@@ -34,7 +34,7 @@ _log = logging.getLogger("kvmq")
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One deed: `what` is "archived", "cold", "merged", "parted", "reencrypted", "expired",
-    "removed", "erased" or "failed"; `at` is ms since the epoch, `seconds` how long it took.
+    "erased" or "failed"; `at` is ms since the epoch, `seconds` how long it took.
     """
 
     at: int
@@ -91,10 +91,10 @@ class History:
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of a run. `shifted` archives went cold. Others, in `archives`, have replaced the
-    `merged` ones. `removed` are the names of objects and files that nothing needs any more;
-    `failed` gives for each step that could not be done the reason. `waits_for_hours`: more is due,
-    at other hours.
+    """The results of a run. `shifted` archives went cold. `archives` are new: `segments` became
+    some, others have replaced the `merged` ones. `removed` are the names of objects and files that
+    nothing needs any more; `failed` gives for each step that could not be done the reason.
+    `waits_for_hours`: more is due, at other hours.
     """
 
     segments: list[int] = []

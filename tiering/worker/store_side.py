@@ -108,7 +108,7 @@ class LogFigures(Protocol):
 
 
 class HandOver(Protocol):
-    """See `kvstore.engine.segment_handover.HandOver`."""
+    """See `kvstore.engine.segment_handover.SegmentHandover`."""
 
     @property
     def store_id(self) -> bytes: ...

@@ -318,17 +318,19 @@ def test_a_merge_that_fails_in_a_way_nobody_expected_costs_its_group_alone(store
         assert left(store) == []
 
 
-def test_segments_that_are_gone_are_not_waited_for(tmp_path: Path, clock: VirtualClock) -> None:
+def test_segments_and_archives_that_are_gone_are_not_waited_for(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
     waits = Waits(tmp_path / FILE, LocalFiles(), clock)
-    for what in ("segment 5", "segment 6", "/a/place"):
+    for what in ("segment 5", "segment 6", "a/5.kvarc", "a/6.kvarc", "/a/place"):
         waits.failed(what, ["warm"], StoreError("away"))
-    waits.keep({"segment 6"})
-    assert [waits.is_on(what) for what in ("segment 5", "segment 6", "/a/place")] == [
-        False, True, True,
-    ]  # fmt: skip
+    waits.keep({"segment 6", "a/6.kvarc"})
+    stay = ["/a/place", "a/6.kvarc", "segment 6"]
+    assert not waits.is_on("segment 5")
+    assert not waits.is_on("a/5.kvarc")
+    assert all(map(waits.is_on, stay))
     waits.note()
-    found = read_waits(tmp_path / FILE, LocalFiles())
-    assert [wait.what for wait in found] == ["/a/place", "segment 6"]
+    assert [wait.what for wait in read_waits(tmp_path / FILE, LocalFiles())] == stay
 
 
 # --- merging ---
