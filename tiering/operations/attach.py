@@ -45,7 +45,7 @@ from tiering.operations.attach_conflicts import ConflictChecker
 from tiering.operations.source_place import (
     OPEN_BYTES,
     OpenedArchive,
-    Source,
+    SourceContext,
     open_all,
     open_source,
     topics_of,
@@ -128,7 +128,7 @@ def attach(
 class _Attach:
     """One attach."""
 
-    def __init__(self, store: Store, source: Source) -> None:
+    def __init__(self, store: Store, source: SourceContext) -> None:
         self._store = store
         self._side = store.handover
         self._files = store.config.files

@@ -24,7 +24,7 @@ from tiering.catalog.archive_pool import OpenArchives
 from tiering.catalog.catalog import ArchiveRow, contents, decode_rows
 from tiering.catalog.overlaps import OffsetRange, first_duplicate, offsets_of, split_overlaps
 from tiering.errors import AttachConflict
-from tiering.operations.source_place import OPEN_BYTES, Source
+from tiering.operations.source_place import OPEN_BYTES, SourceContext
 from tiering.places.place import open_kept
 from tiering.worker.store_side import Store, TopicFacts
 
@@ -38,7 +38,7 @@ class ConflictChecker:
     archives, by number.
     """
 
-    def __init__(self, store: Store, source: Source, rows: Mapping[int, ArchiveRow]) -> None:
+    def __init__(self, store: Store, source: SourceContext, rows: Mapping[int, ArchiveRow]) -> None:
         self._store = store
         self._side = store.handover
         self._config = store.config

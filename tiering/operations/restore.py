@@ -53,7 +53,7 @@ from tiering.keys.crypto import KeyProvider
 from tiering.merge.rewrite import KeptMessages, rewrite
 from tiering.operations.source_place import (
     OpenedArchive,
-    Source,
+    SourceContext,
     open_all,
     open_source,
     topics_of,
@@ -153,7 +153,7 @@ def restore(
 class _Wish:
     """All that one restore is asked for; `source_id` is the id of the archives' store, in hex."""
 
-    source: Source
+    source: SourceContext
     source_id: str
     folder: Path
     wanted: KeptMessages

@@ -37,7 +37,7 @@ def no_progress(step: str, done: int, total: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceContext:
     """A place whose archives are restored or attached: `store_id` (hex) is the store that is asked
     for there, None if there is only one; `keys` are those of encrypted topics. `config` is the
     target store's, and `tell` reports progress.
@@ -60,7 +60,7 @@ def open_source(
     keys: KeyProvider | None,
     config: Settings,
     progress: Progress | None,
-) -> Source:
+) -> SourceContext:
     """Opens a place. `options` are its settings, and `store_id`; those that are not given are the
     store's, and so are the keys. Raises PlaceError.
     """
@@ -69,7 +69,7 @@ def open_source(
     store_id = given.pop("store_id", None)
     if is_remote(str(where)):
         given = {**access.options, **given}
-    return Source(
+    return SourceContext(
         open_place(where, options=given, files=files, clock=config.clock),
         None if store_id is None else str(store_id),
         provider_of(access.keys, files) if keys is None else keys,
@@ -92,7 +92,7 @@ class OpenedArchive(NamedTuple):
 
 
 def open_all(
-    source: Source,
+    source: SourceContext,
     objects: Sequence[ArchiveObject],
     damaged: Callable[[ArchiveObject, Exception], None] | None = None,
 ) -> list[OpenedArchive]:
