@@ -16,6 +16,7 @@ Invariant: nothing is changed, not even what is known of the clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -114,18 +115,11 @@ def places_of(
     config = store.config
     options = config.archives.options
 
+    @cache
     def opened(where: str) -> Place:
         return open_kept(where, store.path, options=options, files=config.files, clock=config.clock)
 
-    known: dict[str, Place] = {}
-
-    def place_of(row: ArchiveRow) -> Place:
-        found = known.get(row.place)
-        if found is None:
-            found = known[row.place] = opened(row.place)
-        return found
-
-    return place_of, [opened(where) for where in others]
+    return lambda row: opened(row.place), [opened(where) for where in others]
 
 
 _EVER: Final = float("inf")

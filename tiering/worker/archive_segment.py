@@ -47,17 +47,6 @@ I64 = NDArray[np.int64]
 _EMPTY: Final = np.empty((0, 5), np.int64)
 
 
-class SegmentOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of archiving one segment."""
-
-    number: int
-    rows: list[ArchiveRow]
-    messages: int
-    raw_bytes: int
-    bytes: int
-    left_out: int
-
-
 def archived_topic(info: TopicFacts) -> ArchivedTopic:
     """A topic as an archive's manifest has it."""
     retention: Retention = info.retention
@@ -113,10 +102,10 @@ class SegmentArchiver:
 
     def hand_over(
         self, due: SegmentDue, encoded: EncodedSegment, without: ErasurePredicate | None = None
-    ) -> SegmentOutcome:
-        """Publishes the archives of a segment, and hands the segment over. If messages were left
-        out, the segment's file is overwritten before it goes. Raises the error that prevented it;
-        the segment stays then, unless only its file could not be removed.
+    ) -> list[ArchiveRow]:
+        """Publishes the archives of a segment, and hands the segment over; returns their rows. If
+        messages were left out, the segment's file is overwritten before it goes. Raises the error
+        that prevented it; the segment stays then, unless only its file could not be removed.
         """
         rows: list[ArchiveRow] = []
         arriving: list[Arriving] = []
@@ -133,14 +122,7 @@ class SegmentArchiver:
         finally:
             self.discard(due, encoded)
         self._publisher.confirm(rows)
-        return SegmentOutcome(
-            number=due.number,
-            rows=rows,
-            messages=encoded.messages,
-            raw_bytes=sum(row.raw_bytes for row in rows),
-            bytes=sum(row.size for row in rows),
-            left_out=encoded.left_out,
-        )
+        return rows
 
     def discard(self, due: SegmentDue, encoded: EncodedSegment) -> None:
         """Removes the files that were built of a segment; published objects stay."""

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
-from typing import NamedTuple
 
 import msgspec
 
@@ -46,15 +45,6 @@ from tiering.worker.runs import History, Run, noting_errors
 from tiering.worker.store_snapshot import Snapshotter, StoreSnapshot
 
 
-class ColdCopy(NamedTuple):
-    """An archive's object in the cold place, which the catalog does not name yet."""
-
-    number: int
-    where: str
-    key: str
-    crc: int
-
-
 class Relocator:
     """Copies, expires and removes the archives of one store."""
 
@@ -69,32 +59,33 @@ class Relocator:
         found = overwrite_all(self._copies, self._context.files)
         return [f"{self._copies.name}/{name}" for name in found]
 
-    def copy(self, row: ArchiveRow, number: int, check: Callable[[], None]) -> ColdCopy:
-        """Copies an archive to the cold place, under the name with that number. Several threads may
-        do this at once; `switch` comes next. Raises the error that prevented it; the object is
-        removed then, or by the next run.
+    def copy(self, row: ArchiveRow, number: int, check: Callable[[], None]) -> Intent:
+        """Copies an archive to the cold place, under the name with that number, and returns the
+        object. Several threads may do this at once; `switch` comes next. Raises the error that
+        prevented it; the object is removed then, or by the next run.
         """
         context = self._context
         source, target = context.place_of(row), context.places["cold"]
-        key = self._publisher.name(row, number)
-        where = kept_as(target.name, context.store.path)
         # The note says the crc32c, which a catalog that was found again does not know.
         crc = row.crc or checksum(source.source(row.key, row.size), pace=context.pace.reading)
         job = CopyJob(
             source=source.name, key=row.key, target=target.name,
-            intent=Intent(number, where, key, row.size, crc),
+            intent=Intent(
+                number, kept_as(target.name, context.store.path),
+                self._publisher.name(row, number), row.size, crc,
+            ),
             source_options=context.options_of(source), target_options=context.options_of(target),
         )  # fmt: skip
         path = self._copies / f"{number:010d}"
         copy = ObjectCopy(source, target, job, path, context.files, context.pace)
         with announced(self._publisher.intents, job.intent, target):
             context.executor.transfer(check, copy_remotely, copy)
-        return ColdCopy(number, where, key, crc)
+        return job.intent
 
-    def switch(self, row: ArchiveRow, copy: ColdCopy) -> None:
+    def switch(self, row: ArchiveRow, copy: Intent) -> None:
         """Makes the catalog name the copy as the archive's object, and retires the old object."""
         cold = msgspec.structs.replace(
-            row, place=copy.where, key=copy.key, tier="cold", crc=copy.crc
+            row, place=copy.place, key=copy.key, tier="cold", crc=copy.crc
         )
         old = self._retired(row, copy.number, self._context.trusted.now_ms())
         self._side.set_rows([(r.catalog_key, encode_row(r)) for r in (cold, old)])
@@ -181,7 +172,7 @@ class AgendaRunner:
                     if encoded is None or self._is_away(due):
                         self._skip(due, encoded, run)
                         continue
-                    found = self._archiver.hand_over(due, encoded)
+                    rows = self._archiver.hand_over(due, encoded)
                 except (TieringStopped, StoreClosed):
                     raise
                 except Exception as e:
@@ -193,7 +184,7 @@ class AgendaRunner:
                     for name in (name_of(due.number), *self._places_of(due)):
                         self._waits.over(name)
                     seconds = self._context.clock.monotonic() - began
-                    run.archived(due, found.rows, found.messages, seconds)
+                    run.archived(due, rows, seconds)
                     any_done = True
                 done += due.bytes
         return any_done
@@ -244,7 +235,7 @@ class AgendaRunner:
             self._back_off(key, ["cold"], why)
             run.note_failure(key, why)
 
-        def copy(one: tuple[ArchiveRow, int], check: Callable[[], None]) -> ColdCopy:
+        def copy(one: tuple[ArchiveRow, int], check: Callable[[], None]) -> Intent:
             return self._relocator.copy(*one, check)
 
         with closing(self._context.pipelined(numbered(), copy)) as coming:

@@ -124,55 +124,40 @@ class Run:
         self.failed: dict[str, str] = {}
         self.messages = 0
 
-    def archived(
-        self, segment: SegmentDue, rows: list[ArchiveRow], messages: int, seconds: float
-    ) -> HistoryEntry:
+    def archived(self, segment: SegmentDue, rows: list[ArchiveRow], seconds: float) -> None:
         """A segment became archives."""
         self.segments.append(segment.number)
-        self.rows += rows
-        self.messages += messages
-        return self._history.add(
-            "archived",
-            f"segment {segment.number}",
-            archives=[row.key for row in rows],
-            messages=messages,
-            raw_bytes=sum(row.raw_bytes for row in rows),
-            bytes=sum(row.size for row in rows),
-            seconds=round(seconds, 3),
-            note=segment.reason,
-        )
+        self._made("archived", f"segment {segment.number}", rows, seconds, note=segment.reason)
 
-    def replaced(self, found: Replaced, seconds: float, what: str = "merged") -> HistoryEntry:
+    def replaced(self, found: Replaced, seconds: float, what: str = "merged") -> None:
         """One archive took the place of others, by a merge or as `what` says."""
         self.merged += [row.key for row in found.old]
         rows = [found.row] if found.row is not None else []
-        self.rows += rows
-        self.messages += sum(row.messages for row in rows)
-        return self._history.add(
-            what,
-            f"{len(found.old)} archives from {found.old[0].key}",
-            archives=[row.key for row in rows],
+        self._made(
+            what, f"{len(found.old)} archives from {found.old[0].key}", rows, seconds,
             messages=found.merged.messages,
-            raw_bytes=sum(row.raw_bytes for row in rows),
-            bytes=sum(row.size for row in rows),
-            seconds=round(seconds, 3),
             note=f"{found.merged.dropped.total} messages were left out",
-        )
+        )  # fmt: skip
 
-    def parted(self, old: ArchiveRow, rows: list[ArchiveRow], seconds: float) -> HistoryEntry:
+    def parted(self, old: ArchiveRow, rows: list[ArchiveRow], seconds: float) -> None:
         """Several archives took the place of one, each with some of its topics."""
         self.merged.append(old.key)
+        self._made("parted", old.key, rows, seconds)
+
+    def _made(
+        self, what: str, source: str, rows: list[ArchiveRow], seconds: float,
+        *, messages: int | None = None, note: str = "",
+    ) -> None:  # fmt: skip
+        """Notes new archives; `messages` are those that they were made of, if some are left out."""
+        kept = sum(row.messages for row in rows)
         self.rows += rows
-        self.messages += sum(row.messages for row in rows)
-        return self._history.add(
-            "parted",
-            old.key,
-            archives=[row.key for row in rows],
-            messages=sum(row.messages for row in rows),
-            raw_bytes=sum(row.raw_bytes for row in rows),
-            bytes=sum(row.size for row in rows),
-            seconds=round(seconds, 3),
-        )
+        self.messages += kept
+        self._history.add(
+            what, source, archives=[row.key for row in rows],
+            messages=kept if messages is None else messages,
+            raw_bytes=sum(row.raw_bytes for row in rows), bytes=sum(row.size for row in rows),
+            seconds=round(seconds, 3), note=note,
+        )  # fmt: skip
 
     def note_failure(self, what: str, why: Exception) -> None:
         """A step could not be done."""

@@ -41,7 +41,7 @@ from kvstore.index.archived import (
 from kvstore.process.background import Background
 from kvstore.process.forking import module_lock
 from tiering.errors import TieringBusy
-from tiering.policy.schedule import Stats
+from tiering.policy.schedule import Stats, Topic
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the step, how much of it is done, and the whole (0: not known)."""
@@ -62,15 +62,9 @@ class Settings(Protocol):
     def archives(self) -> ArchiveAccess: ...
 
 
-class TopicFacts(Protocol):
+class TopicFacts(Topic, Protocol):
     """See `kvstore.TopicInfo`."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def id(self) -> int: ...
-    @property
-    def kind(self) -> str: ...
     @property
     def write_queues(self) -> int: ...
     @property
@@ -81,8 +75,6 @@ class TopicFacts(Protocol):
     def key_index(self) -> str: ...
     @property
     def key_history(self) -> Sequence[tuple[int, str]]: ...
-    @property
-    def retention(self) -> Retention: ...
     @property
     def attributes(self) -> dict[str, str]: ...
     @property
