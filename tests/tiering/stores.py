@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import kvstore
 from kvstore import Message, Store, StoreConfig, StoredMessage
 from tests.support.clock import VirtualClock
 
@@ -32,6 +35,18 @@ def fill(store: Store, count: int = 300, first: int = 0, *, is_sealed: bool = Tr
         )
     if is_sealed:
         store.seal()
+
+
+def filled(
+    path: Path, clock: VirtualClock, count: int = 300, *, days: float = 0, **changed: object
+) -> Store:
+    """Opens a store with all queues and so many messages, some days after they were put."""
+    store = kvstore.open(path, config(clock, **changed))
+    for topic, queues in QUEUES.items():
+        store.create_topic(topic, queues=queues)
+    fill(store, count)
+    clock.advance(days * 86_400.0)
+    return store
 
 
 def held(store: Store) -> dict[tuple[str, int], list[StoredMessage]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,12 +14,12 @@ import msgspec
 import pytest
 
 import kvstore
-from kvstore import Message, Store, StoredMessage, StoreLocked
+from kvstore import Message, Store, StoreLocked
 from tests.support.children import Child, Teller
 from tests.support.clock import VirtualClock
 from tests.support.files import WatchedFiles
 from tests.tiering.archive.test_damage import with_trailer
-from tests.tiering.stores import QUEUES, config, fill, held
+from tests.tiering.stores import QUEUES, config, fill, filled, held
 from tiering import Policy, PolicyIllegal, RunReport, TieringBusy, Worker
 from tiering.archive.layout import FORMAT_VERSION
 
@@ -172,32 +171,6 @@ def test_two_threads_that_use_one_worker_do_one_thing_at_a_time(store: Store) ->
     assert held(store) == before
 
 
-def test_a_copy_of_a_store_at_work_in_the_same_place_takes_nothing_away(
-    tmp_path: Path, clock: VirtualClock
-) -> None:
-    policy = msgspec.structs.replace(WARM, warm=None, warm_for=None, cold=str(tmp_path / "nas"))
-    path, copied = tmp_path / "one", tmp_path / "two"
-    with kvstore.open(path, config(clock)) as store:
-        store.create_topic("orders", queues=1)
-    shutil.copytree(path, copied)
-
-    def archived(where: Path, body: bytes) -> tuple[RunReport, list[StoredMessage]]:
-        with kvstore.open(where, config(clock)) as store:
-            store.put_batch([Message("orders", body, queue=0)])
-            store.seal()
-            clock.advance(2 * DAY)
-            with Worker(store, policy) as worker:
-                return worker.run_once(), store.pull("orders", 0, 0).messages
-
-    first, messages = archived(path, b"one")
-    assert first.failed == {}
-    second, others = archived(copied, b"two")
-    assert [list(second.failed), second.segments] == [["segment 0"], []]
-    assert "orders" in others[0].topic
-    with kvstore.open(path, config(clock)) as store:
-        assert store.pull("orders", 0, 0).messages == messages
-
-
 # --- clocks ---
 
 
@@ -280,13 +253,8 @@ def test_what_is_no_archive_of_this_store_is_left_alone_by_every_verb(
 
 def foreign_archive(path: Path, clock: VirtualClock) -> bytes:
     """One of another store's."""
-    with kvstore.open(path, config(clock)) as other:
-        for topic, queues in QUEUES.items():
-            other.create_topic(topic, queues=queues)
-        fill(other, 30)
-        clock.advance(2 * DAY)
-        with Worker(other, WARM) as worker:
-            return (path / "archive" / worker.run_once().archives[0]).read_bytes()
+    with filled(path, clock, 30, days=2) as other, Worker(other, WARM) as worker:
+        return (path / "archive" / worker.run_once().archives[0]).read_bytes()
 
 
 def test_a_leap_that_is_not_believed_does_not_end_the_time_of_grace(

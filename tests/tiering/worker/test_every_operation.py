@@ -21,7 +21,7 @@ from kvstore import Retention, Store, StoreError
 from tests.support.clock import VirtualClock
 from tests.support.everyfile import EveryFile, Fault, spread_faults
 from tests.support.files import copy_folder
-from tests.tiering.stores import QUEUES, config, fill
+from tests.tiering.stores import config, fill, filled
 from tiering import AttachConflict, Policy, Worker
 from tiering.executor.pool import Inline
 
@@ -132,11 +132,7 @@ def test_whatever_operation_fails_every_message_is_there_and_the_next_run_goes_o
 ) -> None:
     work = WORK[name]
     begin = tmp_path / "begin"
-    with kvstore.open(begin, config(clock)) as store:
-        for topic, queues in QUEUES.items():
-            store.create_topic(topic, queues=queues)
-        fill(store, 60)
-        clock.advance(2 * DAY)
+    with filled(begin, clock, 60, days=2) as store:
         if work.is_archived:
             with Worker(store, WARM, executor=Inline()) as worker:
                 assert worker.run_once().failed == {}
@@ -196,11 +192,7 @@ def test_whatever_operation_fails_every_message_is_there_and_the_next_run_goes_o
 def test_a_restore_in_which_an_operation_fails_leaves_nothing_or_tells(
     tmp_path: Path, clock: VirtualClock, options: dict[str, Any]
 ) -> None:
-    with kvstore.open(tmp_path / "source", config(clock)) as store:
-        for topic, queues in QUEUES.items():
-            store.create_topic(topic, queues=queues)
-        fill(store, 60)
-        clock.advance(2 * DAY)
+    with filled(tmp_path / "source", clock, 60, days=2) as store:
         with Worker(store, WARM, executor=Inline()) as worker:
             assert worker.run_once().failed == {}
         due = {

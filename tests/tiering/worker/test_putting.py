@@ -168,25 +168,3 @@ def test_an_archive_that_goes_cold_is_read_where_it_is_and_written_there_alone(
         (written,) = files.paths
         assert written.is_relative_to(tmp_path / "store" / "cold")
         assert len(store.pull("a", 0, 0, limit=99).messages) == 50
-
-
-def test_a_warm_archive_that_was_damaged_does_not_go_cold(
-    tmp_path: Path, clock: VirtualClock
-) -> None:
-    policy = Policy(hot_for=60.0, warm_for=DAY, warm="archive", cold="cold", clock_doubt=0.0)
-    with kvstore.open(tmp_path / "store", config(clock)) as store:
-        store.create_topic("a", queues=1)
-        store.put_batch([Message("a", b"%d" % n, queue=0) for n in range(50)])
-        store.seal()
-        clock.advance(100.0)
-        with Worker(store, policy, executor=Inline()) as worker:
-            assert worker.run_once().failed == {}
-            (path,) = (store.path / "archive").rglob("*.kvarc")
-            path.chmod(0o644)
-            path.write_bytes(path.read_bytes()[:-30] + bytes(30))
-            clock.advance(2 * DAY)
-            report = worker.run_once()
-            assert report.shifted == []
-            assert "is not what was put there" in str(next(iter(report.failed.values())))
-            assert [a.tier for a in worker.archives()] == ["warm"]
-        assert not list((store.path / "cold").rglob("*.kvarc"))

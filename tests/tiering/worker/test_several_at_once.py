@@ -12,13 +12,12 @@ from typing import Any
 import google_crc32c
 import pytest
 
-import kvstore
 from kvstore import Store
 from kvstore.errors import ArchiveDamaged, StoreError
 from kvstore.files import LocalFiles
 from tests.support.clock import VirtualClock
 from tests.support.files import WatchedFiles
-from tests.tiering.stores import QUEUES, config, fill, held, tiers
+from tests.tiering.stores import filled, held, tiers
 from tests.tiering.worker.pools import Pools
 from tiering import ObjectExists, Policy, TieringStopped, Worker
 from tiering.catalog.catalog import decode_rows
@@ -195,10 +194,7 @@ def test_a_step_that_fails_for_one_leaves_it_and_the_others_go(
     tmp_path: Path, clock: VirtualClock, pools: Pools
 ) -> None:
     files = WatchedFiles()
-    with kvstore.open(tmp_path / "s", config(clock, files=files)) as store:
-        for topic, queues in QUEUES.items():
-            store.create_topic(topic, queues=queues)
-        fill(store)
+    with filled(tmp_path / "s", clock, files=files) as store:
         before, segments = held(store), tiers(store)[0]
         clock.advance(2 * DAY)
         with Worker(store, BOTH, executor=pools) as worker:

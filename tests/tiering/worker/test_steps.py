@@ -10,13 +10,12 @@ import google_crc32c
 import msgspec
 import pytest
 
-import kvstore
 from kvstore import Message, Retention, Store
 from kvstore.errors import ArchiveDamaged, StoreError
 from kvstore.files import LocalFiles
 from tests.support.clock import VirtualClock
 from tests.tiering.places.lying import Lie, LyingFiles
-from tests.tiering.stores import QUEUES, config, fill, held
+from tests.tiering.stores import fill, filled, held
 from tiering import Policy, TieringBusy, TieringStopped, Worker
 from tiering.catalog.catalog import decode_rows
 from tiering.executor.pool import Inline
@@ -388,20 +387,18 @@ def test_what_a_disk_does_not_give_back_is_merged_into_nothing(
     tmp_path: Path, clock: VirtualClock, lie: Lie
 ) -> None:
     files = LyingFiles(".merged")
-    with kvstore.open(tmp_path / "lied", config(clock, files=files)) as store:
-        for topic, queues in QUEUES.items():
-            store.create_topic(topic, queues=queues)
-        fill(store, 240)
-        clock.advance(2 * DAY)
-        with Worker(store, WARM, executor=Two()) as worker:
-            assert worker.run_once().failed == {}
-            before = worker.archives()
-            files.lie = lie
-            (why,) = worker.merge().failed.values()
-            assert "not what was put there" in why
-            assert (worker.archives(), left(store)) == (before, [])
-            files.lie = None
-            assert worker.merge().failed == {}
+    with (
+        filled(tmp_path / "lied", clock, 240, days=2, files=files) as store,
+        Worker(store, WARM, executor=Two()) as worker,
+    ):
+        assert worker.run_once().failed == {}
+        before = worker.archives()
+        files.lie = lie
+        (why,) = worker.merge().failed.values()
+        assert "not what was put there" in why
+        assert (worker.archives(), left(store)) == (before, [])
+        files.lie = None
+        assert worker.merge().failed == {}
 
 
 def test_parts_of_an_archive_that_lack_messages_take_its_place_nowhere(store: Store) -> None:

@@ -10,7 +10,7 @@ import kvstore
 from tests.support.clock import VirtualClock
 from tests.support.files import copy_folder
 from tests.support.struck import struck_behind
-from tests.tiering.stores import QUEUES, config, fill, held, tiers
+from tests.tiering.stores import config, filled, held, tiers
 from tiering import Policy, RunReport, Worker
 from tiering.executor.pool import Inline
 
@@ -59,11 +59,7 @@ def _tier(begin: Path, path: Path, clock: VirtualClock, number: int) -> int:
 def begin(tmp_path: Path, clock: VirtualClock) -> Path:
     """A store whose segments are to become archives, and those one."""
     path = tmp_path / "begin"
-    with kvstore.open(path, config(clock)) as store:
-        for topic, queues in QUEUES.items():
-            store.create_topic(topic, queues=queues)
-        fill(store, 300)
-        clock.advance(2 * DAY)
+    filled(path, clock, days=2).close()
     return path
 
 

@@ -18,7 +18,7 @@ from kvstore.process.background import ThreadStats
 from tests.support.clock import VirtualClock
 from tests.support.files import copy_folder
 from tests.support.throwing import Thrower, some
-from tests.tiering.stores import QUEUES, config, fill, held, tiers
+from tests.tiering.stores import config, filled, held, tiers
 from tiering import Policy, Worker
 from tiering.executor.pool import Executor, Inline, Pool
 
@@ -41,11 +41,7 @@ class HereAtOnce(Inline):
 def begin(tmp_path: Path, clock: VirtualClock) -> Path:
     """A store whose three segments are to become archives, and those one."""
     path = tmp_path / "begin"
-    with kvstore.open(path, config(clock)) as store:
-        for topic, queues in QUEUES.items():
-            store.create_topic(topic, queues=queues)
-        fill(store, 200)
-        clock.advance(2 * DAY)
+    filled(path, clock, 200, days=2).close()
     return path
 
 
