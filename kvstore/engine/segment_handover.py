@@ -213,7 +213,7 @@ class SegmentHandover:
                     forget(batch)
 
                 self._index.change(put, arriving, keys)
-                self._topics.rows_written(infos)
+                self._topics.written(infos)
 
     def attach(self) -> None:
         """Says that a worker looks after this store: from here on segments don't go by age or size

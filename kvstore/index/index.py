@@ -104,7 +104,7 @@ class Index:
         self._next_archive = max(self._next_archive, handover.next_number(self.families))
         sealed = self.families.get(META, SEALED)
         self._sealed = max(
-            U32.unpack(sealed)[0] if sealed else 0, self.log_start() // self.segment_size
+            U32.unpack(sealed)[0] if sealed else 0, self.gone().below // self.segment_size
         )
 
     def topics_fresh_from(self, topic: int) -> None:
@@ -342,12 +342,6 @@ class Index:
                 found.update(tail.find_key(key_hash))
         return sorted((p for p in found if p < end), reverse=True)
 
-    def find_in_log(self, low: int, high: int, first: int, last: int) -> Iterator[int]:
-        """Positions of checkpointed records in segments `first` to `last` that may have a key with
-        a hash of `low` to `high`, newest first. Some may have left the log.
-        """
-        return self.keys.find(low, high, first, last)
-
     # --- upkeep ---
 
     def seal_due(self) -> bool:
@@ -514,10 +508,6 @@ class Index:
     def gone(self) -> Gone:
         """The parts that left the log, to archives or for good."""
         return handover.read_gone(self.families)
-
-    def log_start(self) -> int:
-        """The position below which nothing is in the log any more."""
-        return self.gone().below
 
     def drop_derived(self) -> None:
         """Empty the families that the index derives from log and archives, and go back to position

@@ -143,7 +143,8 @@ class Offsets:
         self._last_rows: dict[bytes, int] = {}
         """Key -> the offset in the row, for some of the last commits."""
         found = self._families.get(META, _RECOVERIES)
-        self._recoveries = U32.unpack(found)[0] if found else 0
+        self.recoveries: int = U32.unpack(found)[0] if found else 0
+        """The number of openings after an unclean end, which rows note."""
         self._ends: list[int] | None = None
 
     # --- recoveries ---
@@ -153,17 +154,17 @@ class Offsets:
         if self._read_only:
             return  # its log grows no more: the queue's next offset says the same
         batch = self._families.batch()
-        batch.put(META, _RECOVERED + U32.pack(self._recoveries), U64.pack(end))
-        batch.put(META, _RECOVERIES, U32.pack(self._recoveries + 1))
+        batch.put(META, _RECOVERED + U32.pack(self.recoveries), U64.pack(end))
+        batch.put(META, _RECOVERIES, U32.pack(self.recoveries + 1))
         self._families.write(batch, sync=True)
-        self._recoveries += 1
+        self.recoveries += 1
         self._ends = None
 
     def _lowest_end(self, since: int) -> int:
         """The lowest end of the log that was found by recovery `since` or a later one."""
         if self._ends is None:
             ends: list[int] = []
-            for number in reversed(range(self._recoveries)):
+            for number in reversed(range(self.recoveries)):
                 end = self._found_end(number)
                 ends.append(min(end, ends[-1]) if ends else end)
             self._ends = ends[::-1]
@@ -192,7 +193,7 @@ class Offsets:
         if row is None:
             return None
         found = read_offset(row)
-        if found.recoveries == self._recoveries and found.offset <= bounds.next_offset:
+        if found.recoveries == self.recoveries and found.offset <= bounds.next_offset:
             return found
         with self._lock:
             return self._first_read(key, topic << 32 | queue, bounds)
@@ -205,8 +206,8 @@ class Offsets:
         if row is None:
             return None
         old = read_offset(row)
-        offset = self._clamped(old.offset, old.recoveries, queue, bounds)
-        found = Committed(offset, self._recoveries, old.passed_over)
+        offset = self.clamped(queue, old.offset, old.recoveries, bounds)
+        found = Committed(offset, self.recoveries, old.passed_over)
         if offset != old.offset and not self._read_only:
             batch = self._families.batch()
             batch.put(OFFSETS, key, _packed(*found))
@@ -214,28 +215,20 @@ class Offsets:
             self._families.write(batch)
         return found
 
-    @property
-    def recoveries(self) -> int:
-        """The number of openings after an unclean end, which rows note."""
-        return self._recoveries
-
     def clamped(self, queue: int, offset: int, recoveries: int, bounds: Bounds) -> int:
         """The offset of a row that notes this number of recoveries, clamped to the log. `queue` is
         topic id << 32 | queue id.
         """
-        return self._clamped(offset, recoveries, queue, bounds)
+        found = min(offset, bounds.next_offset)
+        if recoveries < self.recoveries:
+            found = self._held_at(self._lowest_end(recoveries), queue, found, bounds.min_offset)
+        return found
 
     def first_at(self, queue: int, position: int, bounds: Bounds) -> int:
         """The first offset of a queue (topic id << 32 | queue id) whose record stands at or behind
         a position of the log.
         """
         return self._held_at(position, queue, bounds.next_offset, bounds.min_offset)
-
-    def _clamped(self, offset: int, recoveries: int, queue: int, bounds: Bounds) -> int:
-        found = min(offset, bounds.next_offset)
-        if recoveries < self._recoveries:
-            found = self._held_at(self._lowest_end(recoveries), queue, found, bounds.min_offset)
-        return found
 
     def _held_at(self, end: int, queue: int, offset: int, lowest: int) -> int:
         """`offset`, or the queue's next offset when the log ended at `end` if that is lower."""
@@ -278,7 +271,7 @@ class Offsets:
         key_of_queue = topic << 32 | queue
         # One search for all rows of as many recoveries: the queue's end is the same for them.
         bound = {
-            recoveries: self._clamped(offset, recoveries, key_of_queue, bounds)
+            recoveries: self.clamped(key_of_queue, offset, recoveries, bounds)
             for recoveries, offset in highest.items()
         }
         return [OffsetCommit(min(offset, bound[number]), at) for at, offset, number in found]
@@ -353,7 +346,7 @@ class Offsets:
         """
         key = offset_key(flight.group, flight.topic, queue)
         self._last_rows.pop(key, None)
-        batch.put(OFFSETS, key, _packed(offset, self._recoveries, passed))
+        batch.put(OFFSETS, key, _packed(offset, self.recoveries, passed))
         self.may_move(flight.group, flight.topic)
         self._unsynced = True
 
@@ -366,8 +359,8 @@ class Offsets:
             self.moved[flight.group, flight.topic] = True
         self._unsynced = True
         if flight.passed:
-            return key, _packed(offset, self._recoveries, flight.passed.get(queue, 0))
-        return key, _ROW.pack(offset, self._recoveries)
+            return key, _packed(offset, self.recoveries, flight.passed.get(queue, 0))
+        return key, _ROW.pack(offset, self.recoveries)
 
     def written(self) -> None:
         """Note that a batch with offsets was written: it is to be synced."""
@@ -377,9 +370,9 @@ class Offsets:
             self._last_rows.clear()
 
     def _put(self, batch: Batch, key: bytes, offset: int) -> None:
-        batch.put(OFFSETS, key, _ROW.pack(offset, self._recoveries))
+        batch.put(OFFSETS, key, _ROW.pack(offset, self.recoveries))
         if self.history_rows.is_on:
-            self.history_rows.put(batch, key, offset, self._recoveries, self.history_rows.now())
+            self.history_rows.put(batch, key, offset, self.recoveries, self.history_rows.now())
 
     def may_move(self, group: int, topic: int) -> None:
         """Note that a group's progress in a topic may move without a commit from now on."""

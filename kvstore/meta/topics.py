@@ -243,7 +243,7 @@ class Topics:
         return made
 
     def written(self, made: Sequence[TopicInfo]) -> None:
-        """Take over the topics of `put_new`, whose batch was written."""
+        """Take over the topics of `put_new` or `put_rows`, whose batch was written."""
         for info in made[:_CACHED_OF_A_BATCH]:
             self._remember(info)
         self._counted(len(made))
@@ -261,18 +261,12 @@ class Topics:
             return first
 
     def put_rows(self, batch: Batch, infos: Sequence[TopicInfo]) -> None:
-        """Put topics that have ids already into a batch; `TopicExists`. Then `rows_written`."""
+        """Put topics that have ids already into a batch; `TopicExists`. Then `written`."""
         for info in infos:
             if self._exists(info.name):
                 raise TopicExists(f"topic {info.name!r} was made meanwhile; try again")
             batch.put(TOPICS, info.name.encode(), msgspec.msgpack.encode(checked(info)))
         self._name(infos)
-
-    def rows_written(self, infos: Sequence[TopicInfo]) -> None:
-        """Take over the topics of `put_rows`, whose batch was written."""
-        for info in infos:
-            self._remember(info)
-        self._counted(len(infos))
 
     def _counted(self, more: int) -> None:
         if self._count is not None:

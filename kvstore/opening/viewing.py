@@ -116,7 +116,7 @@ def reach(path: Path, config: StoreConfig, queues: Iterable[Queue] | None) -> Re
                 for info in _topics(index, config).all()
                 for queue in range(max(info.read_queues, info.write_queues))
             )
-        first_segment = index.log_start() // size
+        first_segment = index.gone().below // size
         found = {}
         for topic, queue in queues:
             end = index.locations.head(topic << 32 | queue).next_offset

@@ -232,7 +232,7 @@ class Finder:
         if begin is not None or end is not None:
             first, last = self._of_time(begin, end)
         first = max(first, since // size)
-        for position in self._index.find_in_log(low, high, first, last):
+        for position in self._index.keys.find(low, high, first, last):
             if position < since:
                 return
             number = position // size
