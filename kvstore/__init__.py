@@ -21,8 +21,7 @@ from kvstore.api.namespace_view import Namespace
 from kvstore.api.store import Store
 from kvstore.config import ArchiveAccess, Retention, StoreConfig
 from kvstore.engine.config_exchange import ConfigImport
-from kvstore.engine.segment_stats import SegmentStats, TopicShare
-from kvstore.engine.stats import StoreStats
+from kvstore.engine.stats import SegmentStats, StoreStats, TopicShare
 from kvstore.engine.verify import Problem, VerifyReport
 from kvstore.errors import (
     ArchiveDamaged,
@@ -83,8 +82,8 @@ from kvstore.meta.history import OffsetCommit
 from kvstore.meta.offsets import Lag
 from kvstore.meta.topics import TopicConfig, TopicInfo
 from kvstore.opening.recovery import Progress, RecoveryReport
-from kvstore.pop.group_stats import GroupStats
 from kvstore.pop.popped import Popped
+from kvstore.pop.progress import GroupStats
 from kvstore.read.sql import SqlFilter, sql
 from kvstore.rocketmq.export import ExportReport
 

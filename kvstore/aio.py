@@ -36,7 +36,7 @@ from kvstore.errors import CallerError, StoreClosed, StoreError, shown
 from kvstore.meta.namespaces import speak_own_names, wrap
 from kvstore.opening.recovery import Progress, RecoveryReport
 from kvstore.pop.inflight.table import InflightTable
-from kvstore.pop.poll import Poll
+from kvstore.pop.pop import Poll
 from kvstore.pop.popped import Popped
 from kvstore.process.forking import refuse_in_child
 from kvstore.read.sql import SqlFilter

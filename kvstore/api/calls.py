@@ -29,8 +29,8 @@ from kvstore.meta.offsets import Lag
 from kvstore.meta.topic import check_offered
 from kvstore.meta.topics import Kind, TopicConfig, TopicInfo
 from kvstore.pop.ack import AckResult
-from kvstore.pop.group_stats import GroupStats
 from kvstore.pop.popped import Popped, check_seconds, check_wait
+from kvstore.pop.progress import GroupStats
 from kvstore.read.filters import compile_filter
 from kvstore.read.pull import pull
 from kvstore.read.sql import SqlFilter

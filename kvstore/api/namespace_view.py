@@ -32,8 +32,8 @@ from kvstore.meta.groups import GroupConfig, GroupInfo
 from kvstore.meta.namespaces import check_namespace, speak_own_names, unwrap, wrap
 from kvstore.meta.offsets import Lag
 from kvstore.meta.topics import TopicConfig, TopicInfo
-from kvstore.pop.group_stats import GroupStats
 from kvstore.pop.popped import Popped
+from kvstore.pop.progress import GroupStats
 from kvstore.record.names import DLQ_ORIGIN_GROUP, DLQ_ORIGIN_TOPIC
 from kvstore.record.put.explain import as_batch
 from kvstore.record.validate import listed

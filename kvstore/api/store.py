@@ -23,8 +23,7 @@ from kvstore.config import StoreConfig
 from kvstore.engine import config_exchange, topic_changes
 from kvstore.engine.config_exchange import ConfigImport
 from kvstore.engine.engine import Engine
-from kvstore.engine.segment_stats import SegmentStats, segment_stats
-from kvstore.engine.stats import StoreStats, collect
+from kvstore.engine.stats import SegmentStats, StoreStats, collect, segment_stats
 from kvstore.engine.verify import VerifyReport, verify
 from kvstore.errors import ConfigError, ReceiptExpired, shown
 from kvstore.files import local_path
@@ -34,7 +33,7 @@ from kvstore.meta.groups import GroupConfig
 from kvstore.meta.topics import TopicConfig
 from kvstore.opening.adopting import Adoption
 from kvstore.opening.recovery import Progress
-from kvstore.pop.poll import Poll
+from kvstore.pop.pop import Poll
 from kvstore.pop.popped import Popped, check_wait
 from kvstore.process.forking import refuse_in_child
 from kvstore.rocketmq.export import ExportReport

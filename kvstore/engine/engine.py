@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvstore.config import StoreConfig
 from kvstore.engine.following import Follower
-from kvstore.engine.housekeeper import Housekeeper, Job, housekeeping_interval
 from kvstore.engine.segment_handover import SegmentHandover
-from kvstore.engine.upkeep import Upkeep, drop_orphans
+from kvstore.engine.upkeep import Housekeeper, Job, Upkeep, drop_orphans, housekeeping_interval
 from kvstore.engine.writer import Writer, store_host
 from kvstore.errors import StoreError
 from kvstore.index.archived import Archived, OpenArchives
@@ -39,15 +38,14 @@ from kvstore.meta.offsets import Offsets
 from kvstore.meta.topics import Topics
 from kvstore.opening import store_folder
 from kvstore.opening.adopting import Adoption, in_place
-from kvstore.opening.placing import place_archives
 from kvstore.opening.recovery import Progress, recover
+from kvstore.opening.restoring import place_archives
 from kvstore.opening.store_folder import FolderKind
 from kvstore.pop.context import PopContext
-from kvstore.pop.group_stats import GroupProgress
 from kvstore.pop.inflight.tables import InflightTables
 from kvstore.pop.inflight.waiting import Waiting
 from kvstore.pop.popper import Popper
-from kvstore.pop.progress_history import ProgressHistory
+from kvstore.pop.progress import GroupProgress, ProgressHistory
 from kvstore.pop.receipts import open_receipts
 from kvstore.process.background import Background
 from kvstore.read.find import Finder

@@ -19,7 +19,7 @@ from kvstore.message import Bounds
 from kvstore.meta.groups import GroupConfig, GroupInfo
 from kvstore.meta.offsets import Commit, Lag
 from kvstore.meta.topics import Topic
-from kvstore.pop.group_stats import GroupStats
+from kvstore.pop.progress import GroupStats
 from kvstore.record.validate import check_group, listed
 
 

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.config import StoreConfig
-from kvstore.engine.segment_stats import SegmentStats, stats_of
-from kvstore.engine.unread import unread_in, unread_in_archive
+from kvstore.engine.retention import unread_in, unread_in_archive
+from kvstore.engine.stats import SegmentStats, stats_of
 from kvstore.engine.upkeep import Upkeep, drop_orphans
 from kvstore.errors import CallerError, StoreError
 from kvstore.index.archived import (

@@ -1,20 +1,36 @@
-"""Figures about an open store, for `Store.stats` and `kvmq stats`."""
+"""Figures about an open store: for `Store.stats` and `kvmq stats`, and of sealed segments, topic by
+topic, for `Store.segments` and tiering's plans.
+
+The idea: the runs of a segment have sizes and store times of all its entries; they are summed by
+topic with numpy, a few thousand entries at a time. No record is read.
+
+Invariants: a segment that is not wholly checkpointed is left out; messages of deleted topics are
+not counted; a run that can't be read is left out (`verify` reports it).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
+import numpy as np
 
 from kvstore.config import StoreConfig
 from kvstore.engine.upkeep import Upkeep
+from kvstore.errors import FormatError
 from kvstore.index.archived import Archived, TierStats
 from kvstore.index.index import Index
+from kvstore.index.keys import RUNS, read_run_key, segment_range
+from kvstore.index.runs import HEADER, count_of, unpack_many
 from kvstore.log.commitlog import CommitLog
 from kvstore.meta.topics import Topics
-from kvstore.opening.recovery import RecoveryReport
+from kvstore.opening.recovery import Progress, RecoveryReport
 from kvstore.process.background import Background, ThreadStats
+
+_ENTRIES: Final = 1 << 17
+"""Entries that are unpacked at a time."""
 
 
 class StoreStats(msgspec.Struct, frozen=True):
@@ -83,3 +99,130 @@ def collect(
         deleted_unread=0 if upkeep is None else upkeep.deleted_unread,
         threads=[thread.stats() for thread in threads],
     )
+
+
+class TopicShare(msgspec.Struct, frozen=True):
+    """One topic's share of a segment: messages, bytes of their records, and the store times (ms) of
+    the oldest and the newest.
+    """
+
+    topic: str
+    messages: int
+    bytes: int
+    oldest: int
+    newest: int
+
+
+class SegmentStats(msgspec.Struct, frozen=True):
+    """A sealed segment: `bytes` is the size of its file, `record_bytes` of the records of topics
+    that are there. Store times are ms, None if it holds no message.
+    """
+
+    number: int
+    position: int
+    bytes: int
+    record_bytes: int
+    oldest: int | None
+    newest: int | None
+    topics: list[TopicShare]
+
+
+class _Sum:
+    """The sums so far of one topic in one segment."""
+
+    __slots__ = ("bytes", "messages", "newest", "oldest")
+
+    def __init__(self) -> None:
+        self.messages = self.bytes = 0
+        self.oldest, self.newest = 1 << 63, -1
+
+
+def segment_stats(
+    log: CommitLog, index: Index, topics: Topics, progress: Progress | None = None
+) -> list[SegmentStats]:
+    """Figures of every sealed segment that is wholly checkpointed."""
+    size = log.segment_size
+    end = min(log.end, index.checkpoint.position) // size
+    numbers = [n for n in log.segments.numbers if n < end]
+    return list(stats_of(numbers, log, index, topics, progress))
+
+
+def stats_of(
+    numbers: Sequence[int],
+    log: CommitLog,
+    index: Index,
+    topics: Topics,
+    progress: Progress | None = None,
+) -> Iterator[SegmentStats]:
+    """Look at these segments, one after the other."""
+    names = {info.id: info.name for info in topics.all()}
+    for done, number in enumerate(numbers):
+        if progress is not None:
+            progress("looking at segments", done, len(numbers))
+        rows = index.families.rows(RUNS, *segment_range(number, number + 1))
+        yield _stats(number, log.segment_size, _sums(rows), names)
+
+
+def _stats(number: int, size: int, sums: dict[int, _Sum], names: dict[int, str]) -> SegmentStats:
+    shares = [
+        TopicShare(names[topic], s.messages, s.bytes, s.oldest, s.newest)
+        for topic, s in sums.items()
+        if topic in names
+    ]
+    return SegmentStats(
+        number,
+        number * size,
+        size,
+        sum(share.bytes for share in shares),
+        min((share.oldest for share in shares), default=None),
+        max((share.newest for share in shares), default=None),
+        sorted(shares, key=lambda share: share.topic),
+    )
+
+
+def _sums(rows: Iterable[tuple[bytes, bytes]]) -> dict[int, _Sum]:
+    out: dict[int, _Sum] = {}
+    for topics, values in _chunks(rows):
+        try:
+            _add(out, topics, values)
+        except FormatError:
+            for topic, value in zip(topics, values, strict=True):
+                try:
+                    _add(out, [topic], [value])
+                except FormatError:
+                    continue
+    return out
+
+
+def _chunks(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[list[int], list[bytes]]]:
+    topics: list[int] = []
+    values: list[bytes] = []
+    entries = 0
+    for key, value in rows:
+        topics.append(read_run_key(key).topic)
+        values.append(value)
+        entries += count_of(value) if len(value) >= HEADER.size else 0
+        if entries >= _ENTRIES:
+            yield topics, values
+            topics, values, entries = [], [], 0
+    if values:
+        yield topics, values
+
+
+def _add(out: dict[int, _Sum], topics: list[int], values: list[bytes]) -> None:
+    columns, starts = unpack_many(values)
+    sizes = np.add.reduceat(columns.sizes, starts)
+    counts = np.diff(starts, append=len(columns.sizes))
+    # Not the first and the last: store times of imported messages may not rise.
+    oldest = np.minimum.reduceat(columns.stored_at, starts)
+    newest = np.maximum.reduceat(columns.stored_at, starts)
+    for topic, n, size, low, high in zip(
+        topics, counts.tolist(), sizes.tolist(), oldest.tolist(), newest.tolist(), strict=True
+    ):
+        found = out.get(topic)
+        if found is None:
+            found = out[topic] = _Sum()
+        found.messages += n
+        found.bytes += size
+        found.oldest = min(found.oldest, low)
+        found.newest = max(found.newest, high)

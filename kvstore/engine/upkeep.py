@@ -1,10 +1,15 @@
-"""Upkeep: checkpoints, sealing and retention of an open store.
+"""Upkeep: checkpoints, sealing and retention of an open store, and the thread that runs them.
 
-The idea: the housekeeper and the store's calls use the same methods; each has a `..._due` that is
-asked often and costs next to nothing.
+The idea: the housekeeper and the store's calls use the same methods of `Upkeep`; each has a
+`..._due` that is asked often and costs next to nothing. The housekeeper is one thread for the work
+that no call asks for. It wakes at an interval, and when the log says that a job is due (the next
+segment, a checkpoint); it does one job after the other. A store works without it, only less
+promptly. A job waits for nothing but the disk, since the others wait for it: a job that wants a
+pause is due again later.
 
 Invariants: a checkpoint covers flushed records only; one that failed is done again before the next;
-a segment leaves the index before its file goes.
+a segment leaves the index before its file goes. A job that fails, with whatever error, is logged,
+shown in `Store.stats` and tried again later; the other jobs are done all the same.
 """
 
 from __future__ import annotations
@@ -13,12 +18,11 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
+from kvstore.clock import Clock
 from kvstore.config import Retention, StoreConfig
-from kvstore.engine.housekeeper import Again
-from kvstore.engine.retention import Aged, Why, let_go, may_delete, next_to_go
-from kvstore.engine.unread import unread_in
+from kvstore.engine.retention import Aged, Why, let_go, may_delete, next_to_go, unread_in
 from kvstore.errors import StoreError
 from kvstore.index.attach import mark_attaching
 from kvstore.index.families import Batch
@@ -27,8 +31,11 @@ from kvstore.index.index import Index
 from kvstore.index.keys import Checkpoint
 from kvstore.index.tail import Tail
 from kvstore.log.commitlog import CommitLog
+from kvstore.process.background import Background, traced
 from kvstore.read.reader import Reader
 
+_INTERVAL: Final = 0.5
+_log = logging.getLogger("kvmq")
 _NAMED: Final = 10
 """Topics that a warning names."""
 _PARTS_MAX: Final = 128
@@ -39,7 +46,75 @@ _KEYS_A_STEP: Final = 1 << 14
 """Keys of a checkpoint for which it then does a step of a merge. A step merges about 131,072 keys,
 so it merges each key eight times, which is more often than any key is merged in its life.
 """
-_log = logging.getLogger("kvmq")
+
+
+class Again(NamedTuple):
+    """A job's answer: it has more to do, in so many seconds."""
+
+    seconds: float
+
+
+def housekeeping_interval(config: StoreConfig) -> float:
+    """Seconds from one turn to the next: no more than the shortest time promised."""
+    promised = config.offset_sync_interval
+    return _INTERVAL if not promised else min(_INTERVAL, promised)
+
+
+class Job:
+    """Something to do: `due` is asked often and must be cheap."""
+
+    def __init__(self, name: str, due: Callable[[], bool], run: Callable[[], object]) -> None:
+        self.name = name
+        self.due = due
+        self.run = run
+        self.failure: str | None = None
+        self.failed_when_due = False
+
+
+class Housekeeper:
+    """The thread that runs the jobs, see the module. `interval` is in seconds."""
+
+    def __init__(
+        self, clock: Clock, wake: threading.Event, jobs: list[Job], interval: float
+    ) -> None:
+        self.jobs = jobs
+        self.thread = Background("kvmq-housekeeper", self._turn, clock, interval, wake=wake)
+        self.thread.start()
+
+    def stop(self) -> None:
+        """End the thread after the job it is at."""
+        self.thread.stop()
+
+    def _turn(self) -> None:
+        for job in self.jobs:
+            self._do(job)
+
+    def _do(self, job: Job) -> None:
+        if self.thread.is_stopping:
+            return
+        was_due = False
+        try:
+            was_due = job.due()
+            if was_due:
+                found = job.run()
+                if isinstance(found, Again):
+                    self.thread.take_next_in(found.seconds)
+                self.thread.did(job.name)
+        except BaseException as e:
+            self._failed(job, e, was_due=was_due)
+        else:
+            # A failure is over only when the job was done; a job that is not due has not succeeded.
+            if was_due or not job.failed_when_due:
+                job.failure = None
+        failures = [job.failure for job in self.jobs if job.failure is not None]
+        self.thread.failing("; ".join(failures) or None)
+
+    def _failed(self, job: Job, why: BaseException, *, was_due: bool) -> None:
+        failure = f"{job.name}: {type(why).__name__}: {why}"
+        if failure != job.failure:
+            told = str(why) if isinstance(why, StoreError | OSError) else traced(why)
+            _log.error("kvmq could not do %s: %s", job.name, told)
+        job.failure, job.failed_when_due = failure, was_due
 
 
 class Upkeep:

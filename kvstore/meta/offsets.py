@@ -4,7 +4,7 @@ The idea: one small row per group and queue, written when it changes, and in the
 its history: the time is cut into intervals of `offset_history_interval`, and the last commit of an
 interval is its row (`history`). So a commit is two puts whatever there was before; nothing is read
 for it. Pops write the first row alone, which is how far they have read. The progress of a popping
-group is sampled (`moved`, `write_history`) by `pop.progress_history`.
+group is sampled (`moved`, `write_history`) by `pop.progress`.
 
 RocksDB may be ahead of the log after a power cut (an offset was committed, the message it stands
 behind was lost), and new messages may have taken the lost places before the offset is asked for. So

@@ -1,29 +1,42 @@
-"""Restores a store from archives: founds it with an empty log that goes on behind them.
+"""Makes an index of archives: of them alone for a restored store, or their part of a rebuilt one.
 
-The idea: `tiering.operations.restore` reads the archives and gives, as plain data, the topics, the
-archive of each stretch of each queue, and the position that the log had reached. This module makes
-an index of that, beside the place where one belongs, and moves it there when it is whole.
+The idea: an archive itself says which messages of which queue it holds. The room
+`tiering.operations` reads the archives and gives, as plain data, the topics, the archive of each
+stretch of each queue, and the position that the log had reached. `found_store` makes an index of
+that, beside the place where one belongs, and moves it there when it is whole: a store with an empty
+log that goes on behind the archives.
+
+An index that is made anew gets the locations of archived messages by `place_archives`, before the
+log is replayed: a queue whose messages are all archived goes on behind them. If the catalog itself
+is lost, the archives in the store's own folder are found again, and with them the topics that only
+they know.
 
 Invariants: there is a store with everything it was founded on, or none; positions, topic ids and
-archive numbers that the archives know of are never given again.
+archive numbers that the archives know of are never given again. The messages of an archive that
+can't be read now keep their locations as they are; all is one batch, and until it is written the
+next opening does it all again; messages of a segment in the log are not taken from an archive too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from kvstore.config import StoreConfig
-from kvstore.index.archived import ArchivedRange, ArchivedTopic
+from kvstore.errors import ArchiveDamaged, ArchiveUnavailable
+from kvstore.index.archived import Archived, ArchivedRange, ArchivedTopic, Contents
+from kvstore.index.attach import forget
 from kvstore.index.families import Batch
-from kvstore.index.handover import locate_again
+from kvstore.index.handover import locate_again, put_gone, read_gone
 from kvstore.index.index import Index
 from kvstore.index.keys import (
     ARCHIVES,
     CHECKPOINT,
+    COMING,
     LOG_START,
     META,
     NEXT_ARCHIVE,
@@ -32,11 +45,16 @@ from kvstore.index.keys import (
     TOPICS,
     U32,
     U64,
+    UNPLACED,
     Checkpoint,
     checkpoint_value,
+    read_archive_key,
 )
+from kvstore.log.commitlog import CommitLog
 from kvstore.meta.topic import TopicInfo
 from kvstore.opening import store_folder
+
+_log = logging.getLogger("kvmq")
 
 
 class Restored(NamedTuple):
@@ -88,3 +106,81 @@ def found_store(path: Path, restored: Restored, config: StoreConfig) -> bytes:
     finally:
         lock.release()
     return store_id
+
+
+def place_archives(index: Index, log: CommitLog, archives: Callable[[], Archived]) -> None:
+    """Makes the locations of archived messages anew, if that is to be done."""
+    families = index.families
+    if families.get(META, COMING) is not None:
+        # An attach was cut short, and will never end.
+        batch = families.batch()
+        forget(batch)
+        families.write(batch)
+    if families.get(META, UNPLACED) is None:
+        return
+    batch = families.batch()
+    archived = archives()
+    if not archived.numbers():
+        _find_again(index, batch, archived, log)
+    held: dict[int, Contents] = {}
+    for number in archived.numbers():
+        try:
+            held[number] = archived.contents(number)
+        except (ArchiveDamaged, ArchiveUnavailable) as e:
+            _log.error(
+                "%s: locations of its messages stay as they are: %s", log.folder.parent, str(e)
+            )
+    known = _place_topics(index, batch, held.values())
+    mine = [h for c in held.values() for h in c.held if h.topic in known]
+    locate_again(families, batch, held, archived.split_overlaps(mine))
+    size, there = log.segment_size, log.segments.numbers
+    stretches = {
+        n for c in held.values() for a, b in c.segments for n in range(a // size, -(-b // size))
+    }
+    leaving = stretches - set(there)
+    if leaving:
+        put_gone(batch, read_gone(families), leaving, there, size)
+    batch.delete(META, UNPLACED)
+    families.write(batch, sync=True)
+
+
+def _find_again(index: Index, batch: Batch, archived: Archived, log: CommitLog) -> None:
+    following = index.families.get(META, NEXT_ARCHIVE)
+    number = U32.unpack(following)[0] if following else 0
+    store_id = index.families.get(META, STORE_ID) or b""
+    rows = archived.find_again(store_id, number)
+    archived.note(rows)
+    size, there = log.segment_size, set(log.segments.numbers)
+    for key, value in rows:
+        number = read_archive_key(key)[1]
+        try:
+            segments = archived.contents(number).segments
+        except (ArchiveDamaged, ArchiveUnavailable):
+            segments = ()
+        if not segments or any(a // size in there for a, _ in segments):
+            # Made, and never committed: the log has it all.
+            archived.note([(key, None)])
+            continue
+        batch.put(ARCHIVES, key, value)
+        batch.put(META, NEXT_ARCHIVE, U32.pack(number + 1))
+
+
+def _place_topics(index: Index, batch: Batch, held: Iterable[Contents]) -> set[int]:
+    """The ids of the topics there are, with those that only archives know: these get rows."""
+    rows = {
+        key.decode("utf-8", "replace"): msgspec.msgpack.decode(row, type=TopicInfo)
+        for key, row in index.families.rows(TOPICS, b"")
+    }
+    known = {info.id for info in rows.values()}
+    found = index.families.get(META, NEXT_TOPIC_ID)
+    following = U32.unpack(found)[0] if found else 1
+    for topic in sorted((t for c in held for t in c.topics), key=lambda t: t.id, reverse=True):
+        if topic.name in rows or topic.id < following:
+            continue
+        info = msgspec.convert({"name": topic.name, "id": topic.id, **topic.fields}, TopicInfo)
+        rows[topic.name] = info
+        known.add(info.id)
+        batch.put(TOPICS, topic.name.encode(), msgspec.msgpack.encode(info))
+    if known:
+        batch.put(META, NEXT_TOPIC_ID, U32.pack(max(following, *(i + 1 for i in known))))
+    return known

@@ -14,10 +14,10 @@ from kvstore.message import Message
 from kvstore.meta.groups import GroupInfo, Groups
 from kvstore.meta.offsets import Offsets
 from kvstore.meta.topics import Topic, Topics
-from kvstore.pop.group_stats import start_of
 from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.inflight.tables import InflightTables
 from kvstore.pop.inflight.waiting import Waiting
+from kvstore.pop.progress import start_of
 from kvstore.pop.receipts import Receipts
 from kvstore.read.find import Finder
 from kvstore.read.reader import Reader

@@ -25,8 +25,8 @@ from kvstore.meta.groups import GroupInfo
 from kvstore.meta.topic import Topic
 from kvstore.pop.context import PopContext
 from kvstore.pop.inflight.lock_rows import SPAN, around_nonce
-from kvstore.pop.inflight.prefetch import prefetch
 from kvstore.pop.inflight.table import InflightTable
+from kvstore.pop.inflight.tables import prefetch
 from kvstore.pop.popped import Popped, Wanted, check_wanted, lock_ms
 from kvstore.pop.receipts import HEAD_CHARS, Delivery, pack_head
 from kvstore.process.locks import Signal

@@ -24,8 +24,7 @@ from kvstore.pop.inflight.lock_rows import SPAN, Lock, bits_of, offsets_of
 from kvstore.pop.inflight.queue_order import Order, group_hash
 from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.take import Claim
-from kvstore.read.at_offsets import ReadResult
-from kvstore.read.pull import SCAN_MAX, take
+from kvstore.read.pull import SCAN_MAX, ReadResult, take
 from kvstore.read.reader import Reader
 
 PARKED_MAX: Final = 4096

@@ -2,14 +2,17 @@
 
 The idea: a claim looks for messages and locks them by one change; this module claims as often as
 that finds more, and wakes waiters. A pop that finds nothing waits for a put, for a lock that runs
-out, or for its time. (docs/pop.md)
+out, or for its time. A `Poll` is one pop that waits: it stands with its in-flight table, looks, and
+says how long nothing will happen by itself. Its caller lets that time pass: a thread waits for a
+signal, a coroutine for a future. (docs/pop.md)
 
 Invariants: a message is handed out only after the WriteBatch that locks it was written. An
 in-flight table's lock is held from the look to the write, and no longer than one claim takes, which
 is bounded however many messages a filter refuses. Nothing is read from an archive under that lock:
 a claim that needs an archive is put off until the messages are read, and looks again. A claim that
 raised changed nothing; messages that earlier claims of the same pop had locked come back when these
-locks run out.
+locks run out. A poll is among the waiters from its first look until `end`, and one that was only
+made is not; a message that comes between a look and the sleep after it wakes the sleeper.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kvstore.errors import (
     ArchiveMissing,
@@ -35,18 +38,19 @@ from kvstore.pop.context import PopContext
 from kvstore.pop.dead_letters import DeadLetters
 from kvstore.pop.fast_path import let_others
 from kvstore.pop.inflight.lock_rows import offsets_of
-from kvstore.pop.inflight.table import InflightTable
+from kvstore.pop.inflight.table import InflightTable, Waiter
+from kvstore.pop.inflight.waiting import TICK
 from kvstore.pop.ordered import OrderedClaim
-from kvstore.pop.poll import Poll, PollResult
 from kvstore.pop.popped import UNLIMITED, Popped, Wanted, check_wanted
 from kvstore.pop.receipts import Delivery
 from kvstore.pop.take import Claim, Claimed, Look
 from kvstore.process.locks import Signal
-from kvstore.read.at_offsets import ReadResult
 from kvstore.read.cold import UNAVAILABLE_ERRORS
-from kvstore.read.pull import SCAN_MAX
+from kvstore.read.pull import SCAN_MAX, ReadResult
 from kvstore.read.sql import SqlFilter
 
+_PAUSE: Final = 0.02
+"""Seconds until another look where a row stays due that is not for this poll."""
 _log = logging.getLogger("kvmq")
 _CHECKED_MAX: Final = 1024
 _LOOKED_MAX: Final = 8 * SCAN_MAX
@@ -54,6 +58,100 @@ _LOOKED_MAX: Final = 8 * SCAN_MAX
 _free: Final = nullcontext()
 _NOTHING: Final = Wanted(0, UNLIMITED, 0, None, None, b"")
 """Asks for nothing: a claim by it only sends rows to the dead letters."""
+
+
+class PollResult(NamedTuple):
+    """The messages a look found; `looks_again` if there is more to look at than one call may."""
+
+    popped: list[Popped]
+    looks_again: bool = False
+
+
+class Poll:
+    """One waiting pop, see the module. After a look, `end` is to be called in any case. `due_in`
+    says, as of the last look that found nothing, in how many seconds the table's first lock runs
+    out; 0 is to look again.
+    """
+
+    __slots__ = (
+        "_claim",
+        "_clock",
+        "_due_at",
+        "_tables",
+        "_until",
+        "_waiter",
+        "_waiting",
+        "due_in",
+        "table",
+    )
+
+    def __init__(
+        self,
+        context: PopContext,
+        group: GroupInfo,
+        topic: Topic,
+        claim: Callable[[], PollResult],
+        wait: float,
+        wake: Callable[[], None],
+        *,
+        selective: bool,
+    ) -> None:
+        self.table = context.tables.get(group.id, topic.id)
+        self.due_in = 0.0
+        self._due_at = 0.0
+        self._waiting = context.waiting
+        self._clock = context.clock
+        self._claim = claim
+        self._tables = context.tables
+        self._until = self._clock.monotonic() + wait
+        self._waiter = Waiter(wake, selective=selective)
+
+    def look(self) -> list[Popped]:
+        """Hands out the messages there are now. A caller that sleeps on something that `wake` sets
+        clears it before. `StoreClosed` if the store closes.
+        """
+        self._waiting.check_open()
+        if self._waiter not in self.table.waiters:
+            # Under the table's lock: a table that is let go has no waiters, and gets none.
+            with self._tables.locked(self.table.group, self.table.topic) as self.table:
+                self._waiting.enter(self.table, self._waiter)
+        self._waiting.rest(self.table, self._waiter)
+        found = self._claim()
+        if not found.popped:
+            self.due_in = 0.0 if found.looks_again else self._until_due()
+            self._due_at = self._clock.monotonic() + self.due_in
+        return found.popped
+
+    def _until_due(self) -> float:
+        due = self._tables.next_due(self.table)
+        if due is None:
+            return float("inf")
+        # A row that is due by now was not for this poll: it is of another queue.
+        left = due - self._clock.now_ms()
+        return left / 1000 if left > 0 else _PAUSE
+
+    def nap(self, *, until_due: bool) -> float:
+        """Seconds to sleep, and then to call `rested`; 0 or less if it is time to look. With
+        `until_due` no longer than to when the first lock runs out.
+        """
+        left = self.left()
+        if until_due:
+            left = min(left, self._due_at - self._clock.monotonic())
+        if left > TICK and self._waiting.keeps_watch(self._waiter):
+            return TICK
+        return left
+
+    def rested(self) -> None:
+        """Marks that a nap ended without an interruption; to be called after each such nap."""
+        self._waiting.glance()
+
+    def left(self) -> float:
+        """Seconds until its time is over; 0 or less afterwards."""
+        return self._until - self._clock.monotonic()
+
+    def end(self) -> None:
+        """Stops waiting; once more does nothing."""
+        self._waiting.leave(self.table, self._waiter)
 
 
 class Pop:

@@ -29,11 +29,11 @@ from kvstore.meta.offsets import Commit
 from kvstore.meta.topics import Topic, TopicInfo
 from kvstore.pop.ack import Acks
 from kvstore.pop.context import PopContext
+from kvstore.pop.dead_letters import Redrive
 from kvstore.pop.fast_path import FastPath
 from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.inflight.tables import ENDED_MAX
 from kvstore.pop.pop import Pop
-from kvstore.pop.redrive import Redrive
 
 
 class Popper:

@@ -28,13 +28,12 @@ from kvstore.meta.topics import Topic
 from kvstore.pop.context import PopContext
 from kvstore.pop.dead_letters import DeadLetters
 from kvstore.pop.inflight.lock_rows import SPAN, Lock, bits_of, offsets_of, spans
-from kvstore.pop.inflight.prefetch import prefetch
 from kvstore.pop.inflight.table import Change, InflightTable
+from kvstore.pop.inflight.tables import prefetch
 from kvstore.pop.popped import UNLIMITED, Popped, Wanted, lock_ms
 from kvstore.pop.receipts import Delivery
-from kvstore.read.at_offsets import ReadResult
 from kvstore.read.cold import UNAVAILABLE_ERRORS
-from kvstore.read.pull import SCAN_MAX
+from kvstore.read.pull import SCAN_MAX, ReadResult
 
 _DEAD_AT_ONCE: Final = 256
 """Messages that one claim sends to the dead letters, or passes over, before it goes on."""

@@ -24,7 +24,7 @@ from kvstore import (
     StoreConfig,
     StoreError,
 )
-from kvstore.engine.housekeeper import Job
+from kvstore.engine.upkeep import Job
 from kvstore.index.families import Batch, Families
 from kvstore.index.index import Index
 from kvstore.index.keys import (

@@ -14,7 +14,7 @@ import pytest
 import kvstore
 from kvstore import FlushFailed, Message, Retention, Store, StoreConfig, StoreError
 from kvstore.clock import SystemClock
-from kvstore.engine.housekeeper import Housekeeper, Job, housekeeping_interval
+from kvstore.engine.upkeep import Housekeeper, Job, housekeeping_interval
 from kvstore.process.background import Background, ThreadStats
 from tests.support import inside
 from tests.support.clock import VirtualClock

@@ -18,10 +18,9 @@ from kvstore.meta.groups import GroupConfig
 from kvstore.pop import fast_path, ordered, receipts
 from kvstore.pop import pop as pop_module
 from kvstore.pop.inflight import tables as tables_module
-from kvstore.pop.inflight.held import OffsetSet
-from kvstore.pop.inflight.prefetch import AHEAD
+from kvstore.pop.inflight.counters import OffsetSet, Tally
 from kvstore.pop.inflight.table import InflightTable
-from kvstore.pop.inflight.tally import Tally
+from kvstore.pop.inflight.tables import AHEAD
 from kvstore.pop.popper import Popper
 from tests.support import inside
 from tests.support.clock import VirtualClock

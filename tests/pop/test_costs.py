@@ -13,8 +13,7 @@ import pytest
 import kvstore
 from kvstore import InFlight, Message, Store, StoreConfig
 from kvstore.index.keys import LOCKS
-from kvstore.pop.inflight.held import Shelf
-from kvstore.pop.inflight.tally import Tally
+from kvstore.pop.inflight.counters import Shelf, Tally
 from tests.support import inside
 from tests.support.clock import VirtualClock
 

@@ -12,8 +12,7 @@ from typing import Any
 import kvstore.aio
 from kvstore import Store
 from kvstore.engine.engine import Engine
-from kvstore.engine.housekeeper import Housekeeper
-from kvstore.engine.upkeep import Upkeep
+from kvstore.engine.upkeep import Housekeeper, Upkeep
 from kvstore.engine.writer import Writer
 from kvstore.index.families import Families
 from kvstore.index.index import Index
@@ -27,7 +26,7 @@ from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.inflight.tables import InflightTables
 from kvstore.pop.inflight.waiting import Waiting
 from kvstore.pop.popper import Popper
-from kvstore.pop.progress_history import ProgressHistory
+from kvstore.pop.progress import ProgressHistory
 from kvstore.process.locks import Signal
 from kvstore.read.find import Finder
 from kvstore.read.reader import Reader

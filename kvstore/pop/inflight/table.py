@@ -20,7 +20,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from kvstore.index.keys import LOCKS, PARKED, LockKey, behind, lock_key, lock_prefix, read_lock_key
-from kvstore.pop.inflight.held import QueueLocks, Shelf
+from kvstore.pop.inflight.counters import QueueLocks, Shelf
 from kvstore.pop.inflight.lock_rows import Lock, pack_lock, unpack_lock
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from kvstore.index.families import Batch, Families
     from kvstore.message import StoredMessage
     from kvstore.meta.groups import GroupInfo
+    from kvstore.pop.inflight.counters import Tally
     from kvstore.pop.inflight.queue_order import Order
-    from kvstore.pop.inflight.tally import Tally
 
 _BUCKET: Final = 7
 """Due times are counted by 1 << 7 ms."""

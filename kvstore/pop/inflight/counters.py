@@ -1,17 +1,25 @@
-"""The offsets of one queue that a group has locked or parked.
+"""Counters over lock rows: offsets of a queue, live locks of a group, and ids that were deleted.
 
 The idea: one bit an offset, in pages of 256 offsets, and the number of the lowest page that has a
 bit. So the lowest offset that is not done, and the count of such offsets, are known without a look
 at any row, however many rows there are. A `Shelf` keeps numbers, each with a value, and finds the
 lowest number: pages with their bits, or stretches of time with their due rows.
 
-Invariants: the bits agree with the rows of `locks`. A number whose value went to 0 stays for a
+A `Tally` counts the locks of a group by the millisecond at which they end. A lock ends without any
+call, so the caller of `live_at` gives the time, and the locks that ended since the last call are
+taken off then: each lock once, whether there are ten or a million. Only groups with a
+`max_in_flight` have one.
+
+Invariants: all agree with the rows of `locks`; a `Tally` may be asked without any table's lock, and
+counts anew when the clock was set back. A number of a `Shelf` whose value went to 0 stays for a
 while, because mostly it comes back; there are never more of these than of the others plus 128.
 """
 
 from __future__ import annotations
 
 import heapq
+import threading
+from collections.abc import Iterable
 from typing import Final
 
 _PAGE_BITS: Final = 8
@@ -19,6 +27,7 @@ _PAGE: Final = 1 << _PAGE_BITS
 _IN_PAGE: Final = _PAGE - 1
 _ALL: Final = (1 << _PAGE) - 1
 _EMPTY_MAX: Final = 64
+_STALE_MAX: Final = 64
 
 
 class Shelf:
@@ -175,3 +184,83 @@ class QueueLocks:
         if locked is None or parked is None:
             return parked if locked is None else locked
         return min(locked, parked)
+
+
+class Tally:
+    """Counts a group's live locks, see the module. `is_stale`: its rows were changed otherwise, so
+    another has to be made.
+    """
+
+    def __init__(self) -> None:
+        self.is_stale = False
+        self._lock = threading.Lock()
+        self._counts: dict[int, int] = {}
+        """Time at which locks end -> how many messages they have."""
+        self._coming: list[int] = []
+        """A heap of the times that are after `_now`; perhaps some twice, and some that have no
+        messages any more.
+        """
+        self._now = 0
+        self._live = 0
+
+    def add(self, due: int, messages: int) -> None:
+        """Counts a lock that was made."""
+        with self._lock:
+            if due not in self._counts:
+                self._counts[due] = 0
+                if due > self._now:
+                    heapq.heappush(self._coming, due)
+            self._counts[due] += messages
+            if due > self._now:
+                self._live += messages
+
+    def remove(self, due: int, messages: int) -> None:
+        """Uncounts messages that left a lock."""
+        with self._lock:
+            self._counts[due] -= messages
+            if not self._counts[due]:
+                del self._counts[due]
+            if due > self._now:
+                self._live -= messages
+            if len(self._coming) > _STALE_MAX + 2 * len(self._counts):
+                self._coming = sorted(time for time in self._counts if time > self._now)
+
+    def live_at(self, now: int) -> int:
+        """How many messages are under locks that end after `now`."""
+        with self._lock:
+            if now < self._now:
+                self._coming = sorted(time for time in self._counts if time > now)
+                self._live = sum(self._counts[time] for time in self._coming)
+            self._now = now
+            last = -1
+            while self._coming and self._coming[0] <= now:
+                time = heapq.heappop(self._coming)
+                if time != last:
+                    self._live -= self._counts.get(time, 0)
+                last = time
+            return self._live
+
+
+class Ids:
+    """A set of small numbers; see the module."""
+
+    def __init__(self) -> None:
+        self._bits = bytearray()
+
+    def __contains__(self, number: int) -> bool:
+        at = number >> 3
+        return at < len(self._bits) and bool(self._bits[at] >> (number & 7) & 1)
+
+    def update(self, numbers: Iterable[int]) -> None:
+        """Add numbers."""
+        for number in numbers:
+            at = number >> 3
+            if at >= len(self._bits):
+                self._bits.extend(bytes(at + 1 - len(self._bits)))
+            self._bits[at] |= 1 << (number & 7)
+
+    def difference_update(self, numbers: Iterable[int]) -> None:
+        """Removes numbers."""
+        for number in numbers:
+            if number in self:
+                self._bits[number >> 3] &= ~(1 << (number & 7))
