@@ -98,7 +98,7 @@ class Housekeeper:
             if was_due:
                 found = job.run()
                 if isinstance(found, Again):
-                    self.thread.take_next_in(found.seconds)
+                    self.thread.start_next_in(found.seconds)
                 self.thread.did(job.name)
         except BaseException as e:
             self._failed(job, e, was_due=was_due)
@@ -142,7 +142,7 @@ class Upkeep:
         self._name_of = name_of
         self.deleted_unread = 0
         """Messages that went with their segments and that no group had taken, since the opening."""
-        self._is_crowded = False
+        self._has_told_of_disk = False
         """Whether it was logged that the disk fills and nothing may be deleted."""
         self._last_stored = 0
         self._checkpoint_lock = threading.Lock()
@@ -291,7 +291,7 @@ class Upkeep:
         sealed = [n for n in numbers if n < last]
         aged = [Aged(n, self._reader.segment_newest(n)) for n in sealed[:1]]
         used = log.disk_used()
-        self._tell_if_crowded(used)
+        self._tell_of_disk(used)
         return next_to_go(
             aged,
             config,
@@ -302,12 +302,12 @@ class Upkeep:
             is_tiered=self.is_tiered,
         )
 
-    def _tell_if_crowded(self, used: float) -> None:
+    def _tell_of_disk(self, used: float) -> None:
         """Logs once that the disk fills and nothing may be deleted for it: puts will stop."""
         _, force_at, stop_at = self._config.watermarks
-        before, self._is_crowded = self._is_crowded, used >= force_at
-        retention = self._config.retention
-        if self._is_crowded and not before and not may_delete(retention, is_tiered=self.is_tiered):
+        told, self._has_told_of_disk = self._has_told_of_disk, used >= force_at
+        can_delete = may_delete(self._config.retention, is_tiered=self.is_tiered)
+        if self._has_told_of_disk and not told and not can_delete:
             _log.warning(
                 "the disk of %s is %.0f%% full; no retention of the store allows to delete "
                 "anything, so puts stop at %.0f%%: free space, or set StoreConfig.retention",

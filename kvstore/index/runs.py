@@ -279,7 +279,7 @@ def unpack_many(values: Sequence[bytes]) -> tuple[Columns, I64]:
     owner = np.repeat(np.arange(len(values)), counts)
     nth = np.arange(len(owner)) - starts[owner]
     columns = [
-        _take_planes(data, skip, np.where(width > _BITS, 0, width), place, owner, nth, counts)
+        _unpack_planes(data, skip, np.where(width > _BITS, 0, width), place, owner, nth, counts)
         for skip, width, place in zip(_SKIPS, widths, places, strict=True)
     ]
     for column, skip, width, place in zip(columns, _SKIPS, widths, places, strict=True):
@@ -296,7 +296,7 @@ def unpack_many(values: Sequence[bytes]) -> tuple[Columns, I64]:
     )
 
 
-def _take_planes(
+def _unpack_planes(
     data: U8, skip: int, width: I64, begins: I64, owner: I64, nth: I64, counts: I64
 ) -> I64:
     found = np.zeros(len(owner), dtype=np.int64)

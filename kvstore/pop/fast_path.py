@@ -4,9 +4,9 @@ The idea: mostly a caller asks the same again, nothing is due, and a row is acke
 was popped. Then a pop is one row and one offset, and an ack is one deletion. The row need not be
 read again: every other change to an in-flight table's rows changes the table's `epoch`. The
 arguments of a pop are checked and worked out once, as an `_Ask`. All other pops and acks are left
-to `take` and `ack`, which do the same at two to five times the cost.
+to `claim` and `ack`, which do the same at two to five times the cost.
 
-Invariant: this path does exactly what `take` and `ack` would have done.
+Invariant: this path does exactly what `claim` and `ack` would have done.
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ from kvstore.errors import ArchiveUnavailable
 from kvstore.index.keys import PARKED, LockKey
 from kvstore.message import StoredMessage
 from kvstore.meta.topics import Topic
+from kvstore.pop.claim import Claim
 from kvstore.pop.inflight.lock_rows import SPAN, Lock, bits_of, offsets_of
 from kvstore.pop.inflight.queue_order import Order, group_hash
 from kvstore.pop.inflight.table import InflightTable
-from kvstore.pop.take import Claim
-from kvstore.read.pull import SCAN_MAX, ReadResult, take
+from kvstore.read.pull import SCAN_MAX, ReadResult, fetch
 from kvstore.read.reader import Reader
 
 PARKED_MAX: Final = 4096
@@ -131,7 +131,7 @@ class OrderedClaim(Claim):
         while at < high and self._wants_more > end and not self._is_tired:
             count = min(_READ_AT_ONCE, high - at)
             most = _READ_BYTES if self._is_limited else None
-            read = partial(take, self._context.reader, self.topic, queue, at, count, most)
+            read = partial(fetch, self._context.reader, self.topic, queue, at, count, most)
             result = ReadResult.of_queue(read, at, high, self.group.name)
             self._unavailable = result.unavailable or self._unavailable
             if result.end == at:

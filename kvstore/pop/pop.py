@@ -34,6 +34,7 @@ from kvstore.index.archived import AtHand
 from kvstore.index.keys import LockKey
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.topics import Topic
+from kvstore.pop.claim import Claim, Claimed, Look
 from kvstore.pop.context import PopContext
 from kvstore.pop.dead_letters import DeadLetters
 from kvstore.pop.fast_path import let_others
@@ -43,7 +44,6 @@ from kvstore.pop.inflight.waiting import TICK
 from kvstore.pop.ordered import OrderedClaim
 from kvstore.pop.popped import UNLIMITED, Popped, Wanted, check_wanted
 from kvstore.pop.receipts import Delivery
-from kvstore.pop.take import Claim, Claimed, Look
 from kvstore.process.locks import Signal
 from kvstore.read.cold import UNAVAILABLE_ERRORS
 from kvstore.read.pull import SCAN_MAX, ReadResult

@@ -95,7 +95,7 @@ class Background:
         """Whether there will be another turn, or one is under way."""
         return self._thread.ident is not None and not self._has_ended
 
-    def take_next_in(self, seconds: float) -> None:
+    def start_next_in(self, seconds: float) -> None:
         """Called in a turn: start the next one after at most this many seconds."""
         self._next_in = min(self._next_in, seconds)
 

@@ -87,7 +87,7 @@ def _pull(
         status, following = refused
         return PullResult([], following, low, high, status)
     if wanted is None:
-        messages = take(reader, topic, queue, offset, min(limit, high - offset), max_bytes)
+        messages = fetch(reader, topic, queue, offset, min(limit, high - offset), max_bytes)
         if not messages:
             return PullResult([], high, low, high, PullStatus.NO_MATCHED_MESSAGE)
         return PullResult(messages, messages[-1].offset + 1, low, high, PullStatus.FOUND)
@@ -106,7 +106,7 @@ def _outside(offset: int, low: int, high: int) -> tuple[PullStatus, int] | None:
     return None
 
 
-def take(
+def fetch(
     reader: Reader, topic: Topic, queue: int, offset: int, limit: int, max_bytes: int | None
 ) -> list[StoredMessage]:
     """Messages from `offset`, which is inside the bounds: up to `limit`, and to damage; at least
@@ -117,13 +117,13 @@ def take(
     messages: list[StoredMessage] = []
     try:
         if reader.cold is None:
-            _take_hot(reader, topic, queue, offset, limit, max_bytes, messages)
+            _fetch_hot(reader, topic, queue, offset, limit, max_bytes, messages)
         else:
-            _take_from_tiers(reader, topic, queue, offset, limit, max_bytes, messages)
+            _fetch_from_tiers(reader, topic, queue, offset, limit, max_bytes, messages)
     except READ_ERRORS as e:
         if not messages:
             if reader.moved_on(mark):
-                return take(reader, topic, queue, offset, limit, max_bytes)
+                return fetch(reader, topic, queue, offset, limit, max_bytes)
             raise _told(e, topic, queue, offset) from e
     except ArchiveUnavailable:
         if not messages:
@@ -131,7 +131,7 @@ def take(
     return messages if max_bytes is None else _within(messages, max_bytes)
 
 
-def _take_hot(
+def _fetch_hot(
     reader: Reader,
     topic: Topic,
     queue: int,
@@ -148,7 +148,7 @@ def _take_hot(
     reader.entries(positions, topic, queue, offset, messages)
 
 
-def _take_from_tiers(
+def _fetch_from_tiers(
     reader: Reader,
     topic: Topic,
     queue: int,
@@ -212,7 +212,7 @@ def _filtered(
     while at < high and scanned < max(SCAN_MAX, limit) and len(messages) < limit:
         try:
             most = None if max_bytes is None else max(left, 1)
-            batch = take(reader, topic, queue, at, min(limit, high - at), most)
+            batch = fetch(reader, topic, queue, at, min(limit, high - at), most)
         except (ArchiveUnavailable, *READ_ERRORS):
             if messages:
                 break
@@ -312,7 +312,7 @@ class ReadResult:
             at, end = max(first, low), min(first + count, high)
             while at < end:
                 try:
-                    found = take(reader, topic, queue, at, end - at, max_bytes)
+                    found = fetch(reader, topic, queue, at, end - at, max_bytes)
                 except ArchiveMissing as e:
                     following = _behind(e, at)
                     self.unavailable = e

@@ -59,7 +59,7 @@ def fill(digests: NDArray[np.uint32], blocks: int, first: int, count: int, hashe
     return filled.tobytes()
 
 
-def grants(data: bytes, at: int, mask: int) -> bool:
+def may_contain(data: bytes, at: int, mask: int) -> bool:
     """Whether the block at a byte of `data` has all bits of a digest, by its `masks_of`."""
     has_all: bool = int.from_bytes(data[at : at + BLOCK_BYTES], "little") & mask == mask
     return has_all
@@ -105,7 +105,7 @@ class Filter:
     def has_all(self, digest: int, masks: Sequence[int]) -> bool:
         """As `may_hold`, for a caller that asks many filters with a digest's `masks_of`."""
         at = _HEAD.size + (digest * self._blocks >> 32) * BLOCK_BYTES
-        return grants(self._data, at, masks[self._hashes])
+        return may_contain(self._data, at, masks[self._hashes])
 
     def denied(self, digests: NDArray[np.int64]) -> int:
         """The number of these digests that the filter denies."""

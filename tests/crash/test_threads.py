@@ -258,7 +258,7 @@ def test_a_turn_that_was_wanted_sooner_is_sooner_once() -> None:
     def turn() -> None:
         turns.append(1)
         if len(turns) == 1:
-            thread.take_next_in(0.001)
+            thread.start_next_in(0.001)
 
     thread = _background(turn, 60.0)
     thread.wake.set()

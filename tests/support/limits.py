@@ -22,7 +22,7 @@ EVERYWHERE: Final = ("Pops", "Stores")
 LIMITS: Final = (
     Limit(("pop.inflight.tables.AHEAD",), 1, POPPED),
     Limit(("pop.inflight.tables._AHEAD_BYTES",), 1, POPPED),
-    Limit(("pop.take._DEAD_AT_ONCE",), 1, POPPED),
+    Limit(("pop.claim._DEAD_AT_ONCE",), 1, POPPED),
     Limit(("pop.inflight.tables.ENDED_MAX", "pop.popper.ENDED_MAX"), 1, POPPED),
     Limit(("pop.inflight.tables._PREFETCHED_MAX",), 0, POPPED),
     Limit(("pop.inflight.tables._KEPT_MAX",), 1, POPPED),

@@ -172,8 +172,8 @@ def unpack_blocks(firsts: Sequence[int], values: Sequence[bytes]) -> tuple[I64, 
         raw = np.frombuffer(b"".join([values[i] for i in alike.tolist()]), np.uint8)
         blocks = raw.reshape(len(alike), -1)
         pairs = starts[alike][:, None] + np.arange(count)
-        hashes[pairs] = bases[alike][:, None] + _take_planes(blocks, _SIZE, w, count)
-        positions[pairs] = _take_planes(blocks, _SIZE + w * count, f, count)
+        hashes[pairs] = bases[alike][:, None] + _unpack_planes(blocks, _SIZE, w, count)
+        positions[pairs] = _unpack_planes(blocks, _SIZE + w * count, f, count)
     return hashes, positions
 
 
@@ -189,7 +189,7 @@ def _header(value: bytes) -> tuple[int, int, int]:
     return wide, far, count
 
 
-def _take_planes(blocks: U8, at: int, width: int, count: int) -> I64:
+def _unpack_planes(blocks: U8, at: int, width: int, count: int) -> I64:
     """The inverse of `_put_planes`."""
     found = np.zeros((len(blocks), count, 8), dtype=np.uint8)
     for plane in range(width):

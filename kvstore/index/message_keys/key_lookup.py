@@ -59,7 +59,7 @@ from kvstore.index.message_keys.key_parts import (
     read_parts,
     span,
 )
-from kvstore.record.key_filter import BLOCK_BYTES, grants, masks_of
+from kvstore.record.key_filter import BLOCK_BYTES, masks_of, may_contain
 
 I64 = NDArray[np.int64]
 Parts = tuple[Part, ...]
@@ -199,7 +199,7 @@ class MessageKeys:
         at = ((digest * part.filter_blocks >> 32) - piece * PIECE_BLOCKS) * BLOCK_BYTES
         if at + BLOCK_BYTES > len(data):
             return True  # the row is damaged, or the part is gone
-        return grants(data, at, mask)
+        return may_contain(data, at, mask)
 
     def _read_filter(self, it: RdictIter, part: Part, piece: int) -> bytes:
         data = self._filter_row(it, part, piece)

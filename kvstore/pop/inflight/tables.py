@@ -34,7 +34,7 @@ from kvstore.pop.inflight.counters import Ids, Tally
 from kvstore.pop.inflight.lock_rows import SPAN, Lock, unpack_lock
 from kvstore.pop.inflight.table import Change, InflightTable
 from kvstore.read.cold import READ_ERRORS
-from kvstore.read.pull import take
+from kvstore.read.pull import fetch
 from kvstore.read.reader import Reader
 
 AHEAD: Final = 1024
@@ -74,7 +74,7 @@ def prefetch(
     most = min(AHEAD, _AHEAD_BYTES // table.message_bytes) // topic.read_queues
     first = kept[0].offset + 1 if kept else at
     room = max(max_bytes or 0, _AHEAD_BYTES // topic.read_queues)
-    found = take(reader, topic, queue, first, max(wanted, most), room)
+    found = fetch(reader, topic, queue, first, max(wanted, most), room)
     if not found or (kept and found[0].offset != first):
         return kept
     if max_bytes is None and len(found) < wanted and found[-1].offset == first + len(found) - 1:
@@ -92,7 +92,7 @@ def prefetch(
 def _rest(reader: Reader, topic: Topic, queue: int, at: int, count: int) -> list[StoredMessage]:
     """Up to `count` messages from `at` on, to damage; none if the first of them can't be read."""
     try:
-        return take(reader, topic, queue, at, count, None)
+        return fetch(reader, topic, queue, at, count, None)
     except (*READ_ERRORS, ArchiveUnavailable):
         return []
 
