@@ -201,7 +201,7 @@ def test_a_letter_that_was_put_before_a_crash_is_not_put_again(
         raise KeyError("between the copy and the offset")
 
     with monkeypatch.context() as patched:
-        patched.setattr(inside.offsets(store), "stage", crash)
+        patched.setattr(inside.offsets(store), "put_offset", crash)
         with pytest.raises(KeyError):
             store.redrive("g")
     assert store.bounds("t", 0) == (1, 2)
