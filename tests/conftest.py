@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +15,7 @@ from hypothesis import settings as hypothesis_settings
 import kvstore
 from kvstore import Store, StoreConfig
 from kvstore.files import LocalFiles
+from tests.fixtures import Fixture, unpack_fixture
 from tests.support.clock import VirtualClock
 from tests.support.disk import half_full
 from tests.support.memory import stores_in_memory
@@ -89,3 +90,16 @@ def opens(tmp_path: Path) -> Iterator[Opens]:
 def store(opens: Opens, request: pytest.FixtureRequest) -> Store:
     """A store with topic "t" of 4 queues, unless the marks `topic` and `group` say otherwise."""
     return furnish(opens(), request, queues=4)
+
+
+@pytest.fixture(scope="session")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Fixture]:
+    """The fixture called so, unpacked once: to read, not to change."""
+    unpacked: dict[str, Fixture] = {}
+
+    def store(name: str) -> Fixture:
+        if name not in unpacked:
+            unpacked[name] = unpack_fixture(name, tmp_path_factory.mktemp("fixture"))
+        return unpacked[name]
+
+    return store

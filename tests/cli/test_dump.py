@@ -17,26 +17,13 @@ from hypothesis import strategies as st
 import kvstore
 from kvstore.cli import kvmq as command
 from tests.cli.conftest import Kvmq, Ran
-from tests.fixtures import NAMES, Fixture, unpack_fixture
+from tests.fixtures import NAMES, Fixture
 from tests.rocketmq.logs import NOW, SEGMENT, make_store, record, segment
 
 Stores = Callable[[str], Fixture]
 GOOD, DAMAGED, USAGE = 0, 1, 2
 LOST = {"torn": {165216}}
 """Whole records that RocketMQ can't reach and a dump shows."""
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> Stores:
-    """The fixture called so, unpacked once: to read, not to change."""
-    unpacked: dict[str, Fixture] = {}
-
-    def store(name: str) -> Fixture:
-        if name not in unpacked:
-            unpacked[name] = unpack_fixture(name, tmp_path_factory.mktemp("dump"))
-        return unpacked[name]
-
-    return store
 
 
 def of_kind(ran: Ran, kind: str) -> list[dict[str, Any]]:

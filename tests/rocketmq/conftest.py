@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvstore.files import LocalFiles
-from tests.fixtures import Fixture, unpack_fixture
 
 Fingerprint = dict[str, tuple[str, int, int]]
-
-
-@pytest.fixture(scope="session")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Fixture]:
-    """The fixture called so, unpacked once: to read, not to change."""
-    unpacked: dict[str, Fixture] = {}
-
-    def store(name: str) -> Fixture:
-        if name not in unpacked:
-            unpacked[name] = unpack_fixture(name, tmp_path_factory.mktemp("rocketmq"))
-        return unpacked[name]
-
-    return store
 
 
 @pytest.fixture
