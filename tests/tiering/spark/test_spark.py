@@ -1,18 +1,24 @@
-"""The same by way of Spark itself."""
+"""The same by way of Spark itself; questions in SQL; kvmq in a zip file that Python runs from."""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructField, StructType, YearMonthIntervalType
 
 import kvstore
 from kvstore import ConfigError, StoredMessage
+from kvstore.cli.spark.export import package
+from kvstore.cli.spark.report import sql
+from tiering.errors import SparkFailed
 from tiering.spark.arrow import SCHEMA, arrow_schema
 
 
@@ -82,3 +88,49 @@ def test_a_spark_that_hands_no_filters_down_reads_all_the_same(
         assert table.where("topic = 'events'").count() == events
     finally:
         spark.conf.set(setting, "true")
+
+
+def test_a_question_is_answered_as_a_table_and_as_json(
+    spark: SparkSession, folder: Path, held: dict[int, StoredMessage]
+) -> None:
+    query = "SELECT topic, count(*) AS n, max(body) AS b FROM messages GROUP BY 1 ORDER BY 1"
+    topics = [m.topic for m in held.values()]
+    done = CliRunner().invoke(sql, [str(folder), query, "--json"], catch_exceptions=False)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {row["topic"]: row["n"] for row in rows} == {t: topics.count(t) for t in set(topics)}
+    assert rows[0]["b"] == max(m.body for m in held.values() if m.topic == "events").decode()
+    shown = CliRunner().invoke(sql, [str(folder), query, "--rows", "1"], catch_exceptions=False)
+    assert shown.stdout.startswith("topic")
+    assert "events" in shown.stdout
+    assert "orders" not in shown.stdout
+    assert "--rows" in shown.stdout
+
+
+def test_a_question_that_has_no_answer_is_one_line(spark: SparkSession, folder: Path) -> None:
+    done = CliRunner().invoke(sql, [str(folder), "SELECT nothing FROM messages"])
+    assert isinstance(done.exception, SparkFailed)
+    assert "nothing" in str(done.exception)
+    assert "\n" not in str(done.exception)
+
+
+def test_what_is_packed_is_imported_from_the_file_alone(tmp_path: Path) -> None:
+    target = tmp_path / "kvmq.zip"
+    done = CliRunner().invoke(package, [str(target), "--json"], catch_exceptions=False)
+    assert json.loads(done.stdout)["bytes"] == target.stat().st_size
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import kvstore, pyspark_kvmq\n"
+        "print(kvstore.__file__, pyspark_kvmq.DefaultSource.name())"
+    )
+    run = subprocess.run(
+        [sys.executable, "-I", "-c", program, str(target)],
+        capture_output=True, text=True, check=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert run.stdout.split() == [str(target / "kvstore" / "__init__.py"), "kvmq"]
+
+
+def test_the_same_source_is_packed_to_the_same_bytes(tmp_path: Path) -> None:
+    files = [tmp_path / "a.zip", tmp_path / "b.zip"]
+    for file in files:
+        CliRunner().invoke(package, [str(file)], catch_exceptions=False)
+    assert files[0].read_bytes() == files[1].read_bytes()

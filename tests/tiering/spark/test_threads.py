@@ -12,9 +12,8 @@ from typing import Any, Final
 import pytest
 
 from tests.support.throwing import Thrower, some
-from tests.tiering.spark.sink.jobs import Job
+from tests.tiering.spark.sink.jobs import Job, Watched
 from tests.tiering.spark.sink.test_commit_log import STORE, written
-from tests.tiering.spark.sink.watched import Watched
 from tiering.places.commits import CommitLog
 from tiering.places.objects import checkpoint_key
 from tiering.spark.listing import Opener, listing

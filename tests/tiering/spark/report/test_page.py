@@ -1,13 +1,14 @@
-"""The page: whole, by itself, right whatever a message has in it, and there when nothing is."""
+"""The page of figures made by hand, and what follows from the volume of days; none needs Spark."""
 
 from __future__ import annotations
 
 import importlib
 import re
 import sys
-from datetime import date
+from datetime import date, timedelta
 from functools import cache
 from html.parser import HTMLParser
+from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib as mpl
@@ -17,10 +18,22 @@ from click.testing import CliRunner
 
 import tiering.spark.report
 from kvstore.cli.spark.report import report
-from tests.tiering.spark.report.figuring import NOW_MS, ago, nothing, something, volume
 from tiering.errors import ExtraMissing
 from tiering.spark.report import texts
-from tiering.spark.report.figures import DeadLetters, Delays, Figures, topics_of, total_of
+from tiering.spark.report.figures import (
+    DayVolume,
+    DeadLetters,
+    Delays,
+    Figures,
+    KeyCount,
+    Sums,
+    TopicVolume,
+    age_of,
+    curve_of,
+    freed_of,
+    topics_of,
+    total_of,
+)
 from tiering.spark.report.page import (
     Series,
     binned,
@@ -32,6 +45,115 @@ from tiering.spark.report.page import (
     panel,
     time_ticks,
 )
+
+TODAY = date(2026, 11, 21)
+NOW_MS = (TODAY.toordinal() - date(1970, 1, 1).toordinal()) * 86_400_000 + 43_200_000
+
+
+def ago(days: int) -> date:
+    return TODAY - timedelta(days)
+
+
+def volume(topic: str | None, tier: str, days_ago: int, size: int = 1000) -> DayVolume:
+    return DayVolume(topic, tier, ago(days_ago), Sums(size // 10, size * 5, size, size / 1e6))
+
+
+def nothing(**changed: Any) -> Figures:
+    """What an empty store has, with changes."""
+    empty: dict[str, Any] = {
+        "path": "data", "now_ms": NOW_MS, "currency": "USD",
+        "prices": {"hot": 0.08, "warm": 0.045, "cold": 0.023}, "archives": {}, "top": 2,
+        "topics_count": 0, "total": TopicVolume(None, Sums(), {}), "topics": [], "days": [],
+        "dead_letters_count": 0, "dead_letters": [], "delays": [], "keys_count": 0, "keys": [],
+        "retention": [],
+    }  # fmt: skip
+    return Figures(**{**empty, **changed})
+
+
+def something(name: str = "orders", days: int = 40) -> Figures:
+    """Two topics by name and others, some of everything; `name` is wherever a name can be."""
+    rows = [volume(name, "cold" if n > 9 else "hot", n, 1000 + n) for n in range(days)]
+    rows += [volume("events", "warm", n, 500) for n in range(3, 9)]
+    rows += [volume(None, "hot", 1, 100)]
+    topics = topics_of(rows, [name, "events"])
+    return nothing(
+        path=f"/{name}",
+        archives={"warm": 2, "cold": 7},
+        topics_count=9,
+        total=total_of(topics),
+        topics=topics,
+        days=rows,
+        dead_letters_count=12,
+        dead_letters=[DeadLetters(name, name, 9, 3, [(ago(5), 4), (ago(1), 5)]),
+                      DeadLetters(None, None, 1, None, [(ago(2), 1)])],
+        delays=[Delays(None, None, 90, 2, 30, 4000, 90_000),
+                Delays(name, None, 80, 2, 30, 4000, 90_000),
+                Delays("events", None, 10, -5, 3, 9, 10),
+                *(Delays(name, ago(n), 8, 2, 30, 4000 + n, 90_000) for n in range(10)),
+                Delays("events", ago(3), 10, -5, 3, 9, 10)],
+        keys_count=77,
+        keys=[KeyCount(name, name, 60, 0.6), KeyCount("events", "k2", 3, 0.001)],
+        retention=list(freed_of(rows, topics, NOW_MS, (1, 7, 30, 90))),
+    )  # fmt: skip
+
+
+ROWS = [
+    volume("a", "cold", 100, 4000),
+    volume("a", "warm", 8, 2000),
+    volume("b", "hot", 0, 1000),
+    volume(None, "warm", 8, 500),
+]
+
+
+def test_topics_are_in_the_order_that_is_asked_for_with_the_others_last() -> None:
+    topics = topics_of(ROWS, ["b", "a", "none"])
+    assert [topic.topic for topic in topics] == ["b", "a", None]
+    assert list(topics[1].tiers) == ["warm", "cold"]
+    assert topics[1].sums == Sums(600, 30_000, 6000, 0.006)
+
+
+def test_all_topics_as_one_are_the_sum_of_each() -> None:
+    total = total_of(topics_of(ROWS, ["a", "b"]))
+    assert total.sums.stored_bytes == 7500
+    assert {tier: sums.stored_bytes for tier, sums in total.tiers.items()} == {
+        "hot": 1000, "warm": 2500, "cold": 4000,
+    }  # fmt: skip
+    assert list(total.tiers) == ["hot", "warm", "cold"]
+
+
+def test_a_day_is_as_old_as_its_end() -> None:
+    assert age_of(ago(0), NOW_MS) == -0.5
+    assert age_of(ago(1), NOW_MS) == 0.5
+    assert age_of(date(1970, 1, 1), 86_400_000) == 0.0
+
+
+def test_what_would_go_is_what_is_over_by_then() -> None:
+    topics = topics_of(ROWS, ["a", "b"])
+    freed = {
+        (f.topic, f.kept_days): f.sums.stored_bytes
+        for f in freed_of(ROWS, topics, NOW_MS, (1, 7, 30, 365))
+    }
+    assert freed == {
+        ("a", 1): 6000, ("a", 7): 6000, ("a", 30): 4000, (None, 1): 500, (None, 7): 500,
+    }  # fmt: skip
+
+
+def test_a_day_goes_in_the_moment_it_is_old_enough_and_not_before() -> None:
+    row = [volume("a", "hot", 8)]
+    topics = topics_of(row, ["a"])
+    midnight = NOW_MS - 43_200_000
+    assert list(freed_of(row, topics, midnight - 1, (7,))) == []
+    assert len(list(freed_of(row, topics, midnight, (7,)))) == 1
+
+
+def test_the_curve_rises_from_nothing_to_what_is_paid_now() -> None:
+    curve = curve_of(ROWS, NOW_MS)
+    assert curve[0] == (0.0, 0.0)
+    assert [x for x, _ in curve] == sorted(x for x, _ in curve)
+    assert [y for _, y in curve] == sorted(y for _, y in curve)
+    assert curve[-1][0] == 100.5
+    assert curve[-1][1] == pytest.approx(0.0075)
+
 
 SECTIONS = [
     "Volume and cost",

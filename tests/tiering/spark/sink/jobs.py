@@ -1,8 +1,9 @@
-"""Jobs without Spark: tasks are calls."""
+"""Jobs without Spark: tasks are calls; and a place whose calls are counted, and can be stopped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 from tests.tiering.spark.test_reading import read
 from tiering.places.commits import CommitLog, CommittedArchive
 from tiering.places.dead_jobs import abort
-from tiering.places.place import Place, open_place
+from tiering.places.place import ObjectInfo, Place, open_place
 from tiering.spark.arrow import SCHEMA
 from tiering.spark.options import SinkOptions, sink_options
 from tiering.spark.sink.archives import write_task
@@ -89,3 +90,53 @@ def bodies(folder: Path) -> list[bytes]:
 def objects(folder: Path) -> set[str]:
     """The names of all archives there are, whether or not they count."""
     return {path.name for path in folder.rglob("*.kvarc")}
+
+
+class Watched:
+    """A place whose calls are counted; `before` and `after` are told each that changes it."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self.inner: Place = open_place(folder)
+        self.counts: Counter[str] = Counter()
+        self.before: Callable[[str, str], None] = nothing
+        self.after: Callable[[str, str], None] = nothing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def put(self, key: str, given: Any, **more: Any) -> ObjectInfo:
+        self.counts["put"] += 1
+        self.before("put", key)
+        done = self.inner.put(key, given, **more)
+        self.after("put", key)
+        return done
+
+    def delete(self, key: str) -> None:
+        self.counts["delete"] += 1
+        self.before("delete", key)
+        self.inner.delete(key)
+        self.after("delete", key)
+
+    def size(self, key: str) -> int:
+        self.counts["looked at"] += 1
+        return self.inner.size(key)
+
+    def read(self, key: str, offset: int, size: int) -> bytes:
+        self.counts["read"] += 1
+        self.counts["bytes"] += size
+        return self.inner.read(key, offset, size)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        for info in self.inner.list(prefix):
+            self.counts["listed"] += 1
+            yield info
+
+    def folders(self) -> Any:
+        found = self.inner.folders()
+        self.counts["listed"] += len(found)
+        return found
+
+
+def nothing(*_: str) -> None:
+    pass

@@ -14,7 +14,7 @@ import pytest
 import tiering.places.dead_jobs
 import tiering.places.objects
 from kvstore.errors import FormatError
-from tests.tiering.spark.sink.watched import Watched, nothing
+from tests.tiering.spark.sink.jobs import Watched, nothing
 from tiering.catalog.bucket import archives_in
 from tiering.errors import JobAborted, ObjectNotFound, PlaceUnavailable
 from tiering.places.commits import (

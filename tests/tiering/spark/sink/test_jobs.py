@@ -16,8 +16,7 @@ from kvstore import ConfigError, StoredMessage
 from kvstore.errors import FormatTooNew, FormatTooOld
 from tests.support.contents import read_all
 from tests.tiering.spark.conftest import SEGMENT
-from tests.tiering.spark.sink.jobs import JOB, Job, Row, bodies, made_up, objects, write
-from tests.tiering.spark.sink.watched import Watched
+from tests.tiering.spark.sink.jobs import JOB, Job, Row, Watched, bodies, made_up, objects, write
 from tests.tiering.spark.test_reading import read
 from tiering import NothingToRestore
 from tiering.archive.archive_reader import Archive
