@@ -268,7 +268,7 @@ def test_an_import_that_fails_half_way_makes_nothing(
         raise TopicExists("as if somebody had been quicker")
 
     with monkeypatch.context() as patch:
-        patch.setattr(inside.groups(other), "stage", refuse)
+        patch.setattr(inside.groups(other), "put_new", refuse)
         with pytest.raises(TopicExists):
             other.import_rocketmq_config(tmp_path / "out")
     assert (other.topics(), other.groups()) == ([], [])
