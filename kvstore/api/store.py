@@ -181,17 +181,9 @@ class Store(Calls):
     def stats(self) -> StoreStats:
         """Figures about the store as it is now."""
         self._check_open()
-        return collect(
-            self.path,
-            self._engine.log,
-            self._engine.index,
-            self._engine.topics,
-            self.config,
-            self.recovery,
-            self._engine.tiers,
-            upkeep=self._engine.upkeep if self._engine.log.writable else None,
-            threads=self.threads,
-        )
+        engine = self._engine
+        unread = engine.upkeep.deleted_unread if engine.log.writable else 0
+        return collect(engine.context, self.recovery, engine.tiers, unread, self.threads)
 
     def catalog(self) -> Catalog:
         """Which archives there are; `tiering` reads the rows."""
@@ -204,7 +196,7 @@ class Store(Calls):
         when they were stored; from the index alone.
         """
         self._check_open()
-        return segment_stats(self._engine.log, self._engine.index, self._engine.topics, progress)
+        return segment_stats(self._engine.context, progress)
 
     def verify(self, progress: Progress | None = None, *, archives: bool = False) -> VerifyReport:
         """Check every record's CRC, and the one over the whole record of those that carry it, and
@@ -214,15 +206,7 @@ class Store(Calls):
         self._check_open()
         if self._engine.log.writable:
             self.checkpoint()
-        return verify(
-            self._engine.log,
-            self._engine.index,
-            self._engine.topics,
-            self._engine.reader,
-            progress,
-            property_crc=self.config.check_property_crc,
-            archives=archives,
-        )
+        return verify(self._engine.context, progress, archives=archives)
 
     # --- for `kvstore.aio` ---
 

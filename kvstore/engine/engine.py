@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvstore.config import StoreConfig
+from kvstore.engine.engine_context import EngineContext
 from kvstore.engine.following import Follower
 from kvstore.engine.segment_handover import SegmentHandover
 from kvstore.engine.upkeep import Housekeeper, Job, Upkeep, drop_orphans, housekeeping_interval
@@ -50,7 +51,6 @@ from kvstore.pop.receipts import open_receipts
 from kvstore.process.background import Background
 from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
-from kvstore.record.put.batch import Host
 
 
 class Engine:
@@ -137,8 +137,7 @@ class Engine:
         self._ending.callback(self.log.close)
         if not read_only:
             place_archives(self.index, self.log, self.archives)
-        host = store_host(config)
-        self._open_meta(config, host.extra, read_only)
+        self._open_meta(config, read_only)
         drop_orphans(self.log, self.index)
         self.recovery, last_stored = recover(self.log, self.index, self.topics, config, progress)
         self.topics.recovered(self.log.end)
@@ -146,6 +145,7 @@ class Engine:
             self.offsets.recovered(self.log.end)
         self.index.topics_fresh_from(self.topics.next_id)
         self.reader = Reader(self.log, self.index, config)
+        self.context = EngineContext(self.log, self.index, self.topics, self.reader, config)
         self.finder = Finder(self.reader, self.log, self.index, self.topics.is_live)
         tables = InflightTables(self.index.families, self.offsets, self.reader.bounds)
         self.group_progress = GroupProgress(self.reader, self.topics, self.offsets, tables)
@@ -157,16 +157,16 @@ class Engine:
             self.reader.follow = follower.look
             self._ending.callback(follower.close)
         else:
-            self._open_writing(config, host, last_stored, tables)
+            self._open_writing(config, last_stored, tables)
 
-    def _open_meta(self, config: StoreConfig, host_extra: int, read_only: bool) -> None:
+    def _open_meta(self, config: StoreConfig, read_only: bool) -> None:
         """Opens topics, groups and offsets; no row of them is read before it is used."""
         self.topics = Topics(
             self.index.families,
             default_key_index=config.key_index,
             default_queues=config.default_queues,
             auto_create=config.auto_create_topics,
-            host_extra=host_extra,
+            host_extra=store_host(config).extra,
             log_end=lambda: self.log.end,
             read_only=read_only,
         )
@@ -174,11 +174,8 @@ class Engine:
         self.namespaces = Namespaces(self.index.families)
         self.offsets = Offsets(self.index, config, read_only=read_only)
 
-    def _open_writing(
-        self, config: StoreConfig, host: Host, last_stored: int, tables: InflightTables
-    ) -> None:
+    def _open_writing(self, config: StoreConfig, last_stored: int, tables: InflightTables) -> None:
         """Opens the parts that a read-only store does without."""
-        wake = self.log.prepare_wanted
         self.waiting = Waiting(config.clock)
         seen_when_durable = config.visibility == "flushed"
         self.flusher = Flusher(
@@ -189,16 +186,11 @@ class Engine:
         self._ending.callback(self.flusher.stop)
         self.threads.append(self.flusher.thread)
         self.writer = Writer(
-            self.log,
-            self.index,
+            self.context,
             self.flusher,
-            self.topics,
-            config,
+            self.waiting,
             last_stored=last_stored,
             checkpoint_now=self.checkpoint,
-            wake=wake,
-            arrivals=self.waiting,
-            host=host,
         )
         self.popping = Popper(
             PopContext(
@@ -223,26 +215,14 @@ class Engine:
             after_crash=not self.recovery.clean,
         )
         self.upkeep = Upkeep(
-            self.log,
-            self.index,
-            self.reader,
-            config,
+            self.context,
             last_stored=lambda: self.writer.last_stored,
             is_closed=lambda: self.is_closed,
-            name_of=self.topics.name_of,
         )
-        self.handover = SegmentHandover(
-            self.log,
-            self.index,
-            self.reader,
-            self.topics,
-            self.upkeep,
-            config,
-            archived=self.archives,
-        )
+        self.handover = SegmentHandover(self.context, self.upkeep, self.archives)
         """The calls of a tiering worker."""
         self.housekeeper = Housekeeper(
-            config.clock, wake, self._jobs(), housekeeping_interval(config)
+            config.clock, self.log.prepare_wanted, self._jobs(), housekeeping_interval(config)
         )
         self._ending.callback(self.housekeeper.stop)
         self.threads.append(self.housekeeper.thread)

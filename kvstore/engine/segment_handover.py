@@ -20,11 +20,10 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.config import StoreConfig
+from kvstore.engine.engine_context import EngineContext
 from kvstore.engine.retention import unread_in, unread_in_archive
 from kvstore.engine.stats import SegmentStats, stats_of
 from kvstore.engine.upkeep import Upkeep, drop_orphans
@@ -44,12 +43,10 @@ from kvstore.index.attach import attach, forget, held_ranges
 from kvstore.index.checkpoint import RUN_KEY, run_batches
 from kvstore.index.families import Batch
 from kvstore.index.handover import put_rows
-from kvstore.index.index import Index
 from kvstore.index.keys import ARCHIVES, META, RUNS, STORE_ID, archive_key, segment_range
 from kvstore.index.runs import count_of, unpack_many
-from kvstore.log.commitlog import CommitLog
-from kvstore.meta.topics import TopicInfo, Topics
-from kvstore.read.reader import Reader
+from kvstore.meta.topics import TopicInfo
+from kvstore.opening.restoring import topic_info
 
 I64 = NDArray[np.int64]
 _log = logging.getLogger("kvmq")
@@ -61,21 +58,15 @@ class SegmentHandover:
     """The calls of a tiering worker, see the module. `store.handover` is one."""
 
     def __init__(
-        self,
-        log: CommitLog,
-        index: Index,
-        reader: Reader,
-        topics: Topics,
-        upkeep: Upkeep,
-        config: StoreConfig,
-        archived: Callable[[], Archived],
+        self, context: EngineContext, upkeep: Upkeep, archived: Callable[[], Archived]
     ) -> None:
-        self._log = log
-        self._index = index
-        self._reader = reader
-        self._topics = topics
+        self._context = context
+        self._log = context.log
+        self._index = context.index
+        self._reader = context.reader
+        self._topics = context.topics
         self._upkeep = upkeep
-        self.config = config
+        self.config = context.config
         self.archived = archived
         """Gives the reader of the store's archives; made when it is first asked for."""
         self._tiered = upkeep.is_tiered
@@ -126,7 +117,7 @@ class SegmentHandover:
         """Figures of some sealed segments, one after the other; those of a segment change only when
         a topic is deleted.
         """
-        return stats_of(segments, self._log, self._index, self._topics)
+        return stats_of(segments, self._context)
 
     def entries(self, segment: int) -> Iterator[Entries]:
         """The index's entries of a segment, in slices of some 256 k entries. Messages that no queue
@@ -190,9 +181,7 @@ class SegmentHandover:
         given meanwhile, and for a topic that was made meanwhile.
         """
         self._log.check_writable()
-        infos = [
-            msgspec.convert({"name": t.name, "id": t.id, **t.fields}, TopicInfo) for t in topics
-        ]
+        infos = [topic_info(topic) for topic in topics]
         keys = [topic << 32 | queue for topic, queue in ends]
         with self._coming(arriving):
             # Messages put meanwhile to one of these queues are a conflict, and then not in a tail.

@@ -11,21 +11,16 @@ not counted; a run that can't be read is left out (`verify` reports it).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Final
 
 import msgspec
 import numpy as np
 
-from kvstore.config import StoreConfig
-from kvstore.engine.upkeep import Upkeep
+from kvstore.engine.engine_context import EngineContext
 from kvstore.errors import FormatError
 from kvstore.index.archived import Archived, TierStats
-from kvstore.index.index import Index
 from kvstore.index.keys import RUNS, read_run_key, segment_range
 from kvstore.index.runs import HEADER, count_of, unpack_many
-from kvstore.log.commitlog import CommitLog
-from kvstore.meta.topics import Topics
 from kvstore.opening.recovery import Progress, RecoveryReport
 from kvstore.process.background import Background, ThreadStats
 
@@ -65,22 +60,19 @@ class StoreStats(msgspec.Struct, frozen=True):
 
 
 def collect(
-    path: Path,
-    log: CommitLog,
-    index: Index,
-    topics: Topics,
-    config: StoreConfig,
+    context: EngineContext,
     recovery: RecoveryReport,
-    archived: Archived | None = None,
-    *,
-    upkeep: Upkeep | None = None,
-    threads: Sequence[Background] = (),
+    archived: Archived | None,
+    deleted_unread: int,
+    threads: Sequence[Background],
 ) -> StoreStats:
     """Collects all figures once."""
+    log, index = context.log, context.index
+    path = log.folder.parent
     tails = [t for t in index.tails if t is not None]
     return StoreStats(
         path=str(path),
-        topics=topics.count(),
+        topics=context.topics.count(),
         segments=len(log.segments.numbers),
         segment_size=log.segment_size,
         first_position=log.first,
@@ -92,11 +84,11 @@ def collect(
         tail_keys=sum(t.keys_held for t in tails),
         syncs=log.syncs,
         index_bytes=index.families.file_bytes(),
-        disk_used=config.files.disk_used(path),
+        disk_used=log.files.disk_used(path),
         recovery=recovery,
         tiers=archived.stats() if archived is not None else [],
         refuses_puts=log.refusal(),
-        deleted_unread=0 if upkeep is None else upkeep.deleted_unread,
+        deleted_unread=deleted_unread,
         threads=[thread.stats() for thread in threads],
     )
 
@@ -137,30 +129,23 @@ class _Sum:
         self.oldest, self.newest = 1 << 63, -1
 
 
-def segment_stats(
-    log: CommitLog, index: Index, topics: Topics, progress: Progress | None = None
-) -> list[SegmentStats]:
+def segment_stats(context: EngineContext, progress: Progress | None) -> list[SegmentStats]:
     """Figures of every sealed segment that is wholly checkpointed."""
-    size = log.segment_size
-    end = min(log.end, index.checkpoint.position) // size
-    numbers = [n for n in log.segments.numbers if n < end]
-    return list(stats_of(numbers, log, index, topics, progress))
+    log = context.log
+    end = min(log.end, context.index.checkpoint.position) // log.segment_size
+    return list(stats_of([n for n in log.segments.numbers if n < end], context, progress))
 
 
 def stats_of(
-    numbers: Sequence[int],
-    log: CommitLog,
-    index: Index,
-    topics: Topics,
-    progress: Progress | None = None,
+    numbers: Sequence[int], context: EngineContext, progress: Progress | None = None
 ) -> Iterator[SegmentStats]:
-    """Look at these segments, one after the other."""
-    names = {info.id: info.name for info in topics.all()}
+    """Looks at these segments, one after the other."""
+    names = {info.id: info.name for info in context.topics.all()}
     for done, number in enumerate(numbers):
         if progress is not None:
             progress("looking at segments", done, len(numbers))
-        rows = index.families.rows(RUNS, *segment_range(number, number + 1))
-        yield _stats(number, log.segment_size, _sums(rows), names)
+        rows = context.index.families.rows(RUNS, *segment_range(number, number + 1))
+        yield _stats(number, context.log.segment_size, _sums(rows), names)
 
 
 def _stats(number: int, size: int, sums: dict[int, _Sum], names: dict[int, str]) -> SegmentStats:

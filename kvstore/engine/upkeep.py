@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 from kvstore.clock import Clock
 from kvstore.config import Retention, StoreConfig
+from kvstore.engine.engine_context import EngineContext
 from kvstore.engine.retention import Aged, Why, let_go, may_delete, next_to_go, unread_in
 from kvstore.errors import StoreError
 from kvstore.index.attach import mark_attaching
@@ -32,7 +33,6 @@ from kvstore.index.keys import Checkpoint
 from kvstore.index.tail import Tail
 from kvstore.log.commitlog import CommitLog
 from kvstore.process.background import Background, traced
-from kvstore.read.reader import Reader
 
 _INTERVAL: Final = 0.5
 _log = logging.getLogger("kvmq")
@@ -124,22 +124,19 @@ class Upkeep:
 
     def __init__(
         self,
-        log: CommitLog,
-        index: Index,
-        reader: Reader,
-        config: StoreConfig,
+        context: EngineContext,
         *,
         last_stored: Callable[[], int],
         is_closed: Callable[[], bool],
-        name_of: Callable[[int], str | None],
     ) -> None:
-        self._log = log
-        self._index = index
-        self._reader = reader
+        config = context.config
+        self._log = context.log
+        self._index = context.index
+        self._reader = context.reader
         self._config = config
         self._last_stored_now = last_stored
         self._is_closed = is_closed
-        self._name_of = name_of
+        self._name_of = context.topics.name_of
         self.deleted_unread = 0
         """Messages that went with their segments and that no group had taken, since the opening."""
         self._has_told_of_disk = False

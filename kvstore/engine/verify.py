@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.engine.engine_context import EngineContext
 from kvstore.errors import (
     ArchiveDamaged,
     ArchiveUnavailable,
@@ -45,10 +46,8 @@ from kvstore.index.keys import (
 from kvstore.index.runs import unpack
 from kvstore.log.commitlog import CommitLog
 from kvstore.meta.topic import KEY_LEVELS
-from kvstore.meta.topics import Topics
 from kvstore.opening.recovery import Progress
 from kvstore.read.cold import Cold
-from kvstore.read.reader import Reader
 from kvstore.record.check import property_crc_problem
 from kvstore.record.facts import Facts, delay_level_of, facts, keys_of, tag_of, unique_id_of
 from kvstore.record.hashes import key_hash, tags_code
@@ -96,27 +95,17 @@ class VerifyReport(msgspec.Struct):
         del self.problems[count:]
 
 
-def verify(
-    log: CommitLog,
-    index: Index,
-    topics: Topics,
-    reader: Reader,
-    progress: Progress | None,
-    *,
-    property_crc: bool = False,
-    archives: bool = False,
-) -> VerifyReport:
-    """See `Store.verify`; with `property_crc` a record without that CRC is damaged, with `archives`
-    every byte of every archive is read.
-    """
+def verify(context: EngineContext, progress: Progress | None, *, archives: bool) -> VerifyReport:
+    """See `Store.verify`; with `archives` every byte of every archive is read."""
+    log, index, reader = context.log, context.index, context.reader
     began = log.clock.monotonic()
     report = VerifyReport()
     end = reader.visible_end()
-    names = {t.id: t.name for t in topics.all()}
+    names = {t.id: t.name for t in context.topics.all()}
     newest = 0
     for number in _there(log, index, report, end):
         known = report.problems_found
-        segment = _Segment(log, index, topics, names, report, number, end, newest, property_crc)
+        segment = _Segment(context, names, report, number, end, newest)
         segment.verify()
         newest = segment.newest
         if report.problems_found > known:
@@ -228,30 +217,28 @@ class _Segment:
 
     def __init__(
         self,
-        log: CommitLog,
-        index: Index,
-        topics: Topics,
+        context: EngineContext,
         names: dict[int, str],
         report: VerifyReport,
         number: int,
         end: int,
         newest: int,
-        property_crc: bool,
     ) -> None:
-        self._property_crc = property_crc
+        self._property_crc = context.config.check_property_crc
+        """Whether a record without that CRC is damaged."""
         self.newest = newest
         """The newest store time so far: the index has it for a record whose clock was stepped
         back.
         """
-        self._log = log
-        self._index = index
-        self._topics = topics
+        self._log = context.log
+        self._index = context.index
+        self._topics = context.topics
         self._names = names
         self._report = report
         self._number = number
-        self._base = number * log.segment_size
+        self._base = number * context.log.segment_size
         self._end = end
-        self._covered = index.checkpoint.position
+        self._covered = context.index.checkpoint.position
         self._entries = array("q")
         self._key_hashes = array("q")
         self._key_positions = array("q")

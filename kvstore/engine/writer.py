@@ -15,20 +15,18 @@ from __future__ import annotations
 
 import os
 import secrets
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 
 from msgspec.structs import astuple
 
 from kvstore.config import StoreConfig
-from kvstore.index.index import Index
+from kvstore.engine.engine_context import EngineContext
 from kvstore.index.keys import QUEUE_MASK
 from kvstore.index.tail import Tail
-from kvstore.log.commitlog import CommitLog, Piece
+from kvstore.log.commitlog import Piece
 from kvstore.log.flusher import Flusher
 from kvstore.message import Message, PutResult, PutStatus
-from kvstore.meta.topics import Topics
 from kvstore.pop.inflight.waiting import Waiting
 from kvstore.record.ids import UniqueIds, pack_host
 from kvstore.record.layout import BLANK_SIZE
@@ -53,34 +51,27 @@ class Writer:
 
     def __init__(
         self,
-        log: CommitLog,
-        index: Index,
+        context: EngineContext,
         flusher: Flusher,
-        topics: Topics,
-        config: StoreConfig,
+        waiting: Waiting,
         *,
         last_stored: int,
         checkpoint_now: Callable[[], object],
-        wake: threading.Event,
-        arrivals: Waiting,
-        host: Host,
     ) -> None:
-        self._log = log
+        config, topics, index = context.config, context.topics, context.index
+        self._log = context.log
         self._index = index
         self._flusher = flusher
-        self._topics = topics
-        self._config = config
         self._clock = config.clock
         self._checkpoint_now = checkpoint_now
-        self._wake = wake
-        self._arrivals = arrivals
+        self._waiting = waiting
         self._tail_due = config.checkpoint_bytes
-        self._host = host
+        self._host = store_host(config)
         self._routes = PutRoutes(
             topics.find, topics.for_put, topics.create_for_put, index.set_topic_byte
         )
         topics.changed = self._routes.clear
-        self._ids = UniqueIds(host.packed[:-4], os.getpid(), secrets.randbits(32))
+        self._ids = UniqueIds(self._host.packed[:-4], os.getpid(), secrets.randbits(32))
         self._limits = Limits(
             max_body=config.max_body,
             max_record=config.segment_size - BLANK_SIZE,
@@ -178,8 +169,8 @@ class Writer:
             except RuntimeError:
                 pass  # it was not taken
         status = self._finish_put(end, end - tail.start)
-        if self._arrivals.topics:
-            self._arrivals.arrived(batch.queue_keys)
+        if self._waiting.topics:
+            self._waiting.arrived(batch.queue_keys)
         return list(
             map(
                 PutResult,
@@ -225,15 +216,15 @@ class Writer:
             except RuntimeError:
                 pass  # it was not taken
         status = self._finish_put(end, end - tail.start)
-        if self._arrivals.topics:
-            self._arrivals.arrived((key,))
+        if self._waiting.topics:
+            self._waiting.arrived((key,))
         queue = key & QUEUE_MASK
         return PutResult(one.message_id, topic, queue, offset, position, size, status)
 
     def _finish_put(self, end: int, unindexed: int) -> PutStatus:
         """Ends a put, outside the lock: checkpoints if that is due, waits for the disk."""
         if unindexed >= self._tail_due:
-            self._wake.set()
+            self._log.prepare_wanted.set()
         if self._sync:
             self._flusher.wait(end)
             return PutStatus.FLUSHED

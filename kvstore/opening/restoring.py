@@ -57,6 +57,11 @@ from kvstore.opening import store_folder
 _log = logging.getLogger("kvmq")
 
 
+def topic_info(topic: ArchivedTopic) -> TopicInfo:
+    """The row of a topic that archives know."""
+    return msgspec.convert({"name": topic.name, "id": topic.id, **topic.fields}, TopicInfo)
+
+
 class Restored(NamedTuple):
     """The facts on which a store is founded from archives alone: catalog rows, topics, the contents
     of each archive, the position behind all archived records, the greatest store time, and the ids
@@ -80,8 +85,7 @@ class Restored(NamedTuple):
         if self.store_id is not None:
             batch.put(META, STORE_ID, self.store_id)
         for topic in self.topics:
-            info = msgspec.convert({"name": topic.name, "id": topic.id, **topic.fields}, TopicInfo)
-            batch.put(TOPICS, topic.name.encode(), msgspec.msgpack.encode(info))
+            batch.put(TOPICS, topic.name.encode(), msgspec.msgpack.encode(topic_info(topic)))
         for key, value in self.rows:
             batch.put(ARCHIVES, key, value)
         locate_again(index.families, batch, {h.archive for h in self.held}, self.held)
@@ -177,7 +181,7 @@ def _place_topics(index: Index, batch: Batch, held: Iterable[Contents]) -> set[i
     for topic in sorted((t for c in held for t in c.topics), key=lambda t: t.id, reverse=True):
         if topic.name in rows or topic.id < following:
             continue
-        info = msgspec.convert({"name": topic.name, "id": topic.id, **topic.fields}, TopicInfo)
+        info = topic_info(topic)
         rows[topic.name] = info
         known.add(info.id)
         batch.put(TOPICS, topic.name.encode(), msgspec.msgpack.encode(info))

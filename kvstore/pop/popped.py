@@ -13,7 +13,7 @@ from kvstore.message import StoredMessage
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.topics import Topic
 from kvstore.read.filters import Filter, compile_filter
-from kvstore.read.pull import LIMIT_MAX
+from kvstore.read.pull import check_limits
 from kvstore.read.sql import SqlFilter
 
 UNLIMITED: Final = 1 << 62
@@ -51,20 +51,15 @@ class Wanted(NamedTuple):
 
 def check_wanted(
     topic: Topic,
-    limit: object,
-    max_bytes: object,
+    limit: int,
+    max_bytes: int | None,
     invisible_for: object,
     queue: object,
     filter: str | SqlFilter | None,
     attempt_id: object,
 ) -> Wanted:
     """Checks the arguments of a pop; `CallerError`, `QueueNotFound`, `FilterIllegal`."""
-    if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
-        raise CallerError(f"limit is {shown(limit)}; it must be 1 to {LIMIT_MAX} messages")
-    if max_bytes is None:
-        max_bytes = UNLIMITED
-    elif type(max_bytes) is not int or max_bytes < 1:
-        raise CallerError(f"max_bytes is {shown(max_bytes)}; it must be None or at least 1 byte")
+    check_limits(limit, max_bytes)
     invisible_ms = check_seconds("invisible_for", invisible_for)
     assert isinstance(invisible_for, int | float)
     if invisible_for < _INVISIBLE_MIN:
@@ -81,7 +76,9 @@ def check_wanted(
             )
         hashed = xxh3_128_digest(attempt_id.encode("utf-8", "surrogatepass"))
     matches = compile_filter(filter)
-    return Wanted(limit, max_bytes, invisible_ms, queue, matches, hashed)
+    return Wanted(
+        limit, UNLIMITED if max_bytes is None else max_bytes, invisible_ms, queue, matches, hashed
+    )
 
 
 def lock_ms(group: GroupInfo, attempts: int, invisible_ms: int) -> int:

@@ -45,6 +45,14 @@ _AT_ONCE: Final = 1024
 _log = logging.getLogger("kvmq")
 
 
+def check_limits(limit: object, max_bytes: object) -> None:
+    """Raises `CallerError` for limits that no read can have."""
+    if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
+        raise CallerError(f"limit is {shown(limit)}; it must be 1 to {LIMIT_MAX} messages")
+    if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
+        raise CallerError(f"max_bytes is {shown(max_bytes)}; it must be None or at least 1 byte")
+
+
 def pull(
     reader: Reader,
     topic: Topic,
@@ -55,10 +63,7 @@ def pull(
     wanted: Filter | None,
 ) -> PullResult:
     """See `Store.pull`."""
-    if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
-        raise CallerError(f"limit is {shown(limit)}; it must be 1 to {LIMIT_MAX} messages")
-    if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
-        raise CallerError(f"max_bytes is {shown(max_bytes)}; it must be None or at least 1 byte")
+    check_limits(limit, max_bytes)
     if type(offset) is not int:
         raise CallerError(f"offset is {shown(offset)}; it must be a whole number")
     mark = reader.mark()
