@@ -25,7 +25,7 @@ from kvstore.config import StoreConfig
 from kvstore.engine.engine_context import EngineContext
 from kvstore.engine.following import Follower
 from kvstore.engine.segment_handover import SegmentHandover
-from kvstore.engine.upkeep import Housekeeper, Job, Upkeep, drop_orphans, housekeeping_interval
+from kvstore.engine.upkeep import HOUSEKEEPING_INTERVAL, Housekeeper, Job, Upkeep, drop_orphans
 from kvstore.engine.writer import Writer, store_host
 from kvstore.errors import StoreError
 from kvstore.index.archived import Archived, OpenArchives
@@ -49,6 +49,7 @@ from kvstore.pop.popper import Popper
 from kvstore.pop.progress import GroupProgress, ProgressHistory
 from kvstore.pop.receipts import open_receipts
 from kvstore.process.background import Background
+from kvstore.process.locks import Signal
 from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
 
@@ -221,11 +222,21 @@ class Engine:
         )
         self.handover = SegmentHandover(self.context, self.upkeep, self.archives)
         """The calls of a tiering worker."""
-        self.housekeeper = Housekeeper(
-            config.clock, self.log.prepare_wanted, self._jobs(), housekeeping_interval(config)
-        )
-        self._ending.callback(self.housekeeper.stop)
-        self.threads.append(self.housekeeper.thread)
+        self.housekeepers = self._begin_housekeeping(config)
+
+    def _begin_housekeeping(self, config: StoreConfig) -> list[Housekeeper]:
+        clock, wake, interval = config.clock, self.log.prepare_wanted, HOUSEKEEPING_INTERVAL
+        begun = [Housekeeper("kvmq-housekeeper", clock, wake, self._jobs(), interval)]
+        promised = config.offset_sync_interval
+        if promised is not None:
+            # By itself: a checkpoint, or the overwriting of a segment, takes longer than promised.
+            jobs = [Job("offsets to the disk", self.offsets.sync_due, self.offsets.sync)]
+            often = min(promised or interval, interval)
+            begun.append(Housekeeper("kvmq-offsets", clock, Signal(), jobs, often))
+        for one in begun:
+            self._ending.callback(one.stop)
+            self.threads.append(one.thread)
+        return begun
 
     def _jobs(self) -> list[Job]:
         """The jobs of the housekeeper."""
@@ -245,7 +256,6 @@ class Engine:
                 index.dead_keys.due,
                 partial(self._one_step, index.dead_keys.drop),
             ),
-            Job("offsets to the disk", self.offsets.sync_due, self.offsets.sync),
             Job("history of what is done", self.progress.due, self.progress.sample),
             Job("old offset history", history.sweep_due, history.sweep),
             Job("retention", upkeep.retention_due, upkeep.retain),
@@ -292,7 +302,8 @@ class Engine:
         with self._ending:
             if self.log.writable:
                 self.waiting.close()
-                self.housekeeper.stop()
+                for one in self.housekeepers:
+                    one.stop()
                 self._finish()
 
     def _finish(self) -> None:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from kvstore.clock import Clock
-from kvstore.config import Retention, StoreConfig
+from kvstore.config import Retention
 from kvstore.engine.engine_context import EngineContext
 from kvstore.engine.retention import Aged, Why, let_go, may_delete, next_to_go, unread_in
 from kvstore.errors import StoreError
@@ -34,7 +34,8 @@ from kvstore.index.tail import Tail
 from kvstore.log.commitlog import CommitLog
 from kvstore.process.background import Background, traced
 
-_INTERVAL: Final = 0.5
+HOUSEKEEPING_INTERVAL: Final = 0.5
+"""Seconds from one turn to the next."""
 _log = logging.getLogger("kvmq")
 _NAMED: Final = 10
 """Topics that a warning names."""
@@ -54,12 +55,6 @@ class Again(NamedTuple):
     seconds: float
 
 
-def housekeeping_interval(config: StoreConfig) -> float:
-    """Seconds from one turn to the next: no more than the shortest time promised."""
-    promised = config.offset_sync_interval
-    return _INTERVAL if not promised else min(_INTERVAL, promised)
-
-
 class Job:
     """Something to do: `due` is asked often and must be cheap."""
 
@@ -72,13 +67,13 @@ class Job:
 
 
 class Housekeeper:
-    """The thread that runs the jobs, see the module. `interval` is in seconds."""
+    """A thread that runs jobs, see the module. `interval` is in seconds."""
 
     def __init__(
-        self, clock: Clock, wake: threading.Event, jobs: list[Job], interval: float
+        self, name: str, clock: Clock, wake: threading.Event, jobs: list[Job], interval: float
     ) -> None:
         self.jobs = jobs
-        self.thread = Background("kvmq-housekeeper", self._turn, clock, interval, wake=wake)
+        self.thread = Background(name, self._turn, clock, interval, wake=wake)
         self.thread.start()
 
     def stop(self) -> None:

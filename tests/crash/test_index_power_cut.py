@@ -70,7 +70,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
     monkeypatch.setattr(Families, "_db_options", counting)
     with kvstore.open(tmp_path / "a", CONFIG) as made:
-        inside.housekeeper(made).stop()
+        inside.stop_housekeepers(made)
         made.create_topic("t", queues=1)
         made.create_topic("doomed", queues=1)
         made.create_group("g", max_attempts=1)

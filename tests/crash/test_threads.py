@@ -14,11 +14,12 @@ import pytest
 import kvstore
 from kvstore import FlushFailed, Message, Retention, Store, StoreConfig, StoreError
 from kvstore.clock import SystemClock
-from kvstore.engine.upkeep import Housekeeper, Job, housekeeping_interval
+from kvstore.engine.upkeep import Housekeeper, Job
 from kvstore.process.background import Background, ThreadStats
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_whole, bodies
+from tests.support.files import WatchedFiles
 from tests.support.stores import SEGMENT, opened, settings
 from tests.support.throwing import Thrower, some
 
@@ -191,7 +192,9 @@ def test_a_job_that_failed_is_shown_while_it_waits_to_be_tried_again() -> None:
         if len(turns) == 1:
             raise OSError("the disk is away")
 
-    keeper = Housekeeper(SystemClock(), threading.Event(), [Job("a job", due, run)], 60.0)
+    keeper = Housekeeper(
+        "kvmq-test", SystemClock(), threading.Event(), [Job("a job", due, run)], 60.0
+    )
     shown = []
     for count in range(1, 5):
         keeper.thread.wake.set()
@@ -333,7 +336,7 @@ def test_the_housekeeper_that_is_stopped_in_a_job_begins_no_other() -> None:
         Job("the first", lambda: True, first),
         Job("the second", lambda: True, lambda: done.append("second")),
     ]
-    keeper = Housekeeper(SystemClock(), threading.Event(), jobs, 60.0)
+    keeper = Housekeeper("kvmq-test", SystemClock(), threading.Event(), jobs, 60.0)
     keeper.thread.wake.set()
     _until(lambda: not keeper.thread.is_alive)
     assert done == ["first"]
@@ -349,16 +352,36 @@ def test_a_job_that_fails_keeps_none_behind_it_from_being_done() -> None:
         Job("the first", lambda: True, fail),
         Job("the second", lambda: True, lambda: done.append("second")),
     ]
-    keeper = Housekeeper(SystemClock(), threading.Event(), jobs, 60.0)
+    keeper = Housekeeper("kvmq-test", SystemClock(), threading.Event(), jobs, 60.0)
     keeper.thread.wake.set()
     _until(lambda: len(done) == 1 and keeper.thread.stats().failure is not None)
     assert keeper.thread.stats().failure == "the first: SystemExit: no"
     keeper.stop()
 
 
-def test_the_housekeeper_looks_as_often_as_offsets_are_promised_to_be_on_the_disk() -> None:
-    assert housekeeping_interval(settings(offset_sync_interval=0.01)) == 0.01
-    assert housekeeping_interval(settings(offset_sync_interval=30.0)) <= 1.0
+@pytest.mark.parametrize(("name", "interval"), [("kvmq-housekeeper", 60.0), ("kvmq-flusher", 0.01)])
+def test_commits_are_on_the_disk_in_time_however_long_other_work_takes(
+    tmp_path: Path, name: str, interval: float
+) -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def last(*_: object) -> None:
+        if threading.current_thread().name == name:
+            begun.set()
+            end.wait(_PATIENCE)
+
+    files = WatchedFiles()
+    files.before = last
+    config = settings(
+        files=files, offset_sync_interval=0.01, flush_interval=interval, flush_dirty_bytes=1,
+        checkpoint_interval=0.01,
+    )  # fmt: skip
+    with opened(tmp_path / "s", config) as store:
+        store.put("t", b"x", queue=0)
+        assert begun.wait(_PATIENCE)
+        store.commit_offset("g", "t", 0, 1)
+        _until(lambda: not inside.offsets(store)._unsynced)
+        end.set()
 
 
 def test_a_put_that_makes_a_checkpoint_due_wakes_the_housekeeper(tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ def test_the_parts_of_the_key_index_have_a_bound_though_nobody_merges_in_the_bac
     bound = 16
     monkeypatch.setattr(upkeep, "_PARTS_MAX", bound)
     store = opens()
-    inside.engine(store).housekeeper.stop()
+    inside.stop_housekeepers(store)
     store.create_topic("t", 1)
     keys = inside.engine(store).index.keys
     for n in range(10 * bound):
@@ -285,7 +285,7 @@ def test_a_checkpoint_merges_more_the_more_keys_it_adds(
     monkeypatch.setattr(key_lookup, "PIECE_BLOCKS", 1)
     monkeypatch.setattr(key_merge, "_PIECES_AT_ONCE", 1)
     store = opens()
-    inside.engine(store).housekeeper.stop()
+    inside.stop_housekeepers(store)
     store.create_topic("t", 1)
     keys, most = inside.engine(store).index.keys, []
     for n in range(10 * bound):

@@ -44,7 +44,7 @@ class Growing:
             offset_sync_interval=1e9,
         )
         self.store = kvstore.open(self.path, config)
-        inside.housekeeper(self.store).stop()
+        inside.stop_housekeepers(self.store)
         return self.store
 
     def grow(self, segments: int) -> None:

@@ -41,7 +41,7 @@ def store(opens: Opens) -> Store:
 
 
 def fill(store: Store) -> None:
-    inside.housekeeper(store).stop()
+    inside.stop_housekeepers(store)
     store.create_topic("t", queues=2)
     store.create_group("g")
     store.put_batch([Message("t", b"%d" % n, queue=q) for q in (0, 1) for n in range(100)])
@@ -126,7 +126,7 @@ def test_an_ack_after_a_restart_is_in_the_history(
     passing(store, clock, 5)
     store.close()
     again = opens()
-    inside.housekeeper(again).stop()
+    inside.stop_housekeepers(again)
     again.ack(popped[0].receipt)
     passing(again, clock, 5)
     assert again.offset_history("g", "t", 0)[-1].committed_at == START_MS + 6000
@@ -205,7 +205,7 @@ def test_a_clock_that_was_ahead_makes_no_rows(
     store.close()
     clock.step(-1000)
     again = opens()
-    inside.housekeeper(again).stop()
+    inside.stop_housekeepers(again)
     again.reset_offset("g", "t", to="begin")
     again.pop("g", "t", queue=0, invisible_for=600)
     for _ in range(5):

@@ -100,7 +100,13 @@ def upkeep(store: Store) -> Upkeep:
 
 
 def housekeeper(store: Store) -> Housekeeper:
-    return store._engine.housekeeper
+    return store._engine.housekeepers[0]
+
+
+def stop_housekeepers(store: Store) -> None:
+    """Nothing is done any more that no call asks for."""
+    for one in store._engine.housekeepers:
+        one.stop()
 
 
 def popping(store: Store) -> Popper:
