@@ -2,7 +2,7 @@
 
 The idea: `writer` puts, `reader` and `finder` read, `popping` pops, `topics`, `groups` and
 `offsets` know names and progress, `upkeep` makes checkpoints and applies retention, and
-`housekeeper` runs the jobs that no call asked for. This module says which parts know each other,
+`housekeepers` run the jobs that no call asked for. This module says which parts know each other,
 and in which order they begin and end.
 
 Invariants: an open engine holds its folder's lock, unless it is read-only; `close` leaves a
@@ -239,7 +239,7 @@ class Engine:
         return begun
 
     def _jobs(self) -> list[Job]:
-        """The jobs of the housekeeper."""
+        """The jobs of the first housekeeper."""
         upkeep, index, topics, history = (
             self.upkeep,
             self.index,

@@ -1,11 +1,12 @@
 """Upkeep: checkpoints, sealing and retention of an open store, and the thread that runs them.
 
-The idea: the housekeeper and the store's calls use the same methods of `Upkeep`; each has a
-`..._due` that is asked often and costs next to nothing. The housekeeper is one thread for the work
-that no call asks for. It wakes at an interval, and when the log says that a job is due (the next
-segment, a checkpoint); it does one job after the other. A store works without it, only less
-promptly. A job waits for nothing but the disk, since the others wait for it: a job that wants a
-pause is due again later.
+The idea: a housekeeper and the store's calls use the same methods of `Upkeep`; each has a
+`..._due` that is asked often and costs next to nothing. A housekeeper is one thread for work that
+no call asks for. It takes a turn at an interval, and when it is woken: for the next segment, a
+checkpoint, or more of a long job. It does one job after the other. A store works without it, only
+less promptly. A job waits for nothing but the disk, since the others wait for it: a job that wants
+a pause is due again later. One housekeeper does all jobs but the syncing of offsets, which has one
+of its own, since a checkpoint may take longer than that may wait.
 
 Invariants: a checkpoint covers flushed records only; one that failed is done again before the next;
 a segment leaves the index before its file goes. A job that fails, with whatever error, is logged,
@@ -44,8 +45,8 @@ _PARTS_MAX: Final = 128
 there are about 20, and 7 more with each eightfold length of the log.
 """
 _KEYS_A_STEP: Final = 1 << 14
-"""Keys of a checkpoint for which it then does a step of a merge. A step merges about 131,072 keys,
-so it merges each key eight times, which is more often than any key is merged in its life.
+"""For each so many keys that it adds, a checkpoint does one step of a merge. A step merges about
+131,072 keys: eight for each key added, and no key is merged that often in its life.
 """
 
 

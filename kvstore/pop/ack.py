@@ -23,7 +23,7 @@ from kvstore.pop.context import PopContext
 from kvstore.pop.inflight.lock_rows import Lock, offsets_of
 from kvstore.pop.inflight.queue_order import Order
 from kvstore.pop.inflight.table import Change, InflightTable
-from kvstore.pop.popped import lock_ms
+from kvstore.pop.popped import backoff_ms, lock_ms
 from kvstore.pop.receipts import Delivery
 
 Bury = Callable[[InflightTable, GroupInfo, LockKey], None]
@@ -225,9 +225,11 @@ class Acks:
 
 
 def _lasts(group: GroupInfo, attempts: int, invisible_ms: int | None, *, keeps: bool) -> int:
-    """How many ms the lock lasts that takes another's place; `keeps`: its holder goes on."""
+    """How many ms the new lock lasts, or the message waits if it is given back; `keeps`: the
+    lock's holder goes on.
+    """
     if invisible_ms is None:
-        return lock_ms(group, attempts, 0)
+        return backoff_ms(group, attempts)
     return lock_ms(group, attempts, invisible_ms) if keeps else invisible_ms
 
 

@@ -85,9 +85,12 @@ def lock_ms(group: GroupInfo, attempts: int, invisible_ms: int) -> int:
     """How long a lock lasts, in ms: the invisible time, and behind it the group's backoff if
     another attempt is to come.
     """
-    if attempts >= group.max_attempts:
-        return invisible_ms
-    return invisible_ms + whole_ms(group.backoff_after(attempts))
+    return invisible_ms + backoff_ms(group, attempts)
+
+
+def backoff_ms(group: GroupInfo, attempts: int) -> int:
+    """How long a message waits for its next attempt, in ms; 0 if that was its last one."""
+    return 0 if attempts >= group.max_attempts else whole_ms(group.backoff_after(attempts))
 
 
 def check_seconds(name: str, seconds: object) -> int:

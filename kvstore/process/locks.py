@@ -1,17 +1,18 @@
 """Locks and waits that an interrupt can't spoil.
 
 An interrupt may come between the taking of a lock and a `try` behind it. So a lock that can't be
-taken by `with`, because the wait has an end, is taken inside the `try`, and its `finally` calls
-`release` itself, and passes over the RuntimeError of a lock that this thread does not have. Python
-lets an interrupt in where a function of Python begins, so no such function is called there.
+taken by `with`, because it is only tried, or waited for with a limit, is taken inside the `try`,
+and its `finally` calls `release` itself, and passes over the RuntimeError of a lock that this
+thread does not have. Python lets an interrupt in where a function of Python begins, so no such
+function is called in that `finally`.
 
 The waits of Python's own `threading` begin such functions while they hold locks: an interrupt in
 `Condition.wait` may arrive as a RuntimeError, and one in `Thread.join` or `Thread.is_alive` makes
 Python take a live thread for one that has ended. So a thread of a caller waits for a `Signal`, and
 nothing asks a thread of ours whether it lives.
 
-Invariant: `Signal` holds no lock while it runs code of Python, so an interrupt of a wait arrives as
-itself, and leaves the signal as it was.
+Invariant: `Signal` holds no lock that another thread waits for, so an interrupt of a wait arrives
+as itself, and leaves the signal as it was.
 """
 
 from __future__ import annotations

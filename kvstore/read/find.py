@@ -1,8 +1,8 @@
 """Finds messages by keys and ids.
 
-The idea: the index of each segment, and of each archive, gives candidates by hash, newest first;
-the key itself is compared with the record's own. Segments and archives older than the wanted time
-are not looked at.
+The idea: the log's key index, and the index of each archive, give candidates by hash, newest first;
+the key itself is compared with the record's own. Segments and archives outside the wanted time are
+not looked at.
 
 Invariants: a message is returned once, even if it moves between tiers meanwhile. An unreadable
 message keeps none of the others from being found, but a place that doesn't answer is reported. An

@@ -299,7 +299,10 @@ class Reader:
             self.read_tiers(topic, queue, offset, 1, found)
             if found and found[0].offset == offset:
                 return found[0]
-            held = "it was erased, or a newer message took its place"
+            held = (
+                "no tier has it any more: it expired, was erased, or a newer message of its key "
+                "took its place"
+            )
         else:
             held = f"it has {low} to {high - 1}" if high > low else "it has none"
         raise OffsetNotFound(

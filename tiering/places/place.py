@@ -2,7 +2,8 @@
 
 The idea: a place keeps whole, immutable objects under names. It can do little, so that a folder, a
 network share and every object store can do the same: put (the first caller wins), read a range,
-list, delete. No other room of tiering knows which kind it talks to.
+list, delete. Of the kind of a place, other rooms ask one thing only, `settings.is_remote`: a place
+that is not a folder of this machine takes settings, and cannot be warm.
 
 Invariants: a name leads to a whole object or to none, whatever was cut off. Of two callers that put
 different bytes under one name with `if_absent` just one succeeds. A place's name holds no secret,

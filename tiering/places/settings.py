@@ -26,7 +26,7 @@ _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\]")
 
 
 def is_remote(where: str) -> bool:
-    """Whether a place's path or URL leads to an object store."""
+    """Whether a place's path or URL leads to anything but a folder of this machine."""
     return "://" in where and not where.startswith("file://")
 
 

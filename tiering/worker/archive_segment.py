@@ -7,8 +7,8 @@ archive is published. One WriteBatch makes the change, and the segment goes. Aft
 step, the next run removes the archives that are not in the catalog.
 
 Invariants: the segment stays until every archive was read back, with the crc32c that was put, and
-holds just what the index says of the segment's queues; a step that fails before the batch leaves
-the store as it was.
+has as many messages of each queue as the index says, with the same first and last offset; a step
+that fails before the batch leaves the store as it was.
 """
 
 from __future__ import annotations

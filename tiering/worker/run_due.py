@@ -4,17 +4,17 @@ The idea: the executor builds a segment's archives, and makes an archive's cold 
 are begun while one is handed over (`pipelined`), as many as the executor does at a time. The
 hand-over itself is the store's, one after the other, by the same rules.
 
-An archive keeps its number when its object moves, so that no place in the index changes. The object
-is copied and read back (`copy`). Then one batch makes the catalog name the copy (`switch`). The old
-object gets a row of its own, "retired", as the object of an expired archive does. It goes when the
-grace time is over.
+An archive keeps its number when its object moves, so that no location in the index changes. The
+object is copied and read back (`copy`). Then one batch makes the catalog name the copy (`switch`).
+The old object gets a row of its own, "retired", as the object of an expired archive does. It goes
+when the grace time is over.
 
 Invariants: the steps and their order do not depend on the executor; a step that fails with any
 error leaves everything readable as it was, is noted, and the others go on; a segment that could not
-be archived is left alone until the next run; where a place is away, nothing more is built for it
-(`work_folder.Waits`). The object that the catalog names is there and was read back; an object goes
-only when its row says retired, and its time has come; before an archive expires, its contents are
-judged by its topics as they are today.
+be archived is left alone for the rest of the run, and for a while after it; where a place is away,
+nothing more is built for it (`work_folder.Waits`). The object that the catalog names is there and
+was read back; an object goes only when its row says retired, and its time has come; before an
+archive expires, its contents are judged by its topics as they are today.
 """
 
 from __future__ import annotations

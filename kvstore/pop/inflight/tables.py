@@ -39,8 +39,8 @@ from kvstore.read.reader import Reader
 
 AHEAD: Final = 1024
 _AHEAD_BYTES: Final = 512 << 10
-"""Behind the messages that a pop wants, a topic has at most `AHEAD` messages, and this many bytes,
-read ahead.
+"""Behind the messages that a pop wants, a table reads at most `AHEAD` messages ahead, and this many
+bytes, in all its queues.
 """
 _ALL: Final = (1 << SPAN) - 1
 _KEPT_MAX: Final = 1 << 16

@@ -28,7 +28,7 @@ def archived(store: Store, clock: VirtualClock) -> Store:
 
 
 def without(store: Store, keys: list[bytes]) -> list[Problem]:
-    """What is said once these places are gone."""
+    """What is said once these locations are gone."""
     batch = inside.families(store).batch()
     for key in keys:
         batch.delete(PLACES, key)
@@ -37,7 +37,7 @@ def without(store: Store, keys: list[bytes]) -> list[Problem]:
 
 
 @pytest.mark.parametrize("queue", ["first", "last"])
-def test_a_queue_that_ends_with_an_archives_place_is_told(archived: Store, queue: str) -> None:
+def test_a_queue_that_ends_with_an_archives_location_is_told(archived: Store, queue: str) -> None:
     rows = list(inside.families(archived).rows(PLACES, b""))
     topic, number, _ = read_location(*rows[0 if queue == "first" else -1])
     behind = [
@@ -47,7 +47,7 @@ def test_a_queue_that_ends_with_an_archives_place_is_told(archived: Store, queue
         if whose == [topic, number] and not place.is_archived
     ]
     problems = without(archived, behind)
-    assert any("last place is an archive's" in problem.message for problem in problems)
+    assert any("last location is an archive's" in problem.message for problem in problems)
 
 
 def test_an_archive_that_the_catalog_has_lost_is_told(archived: Store) -> None:
@@ -58,11 +58,13 @@ def test_an_archive_that_the_catalog_has_lost_is_told(archived: Store) -> None:
 
 
 @pytest.mark.parametrize("which", [0, -1])
-def test_messages_of_an_archive_that_no_place_names_are_told(archived: Store, which: int) -> None:
+def test_messages_of_an_archive_that_no_location_names_are_told(
+    archived: Store, which: int
+) -> None:
     key = [
         key
         for key, value in inside.families(archived).rows(PLACES, b"")
         if read_location(key, value)[2].is_archived
     ][which]
     problems = without(archived, [key])
-    assert any("where no place names it" in problem.message for problem in problems)
+    assert any("where no location names it" in problem.message for problem in problems)
