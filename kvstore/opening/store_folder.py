@@ -100,7 +100,8 @@ def has_log(path: Path, config: StoreConfig) -> bool:
 
 def folder_lock(path: Path, config: StoreConfig) -> FolderLock:
     """The lock of a folder, for `acquire` in a `try` whose end releases it."""
-    return config.files.lock(path / LOCK)
+    with made(path):
+        return config.files.lock(path / LOCK)
 
 
 def acquire(lock: FolderLock, path: Path, config: StoreConfig) -> None:

@@ -20,9 +20,13 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
+_LOOK: Final = 1.0
+"""Seconds after which a waiter looks for the result by itself: the thread that makes it may have
+been struck as it woke the waiter.
+"""
 
 
 def is_mine(lock: threading.RLock) -> bool:
@@ -76,5 +80,6 @@ def result_of(future: Future[T]) -> T:
     """The result of a call that another thread makes, once it is there; raises its error."""
     done = Signal()
     future.add_done_callback(lambda _: done.set())
-    done.wait()
+    while not done.wait(_LOOK) and not future.done():
+        pass
     return future.result()
