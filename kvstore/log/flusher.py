@@ -12,6 +12,7 @@ present or later, gets `FlushFailed`; nobody waits for a thread that is not ther
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from kvstore.config import StoreConfig
@@ -71,7 +72,7 @@ class Flusher:
                 served.wait(_LOOK)
                 served.clear()
         finally:
-            if waiter in self._waiters:
+            with suppress(ValueError):  # of a waiter that was not there yet
                 self._waiters.remove(waiter)
 
     def wake(self) -> None:

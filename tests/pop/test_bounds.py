@@ -15,6 +15,7 @@ import pytest
 import kvstore
 from kvstore import Message, Store, TopicConfig
 from kvstore.meta.groups import GroupConfig
+from kvstore.meta.topics import Topic
 from kvstore.pop import fast_path, ordered, receipts
 from kvstore.pop import pop as pop_module
 from kvstore.pop.inflight import tables as tables_module
@@ -22,6 +23,7 @@ from kvstore.pop.inflight.counters import OffsetSet, Tally
 from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.inflight.tables import AHEAD
 from kvstore.pop.popper import Popper
+from kvstore.read.reader import Reader
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.popping import offsets
@@ -322,8 +324,34 @@ def test_large_messages_behind_small_ones_are_read_ahead_within_the_bound(store:
     assert kept <= 512 << 10
 
 
-def test_a_pop_of_more_than_is_read_ahead_gets_all_that_it_wants(store: Store) -> None:
+@pytest.mark.parametrize("small", [0, AHEAD])
+def test_a_pop_of_more_than_is_read_ahead_gets_all_that_it_wants(store: Store, small: int) -> None:
     store.create_topic("one", queues=1)
     store.create_group("g")
-    store.put_batch([Message("one", bytes(30_000), queue=0)] * MANY)
-    assert offsets(store.pop("g", "one", limit=MANY)) == list(range(MANY))
+    store.put_batch(
+        [Message("one", b"", queue=0)] * small + [Message("one", bytes(30_000), queue=0)] * MANY
+    )
+    for _ in range(small):
+        store.ack(store.pop("g", "one")[0].receipt)
+    wanted = range(small, small + MANY)
+    assert offsets(store.pop("g", "one", limit=MANY)) == list(wanted)
+
+
+def test_a_pop_that_takes_all_that_is_read_reads_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create_topic("wide", queues=AHEAD)
+    store.create_group("g")
+    store.put_batch([Message("wide", bytes(200), queue=0)] * MANY)
+    reads: list[int] = []
+    positions = Reader.positions
+
+    def counted(reader: Reader, topic: Topic, queue: int, offset: int, limit: int) -> list[int]:
+        reads.append(offset)
+        return positions(reader, topic, queue, offset, limit)
+
+    monkeypatch.setattr(Reader, "positions", counted)
+    for first in range(0, MANY, BOUND):
+        popped = store.pop("g", "wide", limit=BOUND, queue=0)
+        assert offsets(popped) == list(range(first, first + BOUND))
+    assert reads == list(range(0, MANY, BOUND))

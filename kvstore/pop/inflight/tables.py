@@ -73,13 +73,15 @@ def prefetch(
     wanted = count - len(kept)
     most = min(AHEAD, _AHEAD_BYTES // table.message_bytes) // topic.read_queues
     first = kept[0].offset + 1 if kept else at
-    room = max(max_bytes or 0, _AHEAD_BYTES // topic.read_queues)
+    # The caller wants `wanted` of them whatever their size; only what comes behind them is bounded.
+    is_bounded = max_bytes is not None or most > wanted
+    room = max(max_bytes or 0, _AHEAD_BYTES // topic.read_queues) if is_bounded else None
     found = fetch(reader, topic, queue, first, max(wanted, most), room)
     if not found or (kept and found[0].offset != first):
         return kept
-    if max_bytes is None and len(found) < wanted and found[-1].offset == first + len(found) - 1:
-        # The caller wants these, whatever their size; only what comes behind them is bounded.
-        found += _rest(reader, topic, queue, found[-1].offset + 1, wanted - len(found))
+    reaches = found[-1].offset + 1
+    if is_bounded and max_bytes is None and reaches == first + len(found) < first + wanted:
+        found += _rest(reader, topic, queue, reaches, first + wanted - reaches)
     if found[-1].offset - found[0].offset != len(found) - 1:
         del found[_before_gap(found) :]
     table.message_bytes = max(1, sum(m.size for m in found) // len(found))
