@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
@@ -78,6 +79,28 @@ class _Queue(NamedTuple):
     lasts: list[int]
 
 
+class ArchivesByPosition:
+    """The live archives by the log's positions that they cover, so that a look-up of a position
+    visits few of them, however many there are.
+    """
+
+    def __init__(self, rows: Iterable[ArchiveRow]) -> None:
+        live = sorted((r for r in rows if r.state == "live"), key=lambda r: r.first_position)
+        self._numbers = [row.number for row in live]
+        self._firsts = [row.first_position for row in live]
+        self._lasts = [row.last_position for row in live]
+        # The highest position of an archive and of all before it: below it none covers more.
+        self._highest = list(accumulate(self._lasts, max))
+
+    def covering(self, position: int) -> Iterator[int]:
+        """The numbers of the archives that cover a position."""
+        at = bisect_right(self._firsts, position) - 1
+        while at >= 0 and self._highest[at] >= position:
+            if self._lasts[at] >= position:
+                yield self._numbers[at]
+            at -= 1
+
+
 T = TypeVar("T")
 Row = tuple[bytes, bytes | None]
 
@@ -104,6 +127,10 @@ class Tiers:
         self._check_crc = check_crc
         self._lock = threading.Lock()
         self._rows: dict[int, ArchiveRow] = {}
+        self._positions: tuple[dict[int, ArchiveRow], ArchivesByPosition] = (
+            {},
+            ArchivesByPosition(()),
+        )
         self._places: dict[str, Place] = {}
         self._groups: dict[tuple[int, int], BlockGroup] = {}
         self._opened = OpenArchives(self._open, access.open_bytes)
@@ -349,9 +376,11 @@ class Tiers:
     def at(self, position: int) -> StoredMessage | None:
         """See `Archived.at`."""
         lost: ArchiveDamaged | None = None
-        for number, row in self._rows.items():
-            if row.state != "live" or not row.first_position <= position <= row.last_position:
-                continue
+        rows, positions = self._positions
+        if rows is not self._rows:
+            rows = self._rows
+            self._positions = rows, (positions := ArchivesByPosition(rows.values()))
+        for number in positions.covering(position):
             try:
                 found = self.record(number, position)
             except ArchiveDamaged as e:
