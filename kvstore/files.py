@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import ClassVar, Final, Protocol
 
 from kvstore.errors import CallerError, DiskFull, SegmentDamaged, StoreLocked, shown
-from kvstore.process.forking import let_go_in_child, module_lock
+from kvstore.process.forking import module_lock, release_in_child
 
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 """One slash, because a Path has lost the second."""
@@ -451,7 +451,7 @@ class LocalLock:
         self._fd = -1
         self._word = ""
         self._identity = _NO_FILE
-        let_go_in_child(self)
+        release_in_child(self)
 
     def acquire(self) -> None:
         """See `FolderLock.acquire`."""

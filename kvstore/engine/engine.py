@@ -258,7 +258,7 @@ class Engine:
             ),
             Job("history of what is done", self.progress.due, self.progress.sample),
             Job("old offset history", history.sweep_due, history.sweep),
-            Job("retention", upkeep.retention_due, upkeep.retain),
+            Job("retention", upkeep.retention_due, upkeep.drop_next),
             Job(
                 "ends of deleted topics",
                 lambda: topics.has_dropped(self.log.first),

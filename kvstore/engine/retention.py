@@ -93,7 +93,7 @@ def next_to_go(
     return None
 
 
-def let_go(
+def drop_expired(
     look: Callable[[], Why | None],
     drop: Callable[[Why], None],
     pause: Callable[[float], bool],

@@ -158,12 +158,12 @@ class SegmentHandover:
 
     # --- changing ---
 
-    def give_up(self, segments: int, topics: int) -> tuple[int, int]:
+    def reserve(self, segments: int, topics: int) -> tuple[int, int]:
         """Leaves so many segments out of the log, and so many topic ids unused; returns the first
         of the positions, and of the ids. They are for `take_in`.
         """
         self._log.check_writable()
-        return self._upkeep.give_up(segments), self._topics.allocate_ids(topics)
+        return self._upkeep.reserve_segments(segments), self._topics.allocate_ids(topics)
 
     def take_in(
         self,
@@ -174,7 +174,7 @@ class SegmentHandover:
     ) -> None:
         """Takes archives into the store whose messages no queue has, and topics with them, all or
         nothing. The archives are where their rows say, and were read back; their positions come
-        from `give_up`. `ends` are queues that go on behind the archives' messages, with the next
+        from `reserve`. `ends` are queues that go on behind the archives' messages, with the next
         offset that they have now.
 
         Raises `CallerError`, with nothing changed, for a stretch of offsets that a queue has or has
@@ -250,14 +250,16 @@ class SegmentHandover:
             gone = set() if erase else set(unkept)
             unread = [(n, unread_in(self._index.families, n, gone)) for n in segments if gone]
             with self._coming(arriving):
-                queues = self._index.hand_over(segments, arriving, unkept, there, erase=is_erased)
+                queues = self._index.swap_segments(
+                    segments, arriving, unkept, there, erase=is_erased
+                )
             for number in segments:
                 self._log.segments.remove(number, erase=is_erased)
             for number, messages in unread:
                 self._upkeep.tell_unread(f"part of segment {number} without an archive", messages)
         return queues
 
-    def let_go(self, archive: int, name: str, rows: Iterable[Row]) -> None:
+    def expire_archive(self, archive: int, name: str, rows: Iterable[Row]) -> None:
         """Deletes the messages of an expired archive and changes rows of the catalog; warns of
         messages that no group has read.
         """

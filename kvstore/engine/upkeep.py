@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from kvstore.clock import Clock
 from kvstore.config import Retention
 from kvstore.engine.engine_context import EngineContext
-from kvstore.engine.retention import Aged, Why, let_go, may_delete, next_to_go, unread_in
+from kvstore.engine.retention import Aged, Why, drop_expired, may_delete, next_to_go, unread_in
 from kvstore.errors import StoreError
 from kvstore.index.attach import mark_attaching
 from kvstore.index.families import Batch
@@ -209,7 +209,7 @@ class Upkeep:
         while self._index.seal_due():
             self._index.seal_next()
 
-    def give_up(self, count: int) -> int:
+    def reserve_segments(self, count: int) -> int:
         """Leaves so many segments out of the log, which goes on behind them: their positions are
         for messages that come from elsewhere. Returns the first of the positions.
         """
@@ -249,15 +249,15 @@ class Upkeep:
         self._log.check_writable()
         self._begin_retention()
         interval = self._config.delete_interval
-        return let_go(self._next_to_go, self._let_go, self._pause, interval)
+        return drop_expired(self._next_to_go, self._drop, self._pause, interval)
 
-    def retain(self) -> Again | None:
+    def drop_next(self) -> Again | None:
         """The same, one segment at a time: the housekeeper does other jobs in the pauses."""
         self._begin_retention()
         why = self._next_to_go()
         if why is None:
             return None
-        self._let_go(why)
+        self._drop(why)
         pause = self._config.delete_interval
         self._retention_at = self._config.clock.monotonic() + pause
         return Again(pause)
@@ -307,7 +307,7 @@ class Upkeep:
                 self._log.folder, used * 100, stop_at * 100,
             )  # fmt: skip
 
-    def _let_go(self, why: Why) -> None:
+    def _drop(self, why: Why) -> None:
         size = self._log.segment_size
         with self.leaving:
             if why.number in self._log.segments.numbers:

@@ -63,7 +63,7 @@ from kvstore.process.forking import (
     call_in_child,
     end_without_destructors,
     keep_for_ever,
-    let_go_in_child,
+    release_in_child,
 )
 
 
@@ -216,7 +216,7 @@ class Families:
         if not read_only:
             check_writable_here(path.parent)
         _Process.is_used = True
-        let_go_in_child(self)
+        release_in_child(self)
         try:
             try:
                 self._open(create=create)

@@ -132,7 +132,7 @@ class _Range(NamedTuple):
     end: int
 
 
-def hand_over(
+def put_handover(
     families: Families,
     batch: Batch,
     segments: Sequence[int],

@@ -406,7 +406,7 @@ class Index:
             self.keys.written(parts)
             return queues
 
-    def hand_over(
+    def swap_segments(
         self,
         segments: Sequence[int],
         arriving: Sequence[Arriving],
@@ -421,7 +421,7 @@ class Index:
         """
         with self._writing():
             batch = self.families.batch()
-            queues = handover.hand_over(self.families, batch, sorted(segments), arriving, unkept)
+            queues = handover.put_handover(self.families, batch, sorted(segments), arriving, unkept)
             parts = self.keys.drop_segments(batch, segments, there)
             if erase:
                 self.dead_keys.mark_left(batch, parts, segments)

@@ -115,7 +115,7 @@ class Replay:
                 self._add_entry(topic.base + queue, offset, position, size, code)
             if kind != ROLLBACK and topic.keys_ever:
                 self._add_keys(topic, queue, position, unique, keys)
-        self._hand_over()
+        self._fill_tail()
 
     def _code(self, topic: ReplayTopic, tag: bytes, stored_at: int, properties: bytes) -> int:
         if topic.name == SCHEDULE_TOPIC:
@@ -191,7 +191,7 @@ class Replay:
             else:
                 self._refuse(row, following)
         self._held.clear()
-        self._hand_over()
+        self._fill_tail()
 
     def _add_keys(
         self, topic: ReplayTopic, queue: int, position: int, unique: bytes, keys: list[bytes]
@@ -206,7 +206,7 @@ class Replay:
             self._keys += (topic.base + queue, position, digest)
         self.keys += len(digests)
 
-    def _hand_over(self) -> None:
+    def _fill_tail(self) -> None:
         """Put the collected entries into the tail."""
         tail = self._index.tails.active
         rows, keys = self._rows, self._keys

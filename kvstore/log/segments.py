@@ -22,7 +22,7 @@ from typing import Final
 
 from kvstore.errors import DiskFull, SegmentDamaged
 from kvstore.files import Files, MappedFile, SegmentBuffer
-from kvstore.process.forking import let_go_in_child
+from kvstore.process.forking import release_in_child
 
 NAME_DIGITS: Final = 20
 _NEW: Final = ".new"
@@ -75,7 +75,7 @@ class Segments:
         self.files = files
         self._writable = writable
         self._maps: dict[int, MappedFile] = {}
-        let_go_in_child(self)
+        release_in_child(self)
         self._lock = threading.Lock()
         self.writable_from = 1 << 62
         """Segments below this number are mapped for reading only; recovery lowers it to the active

@@ -47,7 +47,7 @@ def refuse_in_child(handle: object) -> None:
     _handles.add(handle)
 
 
-def let_go_in_child(holder: Holder) -> None:
+def release_in_child(holder: Holder) -> None:
     """Call `holder.forked` in a child that is forked from now on."""
     _holders.add(holder)
 

@@ -61,7 +61,7 @@ class Finder:
         at: list[ArchiveDamaged] = []
         found, lost = self._by_position_id(message_id, at), at
         if found is None or not is_own(found.topic):
-            found, lost = self._steady(lambda: self._by_unique_id(message_id, is_own))
+            found, lost = self._between_moves(lambda: self._by_unique_id(message_id, is_own))
         if found is not None:
             return found
         for e in at + lost:
@@ -114,14 +114,14 @@ class Finder:
         mark = self._reader.mark()
         found = self._query(topic, key, begin, end, limit)
         if self._has_moved(mark):
-            return self._steady(lambda: self._query(topic, key, begin, end, limit))
+            return self._between_moves(lambda: self._query(topic, key, begin, end, limit))
         return found
 
     def _has_moved(self, mark: int) -> bool:
         reader = self._reader
         return mark != reader.mark() or (reader.cold is not None and reader.moved_on(mark))
 
-    def _steady(self, look: Callable[[], T]) -> T:
+    def _between_moves(self, look: Callable[[], T]) -> T:
         """The result of a look during which nothing moved to another tier: a moving message might
         be missed, or come in another order.
         """

@@ -172,7 +172,7 @@ def test_a_segment_leaves_the_index_on_the_disk_before_its_file_goes(
 
     inside.log(store).segments.remove = watched  # type: ignore[method-assign]
     store.config.clock.advance(100)  # type: ignore[attr-defined]
-    inside.upkeep(store)._let_go(_why(0))
+    inside.upkeep(store)._drop(_why(0))
     assert had_synced == [True]
     with kvstore.open(disk.cut(tmp_path / "b"), SMALL) as cut:
         assert cut.bounds("t", 0) == (20, 20)

@@ -21,7 +21,7 @@ from kvstore import (
     TopicConfig,
 )
 from kvstore.clock import SystemClock
-from kvstore.engine.retention import Aged, Why, let_go, next_to_go
+from kvstore.engine.retention import Aged, Why, drop_expired, next_to_go
 from kvstore.index.keys import META
 from tests.support import inside
 from tests.support.clock import VirtualClock
@@ -129,7 +129,7 @@ def test_deletions_keep_their_interval_even_if_retention_looks_more_often(tmp_pa
     with opened(tmp_path / "a", config) as store:
         put(store, 0, 1500)
         assert store.stats().segments > 4
-        again = inside.upkeep(store).retain()
+        again = inside.upkeep(store).drop_next()
         assert again is not None
         assert again.seconds == 0.7
 
@@ -573,9 +573,9 @@ def test_between_two_that_go_there_is_a_pause_in_which_a_close_is_heard() -> Non
     def drop(why: Why) -> None:
         assert left.pop(0) == why
 
-    assert let_go(look, drop, pause, 7.0) == 3
+    assert drop_expired(look, drop, pause, 7.0) == 3
     assert pauses == [7.0] * 3
-    assert let_go(look, drop, pause, 7.0) == 2
+    assert drop_expired(look, drop, pause, 7.0) == 2
     assert pauses == [7.0] * 4
 
 

@@ -106,9 +106,9 @@ def test_segments_whose_giving_up_was_struck_are_not_put_to(opens: Opens) -> Non
     store.create_topic("t", 1)
     store.put_batch(batch("t", 3))
     store.seal()
-    writes = struck_behind(store, 0, lambda: store.handover.give_up(1, 0))
+    writes = struck_behind(store, 0, lambda: store.handover.reserve(1, 0))
     for number in range(1, writes + 1):
-        struck_behind(store, number, lambda: store.handover.give_up(2, 0))
+        struck_behind(store, number, lambda: store.handover.reserve(2, 0))
         store.put("t", b"%d" % number, queue=0)
     store.flush()
     wanted = bodies(store, "t", 0)

@@ -32,7 +32,7 @@ from struct import Struct
 from typing import IO, Any, Final, Protocol, TypeVar
 
 from kvstore.errors import StoreError, shown
-from kvstore.process.forking import let_go_in_child
+from kvstore.process.forking import release_in_child
 
 T = TypeVar("T")
 J = TypeVar("J")
@@ -118,7 +118,7 @@ class Pool(Executor):
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
-        let_go_in_child(self)
+        release_in_child(self)
 
     def run(self, check: Check, work: Callable[..., T], *args: Any) -> T:
         """See `Executor.run`."""

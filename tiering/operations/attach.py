@@ -60,7 +60,7 @@ from tiering.places.work_folder import ATTACH, WORK, overwrite_all
 from tiering.policy.retention_classes import RetentionClass, read_class
 from tiering.worker.archive_segment import archived_topic
 from tiering.worker.context import Publisher
-from tiering.worker.store_side import Progress, Store, TopicFacts, arrivals_lock, attaching
+from tiering.worker.store_protocols import Progress, Store, TopicFacts, arrivals_lock, attaching
 
 SEGMENTS_MAX: Final = 999
 """Segments that the log leaves out at most: it would not be known for one log any more."""
@@ -130,13 +130,13 @@ class _Attach:
 
     def __init__(self, store: Store, source: SourceContext) -> None:
         self._store = store
-        self._side = store.handover
+        self._handover = store.handover
         self._files = store.config.files
         self._source = source
         self._made = store.path / WORK / ATTACH
         self._publisher = Publisher(store, store.path / WORK / _NOTES, source.tell, Pacing())
         self._own = open_place(store.path / FOLDER, files=self._files, clock=store.config.clock)
-        rows = {row.number: row for row in decode_rows(self._side.rows())}
+        rows = {row.number: row for row in decode_rows(self._handover.rows())}
         self._conflicts = ConflictChecker(store, source, rows)
         self._known = {row.key for row in rows.values()}
 
@@ -201,7 +201,7 @@ class _Attach:
         return coming
 
     def _segments(self, one: _ArchivePart) -> int:
-        return -(-one.plan.bytes // self._side.segment_size)
+        return -(-one.plan.bytes // self._handover.segment_size)
 
     # --- bringing it ---
 
@@ -214,11 +214,11 @@ class _Attach:
         source_id: str,
         superseded: int,
     ) -> AttachReport:
-        size = self._side.segment_size
+        size = self._handover.segment_size
         names = sorted({name for one in coming for name in one.plan.topics})
         made = [name for name in names if name not in known]
         segments = sum(map(self._segments, coming))
-        position, topic_id = self._side.give_up(segments, len(made))
+        position, topic_id = self._handover.reserve(segments, len(made))
         topics = {
             name: replace(
                 described[name], id=topic_id + i, since=position, key_history=(), key_id=None
@@ -255,7 +255,7 @@ class _Attach:
         """Writes an archive anew, and puts it into the store's folder."""
         said, keys = one.found.manifest, self._source.keys
         origin = ArchiveOrigin(
-            store_id=self._side.store_id.hex(), segments=((base, end),),
+            store_id=self._handover.store_id.hex(), segments=((base, end),),
             retention_class=_class_of(said.retention_class),
         )  # fmt: skip
         self._files.make_dir(self._made)
@@ -272,7 +272,7 @@ class _Attach:
         new = {number: partial(kept.get, number) for number in by_number}
         held = [h for number, opened in new.items() for h in contents(opened(), number).held]
         queues = dict.fromkeys((one.topic, one.queue) for one in held)
-        heres = {queue: self._side.held_ranges(*queue) for queue in queues}
+        heres = {queue: self._handover.held_ranges(*queue) for queue in queues}
         ranges = self._conflicts.attached_ranges(held, new, heres)
         ends: dict[Queue, int] = {}
         for one in ranges:
@@ -282,8 +282,8 @@ class _Attach:
         arriving = [Arriving(row.number, row.first_position, encode_row(row), ()) for row in rows]
         topics = [TopicRow(topic.id, topic.name, fields_of(topic)) for topic in made]
         try:
-            with arrivals_lock(self._side):
-                self._side.take_in(arriving, ranges, ends, topics)
+            with arrivals_lock(self._handover):
+                self._handover.take_in(arriving, ranges, ends, topics)
         except CallerError as e:
             raise AttachConflict(f"{e}; try again") from e
 

@@ -26,7 +26,7 @@ from tiering.catalog.overlaps import OffsetRange, first_duplicate, offsets_of, s
 from tiering.errors import AttachConflict
 from tiering.operations.source_place import OPEN_BYTES, SourceContext
 from tiering.places.place import open_kept
-from tiering.worker.store_side import Store, TopicFacts
+from tiering.worker.store_protocols import Store, TopicFacts
 
 I64 = NDArray[np.int64]
 _KEPT: Final = 64
@@ -40,7 +40,7 @@ class ConflictChecker:
 
     def __init__(self, store: Store, source: SourceContext, rows: Mapping[int, ArchiveRow]) -> None:
         self._store = store
-        self._side = store.handover
+        self._handover = store.handover
         self._config = store.config
         self._source = source
         self._rows = rows
@@ -51,7 +51,7 @@ class ConflictChecker:
         row = self._rows.get(number)
         if row is None:
             # A worker has made it since the rows were read.
-            row = next(r for r in decode_rows(self._side.rows()) if r.number == number)
+            row = next(r for r in decode_rows(self._handover.rows()) if r.number == number)
         place = open_kept(
             row.place, self._store.path, options=self._config.archives.options,
             files=self._config.files, clock=self._config.clock,
@@ -99,7 +99,9 @@ class ConflictChecker:
         others: list[OffsetRange] = []
         for one in ranges:
             info = known.get(one.topic)
-            for here in self._side.held_ranges(info.id, one.queue)[0] if info is not None else ():
+            for here in (
+                self._handover.held_ranges(info.id, one.queue)[0] if info is not None else ()
+            ):
                 low, high = max(one.first, here.first), min(one.last, here.last)
                 if low > high:
                     continue

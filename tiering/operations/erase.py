@@ -119,7 +119,7 @@ class Searcher:
     def __init__(self, context: WorkContext) -> None:
         self._context = context
         self._store = context.store
-        self._side = context.side
+        self._handover = context.handover
         self._names: dict[int, str] = {}
 
     def begin(self) -> None:
@@ -128,15 +128,15 @@ class Searcher:
 
     def segments(self) -> Iterator[Sealed]:
         """All segments, also those that are not sealed: these end where the log does."""
-        size, stats = self._side.segment_size, self._store.stats()
+        size, stats = self._handover.segment_size, self._store.stats()
         following = stats.first_position // size
-        for sealed in self._side.sealed():
+        for sealed in self._handover.sealed():
             yield sealed
             following = sealed.number + 1
         end = stats.end_position
         for number in range(following, -(-end // size)):
             begin = number * size
-            yield Sealed(number, self._side.segment_path(number), begin, min(begin + size, end))
+            yield Sealed(number, self._handover.segment_path(number), begin, min(begin + size, end))
 
     def in_segment(
         self, segment: Sealed, match: ErasurePredicate, check: Callable[[], None]
@@ -261,7 +261,7 @@ class Eraser:
     ) -> None:
         self._context = context
         self._store = context.store
-        self._side = context.side
+        self._handover = context.handover
         self._archiver = archiver
         self._replacer = replacer
         self._due_now = due_now
@@ -282,7 +282,7 @@ class Eraser:
                     plan = msgspec.structs.replace(
                         plan, messages=plan.messages + counted.found,
                         segments=[*plan.segments, segment.number],
-                        segment_bytes=plan.segment_bytes + self._side.segment_size,
+                        segment_bytes=plan.segment_bytes + self._handover.segment_size,
                     )  # fmt: skip
         for row in self._context.rows():
             self._context.check()
@@ -303,15 +303,15 @@ class Eraser:
         self._store.seal()
         self._store.checkpoint()
         self._search.begin()
-        ends = [segment.end_position for segment in self._side.sealed()]
+        ends = [segment.end_position for segment in self._handover.sealed()]
         ends += [row.last_position + 1 for row in self._context.rows()]
         match = msgspec.structs.replace(match, below=max(ends, default=0))
         self._erase_segments(match, report)
         self._erase_archives(match, report)
-        self._side.forget_keys()
+        self._handover.forget_keys()
         note = _noted_in(report.failed)
         with noting_errors(note, "files of segments", StoreError, OSError):
-            self._side.remove_left()
+            self._handover.remove_left()
         self._replacer.hasten_retired()
         for row in self._context.rows("retired"):
             with noting_errors(note, row.name, StoreError, OSError):
@@ -342,14 +342,14 @@ class Eraser:
             return counted, due, self._archiver.build(due, check, match)
 
         note = _noted_in(report.failed)
-        with closing(self._context.pipelined(self._side.sealed(), build)) as coming:
+        with closing(self._context.pipelined(self._handover.sealed(), build)) as coming:
             for segment, built in coming:
                 self._context.check()
                 with noting_errors(note, name_of(segment.number), StoreError, OSError):
                     found = built()
                     if found is not None:
                         counted, due, encoded = found
-                        self._archiver.hand_over(due, encoded, match)
+                        self._archiver.replace(due, encoded, match)
                         report.segments.append(segment.number)
                         report.messages += counted.found
 
@@ -382,7 +382,7 @@ class Eraser:
         keys.destroy(topic)
         rows = self._context.rows()
         # Blocks that were decoded before are forgotten.
-        self._side.set_rows([(row.catalog_key, encode_row(row)) for row in rows])
+        self._handover.set_rows([(row.catalog_key, encode_row(row)) for row in rows])
         archives: list[str] = []
         readable: list[str] = []
         failed: dict[str, str] = {}
@@ -416,7 +416,7 @@ class Eraser:
             return self._search.in_segment(one, match, check)
 
         note = _noted_in(report.failed)
-        everything: list[Sealed | ArchiveRow] = [*self._side.sealed(), *self._context.rows()]
+        everything: list[Sealed | ArchiveRow] = [*self._handover.sealed(), *self._context.rows()]
         with closing(self._context.pipelined(everything, count)) as coming:
             for at, (one, counting) in enumerate(coming):
                 progress = f"proving that nothing is left: {match}"

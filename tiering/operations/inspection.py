@@ -35,7 +35,7 @@ from tiering.policy.policy import Policy, check_with_store
 from tiering.policy.retention_classes import read_class
 from tiering.policy.schedule import Stats, encrypted_of, segments_of, traits_of
 from tiering.policy.trusted_clock import clock_before, observe
-from tiering.worker.store_side import Progress, Settings, Store, TopicFacts
+from tiering.worker.store_protocols import Progress, Settings, Store, TopicFacts
 
 
 class StoreFigures(Protocol):
@@ -139,18 +139,18 @@ def held_together(store: Store, topic: str) -> Together:
     """The archives of a store that hold a topic together with others. `Worker.part`, and `kvmq tier
     merge --topic`, part them. A topic that is not there is in none.
     """
-    side = store.handover
+    handover = store.handover
     found = next((info for info in store.topics() if info.name == topic), None)
     if found is None:
         return Together([], None)
     queues = range(max(found.read_queues, found.write_queues))
-    rows = [row for row in decode_rows(side.rows()) if row.state == "live"]
+    rows = [row for row in decode_rows(handover.rows()) if row.state == "live"]
     indexed: set[int] = set()
     if any(row.topics is None for row in rows):
         indexed = {
             one.archive
             for queue in queues
-            for one in side.held_ranges(found.id, queue)[0]
+            for one in handover.held_ranges(found.id, queue)[0]
             if one.archive is not None
         }
     return together(rows, found.id, indexed)

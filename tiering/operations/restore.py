@@ -63,7 +63,7 @@ from tiering.places.failures import typed
 from tiering.places.objects import object_key
 from tiering.places.place import open_place
 from tiering.places.publish import fetch
-from tiering.worker.store_side import Progress
+from tiering.worker.store_protocols import Progress
 
 
 class RestoreProblem(msgspec.Struct, frozen=True):

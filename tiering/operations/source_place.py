@@ -26,7 +26,7 @@ from tiering.keys.crypto import KeyProvider
 from tiering.keys.key_file import provider_of
 from tiering.places.place import Place, open_place
 from tiering.places.settings import is_remote
-from tiering.worker.store_side import Progress, Settings
+from tiering.worker.store_protocols import Progress, Settings
 
 OPEN_BYTES: Final = 64 << 20
 """Bytes of memory for the archives that stay open."""

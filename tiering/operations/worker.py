@@ -52,10 +52,10 @@ from tiering.worker.archive_segment import SegmentArchiver
 from tiering.worker.audit import AuditContext, AuditReport, audit
 from tiering.worker.context import Publisher, WorkContext, open_places
 from tiering.worker.replace import Replacer
-from tiering.worker.rewriting import MergeScheduler, Parter, Rewriter
+from tiering.worker.rewriting import MergeScheduler, Rewriter, TopicSeparator
 from tiering.worker.run_due import MOVING, AgendaRunner, Relocator, name_of
 from tiering.worker.runs import History, Run, RunReport, noting_errors
-from tiering.worker.store_side import Progress, Store, attaches
+from tiering.worker.store_protocols import Progress, Store, attaches
 from tiering.worker.store_snapshot import Snapshotter, StoreSnapshot
 
 __all__ = ["MOVING", "ArchiveInfo", "Worker"]
@@ -98,7 +98,7 @@ class Worker:
         check_with_store(policy, config.retention, config.watermarks)
         refuse_in_child(self)
         self.policy = policy
-        self._store, self._side = store, store.handover
+        self._store, self._handover = store, store.handover
         self._clock, self._files = config.clock, config.files
         self._progress = progress
         self._telling = threading.Lock()
@@ -141,14 +141,14 @@ class Worker:
             context, self._archiver, self._relocator, self._snapshots, self.history, self._waits
         )
         with _taken_lock:
-            if self._side in _taken:
+            if self._handover in _taken:
                 raise TieringBusy(f"{store.path} has a worker already; stop that one first")
-            _taken.add(self._side)
-        archived = self._side.archived()
+            _taken.add(self._handover)
+        archived = self._handover.archived()
         if isinstance(archived, Tiers):
             places = {kept_as(p.name, store.path): p for p in context.places.values()}
             archived.use(places, keys)
-        self._side.attach()
+        self._handover.attach()
 
     # --- what there is ---
 
@@ -162,7 +162,7 @@ class Worker:
         segments, archives, _ = self._snapshots.take(now)
         return make_plan(
             self.policy, segments, archives, now_ms=now, hour=self._clock.local_hour(),
-            disk_used=self._disk_used(), other_bytes=self._side.segment_size, ratio=ratio,
+            disk_used=self._disk_used(), other_bytes=self._handover.segment_size, ratio=ratio,
             read_share=read_share,
         )  # fmt: skip
 
@@ -177,7 +177,7 @@ class Worker:
                 catalog=context.catalog, place_of=context.place_of, places=context.places.values(),
                 clock=self._clock, executor=context.executor, options=context.options,
                 keys=context.keys, check=self._check, progress=self._progress,
-                arrivals=lambda: attaches(self._side),
+                arrivals=lambda: attaches(self._handover),
             )  # fmt: skip
             return audit(audited, grace=self.policy.grace, remove_orphans=remove_orphans)
 
@@ -234,8 +234,8 @@ class Worker:
         Raises as `run_once` does, and `CallerError` for a topic that is not there.
         """
         found = self._rewriter().topic(topic)
-        parter = Parter(self._context, self._replacer, self._snapshots)
-        return self._rewrite(lambda run: parter.part(found, run))
+        separator = TopicSeparator(self._context, self._replacer, self._snapshots)
+        return self._rewrite(lambda run: separator.part(found, run))
 
     def run_and_merge(self) -> RunReport:
         """One round of a worker that runs by itself: as `run_once`, then merge to the policy's
@@ -379,7 +379,7 @@ class Worker:
         self._waits.begin(anew=anew)
         self._runner.skipped.clear()
         self._snapshots.resolver.begin()
-        known = {row.key for row in decode_rows(self._side.rows())}
+        known = {row.key for row in decode_rows(self._handover.rows())}
         places = self._context.places.values()
         self._try_places(run, anew=anew)
         with noting_errors(run.note_failure, _TIDYING, StoreError):
@@ -416,7 +416,7 @@ class Worker:
         segments = [s for s in snapshot.segments if self._runner.may_archive(s.number)]
         agenda = schedule(
             self.policy, segments, snapshot.archives, now_ms=now, hour=self._clock.local_hour(),
-            disk_used=self._disk_used(), other_bytes=self._side.segment_size,
+            disk_used=self._disk_used(), other_bytes=self._handover.segment_size,
         )  # fmt: skip
         return agenda, snapshot
 
@@ -471,9 +471,9 @@ class Worker:
         with self._busy:
             self._context.executor.close()
         with _taken_lock:
-            if self._side in _taken:
-                _taken.discard(self._side)
-                self._side.detach()
+            if self._handover in _taken:
+                _taken.discard(self._handover)
+                self._handover.detach()
 
     def __enter__(self) -> Self:
         return self

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore.clock import Clock, SystemClock
 from kvstore.errors import StoreError
 from tiering.errors import ExtraMissing, SparkFailed, SparkUnsuitable
-from tiering.worker.store_side import Progress
+from tiering.worker.store_protocols import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

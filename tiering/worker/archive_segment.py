@@ -2,7 +2,7 @@
 
 The idea: the executor encodes the records into files in a work folder (`build`),
 of several segments at once if it does several jobs at a time. Then one segment after the other is
-handed over (`hand_over`). The contents of the archives are compared with the index, and each
+handed over (`replace`). The contents of the archives are compared with the index, and each
 archive is published. One WriteBatch makes the change, and the segment goes. After a crash at any
 step, the next run removes the archives that are not in the catalog.
 
@@ -41,7 +41,7 @@ from tiering.keys.crypto import keys_at_hand
 from tiering.policy.retention_classes import RetentionClass, life_of, read_class
 from tiering.policy.schedule import SegmentDue, encrypted_of, traits_of
 from tiering.worker.context import WorkContext
-from tiering.worker.store_side import TopicFacts
+from tiering.worker.store_protocols import TopicFacts
 
 I64 = NDArray[np.int64]
 _EMPTY: Final = np.empty((0, 5), np.int64)
@@ -72,7 +72,7 @@ class SegmentArchiver:
     def __init__(self, context: WorkContext) -> None:
         self._context = context
         self._store = context.store
-        self._side = context.side
+        self._handover = context.handover
         self._files = context.files
         self._publisher = context.publisher
 
@@ -83,7 +83,7 @@ class SegmentArchiver:
         own. The store does not change; several threads may do this at once. Raises the error that
         prevented it.
         """
-        sealed = next((s for s in self._side.sealed() if s.number == due.number), None)
+        sealed = next((s for s in self._handover.sealed() if s.number == due.number), None)
         if sealed is None:
             raise IndexDamaged(f"segment {due.number} is not in the log any more")
         folder = self._folder_of(due.number)
@@ -100,7 +100,7 @@ class SegmentArchiver:
             encoded = self._encode(job, check)
         return encoded
 
-    def hand_over(
+    def replace(
         self, due: SegmentDue, encoded: EncodedSegment, without: ErasurePredicate | None = None
     ) -> list[ArchiveRow]:
         """Publishes the archives of a segment, and hands the segment over; returns their rows. If
@@ -118,7 +118,9 @@ class SegmentArchiver:
                 rows.append(row)
                 arriving.append(arriving_of(row, archive))
             self._context.check()
-            self._side.hand_over([due.number], arriving, encoded.unkept, erase=without is not None)
+            self._handover.hand_over(
+                [due.number], arriving, encoded.unkept, erase=without is not None
+            )
         finally:
             self.discard(due, encoded)
         self._publisher.confirm(rows)
@@ -152,7 +154,7 @@ class SegmentArchiver:
                 if info.name in classes
             },
             settings=msgspec.structs.replace(settings, keys=keys_at_hand(settings.keys, classes)),
-            store_id=self._side.store_id.hex(),
+            store_id=self._handover.store_id.hex(),
             folder=str(self._folder_of(due.number)),
             without=without,
         )
@@ -177,7 +179,7 @@ class SegmentArchiver:
         return life_of(context.policy, traits[topic.name]).kind
 
     def _encode(self, job: SegmentJob, check: Callable[[], None]) -> EncodedSegment:
-        self._context.pace.reading(self._side.segment_size)
+        self._context.pace.reading(self._handover.segment_size)
         self._context.tell(f"encoding segment {job.number}", 0, 0)
         return self._context.executor.run(check, segment_task, job)
 
@@ -207,7 +209,7 @@ class SegmentArchiver:
     def _index_says(self, number: int) -> I64:
         """Topic, queue, messages, first and last offset of each queue, in that order."""
         parts = [_EMPTY]
-        for entries in self._side.entries(number):
+        for entries in self._handover.entries(number):
             if not len(entries.offsets):
                 continue
             change = (np.diff(entries.topics) != 0) | (np.diff(entries.queues) != 0)

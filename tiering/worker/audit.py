@@ -36,7 +36,7 @@ from tiering.places.objects import NAME
 from tiering.places.place import ObjectInfo, Place, open_place
 from tiering.places.publish import checksum
 from tiering.places.settings import is_remote
-from tiering.worker.store_side import Attaches, Progress, none_since
+from tiering.worker.store_protocols import Attaches, Progress, none_since
 
 GRACE: Final = 3600.0
 _MEMORY: Final = 32 << 20

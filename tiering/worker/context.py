@@ -42,7 +42,7 @@ from tiering.places.settings import is_remote
 from tiering.places.work_folder import WORK
 from tiering.policy.policy import Policy, expanded
 from tiering.policy.trusted_clock import TrustedClock
-from tiering.worker.store_side import HandOver, Progress, Store
+from tiering.worker.store_protocols import HandOver, Progress, Store
 
 _OWN: Final = frozenset({"commitlog", "index", WORK})
 """Folders of a store that may not be places for archives."""
@@ -116,7 +116,7 @@ class WorkContext:
     tell: Progress
 
     @property
-    def side(self) -> HandOver:
+    def handover(self) -> HandOver:
         """The store's calls for tiering."""
         return self.store.handover
 
@@ -148,11 +148,11 @@ class WorkContext:
 
     def catalog(self) -> Catalog:
         """The store's id, and the rows of its catalog."""
-        return Catalog(self.side.store_id, list(self.side.rows()))
+        return Catalog(self.handover.store_id, list(self.handover.rows()))
 
     def rows(self, state: str = "live") -> list[ArchiveRow]:
         """The archives of the catalog that are live, or retired."""
-        return [row for row in decode_rows(self.side.rows()) if row.state == state]
+        return [row for row in decode_rows(self.handover.rows()) if row.state == state]
 
     def place_of(self, row: ArchiveRow) -> Place:
         """The place of an archive, whether or not the policy still names it."""
@@ -166,7 +166,7 @@ class WorkContext:
     def all_places(self) -> dict[str, Place]:
         """The policy's places, and all others where the catalog has archives, by name."""
         found = {place.name: place for place in self.places.values()}
-        for row in decode_rows(self.side.rows()):
+        for row in decode_rows(self.handover.rows()):
             place = self.place_of(row)
             found.setdefault(place.name, place)
         return found
@@ -195,12 +195,12 @@ class WorkContext:
         """Removes a retired archive's object and row. A file is overwritten first if the object was
         to go at once: it may hold messages that are erased. Another store's object stays.
         """
-        if is_own(row, self.side.store_id):
+        if is_own(row, self.handover.store_id):
             place = self.place_of(row)
             if row.delete_at is None:
                 self.overwrite(place, row.key)
             place.delete(row.key)
-        self.side.set_rows([(row.catalog_key, None)])
+        self.handover.set_rows([(row.catalog_key, None)])
 
     def overwrite(self, place: Place, key: str) -> None:
         """Overwrites an object that is a file; not if it has another name, under which it stays."""
@@ -232,20 +232,22 @@ class Publisher:
 
     def __init__(self, store: Store, notes: Path, tell: Progress, pace: Pacing) -> None:
         self._store = store
-        self._side = store.handover
+        self._handover = store.handover
         self._tell = tell
         self._pace = pace
         self.intents = Intents(notes, store.config.files)
 
     def name(self, said: Manifest | ArchiveRow, number: int) -> str:
         """The name of an archive's object, by the archive's number."""
-        return object_key(self._side.store_id, said.first_position, number, said.retention_class)
+        return object_key(
+            self._handover.store_id, said.first_position, number, said.retention_class
+        )
 
     def publish(self, made: WrittenArchive, tier: Tier, place: Place) -> ArchiveRow:
         """Publishes an archive; returns its row, which is to be confirmed or withdrawn. Raises as
         `places.publish.publish` does.
         """
-        number = self._side.take_number()
+        number = self._handover.take_number()
         key = self.name(made.manifest, number)
         where = kept_as(place.name, self._store.path)
         self._tell(f"putting {key}", 0, made.size)

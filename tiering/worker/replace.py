@@ -35,7 +35,7 @@ from tiering.policy.retention_classes import TopicTraits, life_of, read_class
 from tiering.worker.archive_segment import archived_topic, arriving_of
 from tiering.worker.audit import AuditProblem, find_orphans
 from tiering.worker.context import WorkContext
-from tiering.worker.store_side import arrivals_lock, attaches, attaching, none_since
+from tiering.worker.store_protocols import arrivals_lock, attaches, attaching, none_since
 
 
 class Replaced(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class Replacer:
     def __init__(self, context: WorkContext) -> None:
         self._context = context
         self._store = context.store
-        self._side = context.side
+        self._handover = context.handover
         self._files = context.files
         self._publisher = context.publisher
 
@@ -94,7 +94,7 @@ class Replacer:
         mine = {row.number for row in rows}
         found: dict[Queue, int] = {}
         for queue in queues:
-            here, following = self._side.held_ranges(*queue)
+            here, following = self._handover.held_ranges(*queue)
             others = (one.first for one in here if one.archive not in mine)
             found[queue] = min(others, default=following)
         return found
@@ -119,7 +119,7 @@ class Replacer:
             ],
             topics={info.id: archived_topic(info) for info in self._store.topics()},
             settings=msgspec.structs.replace(context.settings, keys=context.keys_for(manifests)),
-            store_id=self._side.store_id.hex(),
+            store_id=self._handover.store_id.hex(),
             retention_class=first.retention_class,
             path=str(context.built / f"{first.first_position:020d}-{first.number}.merged"),
             compaction=compaction,
@@ -214,10 +214,10 @@ class Replacer:
         retired = [
             msgspec.structs.replace(old, state="retired", delete_at=delete_at) for old in rows
         ]
-        with arrivals_lock(self._side):
+        with arrivals_lock(self._handover):
             for part in parts:
                 self._check_tombstones(part)
-            self._side.swap(
+            self._handover.swap(
                 [old.number for old in rows],
                 [arriving_of(row, archive) for row, archive in zip(put, built, strict=True)],
                 queues=queues,
@@ -230,7 +230,7 @@ class Replacer:
         """The tier and place for an archive that replaces this one: the same, unless the object is
         another store's, which stays. Raises `PolicyIllegal` if there is no place.
         """
-        if is_own(row, self._side.store_id):
+        if is_own(row, self._handover.store_id):
             return row.tier, self._context.place_of(row)
         places = self._context.places
         for tier in (row.tier, *places):
@@ -262,7 +262,7 @@ class Replacer:
         where this one fails.
         """
         rows = [msgspec.structs.replace(r, delete_at=None) for r in self._context.rows("retired")]
-        self._side.set_rows([(row.catalog_key, encode_row(row)) for row in rows])
+        self._handover.set_rows([(row.catalog_key, encode_row(row)) for row in rows])
 
     def erase_leftovers(self) -> tuple[list[str], dict[str, str]]:
         """Removes the leftovers of interrupted puts and attaches of this store; files are
@@ -272,7 +272,7 @@ class Replacer:
         problems: list[AuditProblem] = []
         places = self._context.all_places()
         removed, stay = [], {}
-        before = attaches(self._side)
+        before = attaches(self._handover)
         for orphan in find_orphans(self._context.catalog, places.values(), 0, problems, places):
             name = f"{orphan.place}/{orphan.key}"
             if not orphan.unfinished:
@@ -281,7 +281,7 @@ class Replacer:
                     "--remove-orphans` removes it, once it is old enough"
                 )
                 continue
-            if not none_since(before, attaches(self._side)):
+            if not none_since(before, attaches(self._handover)):
                 stay[name] = "something is being attached, which it may belong to; try again then"
                 continue
             try:
@@ -293,7 +293,7 @@ class Replacer:
                 stay[name] = str(e)
         stay.update((problem.archive, problem.reason) for problem in problems)
         try:
-            with attaching(self._side):  # so that no attach begins meanwhile
+            with attaching(self._handover):  # so that no attach begins meanwhile
                 removed += overwrite_all(self._store.path / WORK / ATTACH, self._files)
         except (StoreError, OSError) as e:
             stay["what an attach has left"] = str(e)

@@ -52,7 +52,7 @@ from tiering.policy.schedule import Agenda
 from tiering.worker.context import WorkContext
 from tiering.worker.replace import Replacement, Replacer, is_compacted
 from tiering.worker.runs import Run, noting_errors
-from tiering.worker.store_side import TopicFacts
+from tiering.worker.store_protocols import TopicFacts
 from tiering.worker.store_snapshot import Snapshotter, StoreSnapshot
 
 MERGING: Final = "merging archives"
@@ -93,9 +93,9 @@ class MergeScheduler:
             for row in self._context.rows()
             if row.key not in busy
             and row.number not in self._failed
-            and is_own(row, self._context.side.store_id)
+            and is_own(row, self._context.handover.store_id)
         ]
-        hot = [segment.first_position for segment in self._context.side.sealed()]
+        hot = [segment.first_position for segment in self._context.handover.sealed()]
         kinds = {a.key: a.kind for a in snapshot.archives}
         return choose(rows, target_bytes, kinds, hot, at_any_size=at_any_size)
 
@@ -208,7 +208,7 @@ class Rewriter:
         rows = [
             row
             for row in context.rows()
-            if _may_have(row, only) and is_own(row, context.side.store_id)
+            if _may_have(row, only) and is_own(row, context.handover.store_id)
         ]
 
         def build(row: ArchiveRow, check: Callable[[], None]) -> Replacement | None:
@@ -279,7 +279,7 @@ def count_superseded(job: MergeJob) -> int:
     return count
 
 
-class Parter:
+class TopicSeparator:
     """Parts the archives of a store that hold one topic beside others."""
 
     def __init__(self, context: WorkContext, replacer: Replacer, snapshots: Snapshotter) -> None:
@@ -305,7 +305,7 @@ class Parter:
 
     def _may_hold(self, row: ArchiveRow, topic: int) -> bool:
         named = row.topics is None or topic in read_topics(row.topics)
-        return named and is_own(row, self._context.side.store_id)
+        return named and is_own(row, self._context.handover.store_id)
 
     def _part(self, row: ArchiveRow, topic: TopicFacts, today: Today) -> list[ArchiveRow]:
         """Parts one archive; returns nothing where that would change nothing."""

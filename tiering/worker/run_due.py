@@ -50,7 +50,7 @@ class Relocator:
 
     def __init__(self, context: WorkContext) -> None:
         self._context = context
-        self._side = context.side
+        self._handover = context.handover
         self._publisher = context.publisher
         self._copies = context.store.path / WORK / "shifting"
 
@@ -88,7 +88,7 @@ class Relocator:
             row, place=copy.place, key=copy.key, tier="cold", crc=copy.crc
         )
         old = self._retired(row, copy.number, self._context.trusted.now_ms())
-        self._side.set_rows([(r.catalog_key, encode_row(r)) for r in (cold, old)])
+        self._handover.set_rows([(r.catalog_key, encode_row(r)) for r in (cold, old)])
         self._publisher.intents.forget(copy.number)
 
     def expire(self, row: ArchiveRow, kind: RetentionClass, now: int) -> bool:
@@ -97,10 +97,10 @@ class Relocator:
         """
         if not kind.is_over(now - row.last_stored_at):
             return False
-        number = self._side.take_number()
+        number = self._handover.take_number()
         gone = self._retired(row, number, now)
         rows = [(row.catalog_key, None), (gone.catalog_key, encode_row(gone))]
-        self._side.let_go(row.number, row.name, rows)
+        self._handover.expire_archive(row.number, row.name, rows)
         return True
 
     def _retired(self, row: ArchiveRow, number: int, now: int) -> ArchiveRow:
@@ -172,7 +172,7 @@ class AgendaRunner:
                     if encoded is None or self._is_away(due):
                         self._skip(due, encoded, run)
                         continue
-                    rows = self._archiver.hand_over(due, encoded)
+                    rows = self._archiver.replace(due, encoded)
                 except (TieringStopped, StoreClosed):
                     raise
                 except Exception as e:
@@ -227,7 +227,7 @@ class AgendaRunner:
                 row = rows[archive.key]
                 why = self._out_of_reach(row)
                 if why is None:
-                    yield row, self._context.side.take_number()
+                    yield row, self._context.handover.take_number()
                 else:
                     run.failed[row.key] = why
 

@@ -32,7 +32,7 @@ class Snapshotter:
 
     def __init__(self, context: WorkContext) -> None:
         self._context = context
-        self._side = context.side
+        self._handover = context.handover
         self.resolver = ClassResolver(context.manifest_of, context.check)
         self._today = Today(context.policy, {}, {})
         self._segments: dict[int, Segment] = {}
@@ -40,7 +40,7 @@ class Snapshotter:
     def take(self, now_ms: int) -> StoreSnapshot:
         """The store as it is now."""
         # Segments before topics: these segments hold nothing of a topic that is made later.
-        numbers = [segment.number for segment in self._side.sealed()]
+        numbers = [segment.number for segment in self._handover.sealed()]
         today = self._topics()
         archives = self.resolver.archives(self._context.rows(), today, now_ms)
         return StoreSnapshot(self._sealed(numbers, today), archives, today)
@@ -59,7 +59,7 @@ class Snapshotter:
 
     def _sealed(self, numbers: Sequence[int], today: Today) -> list[Segment]:
         known = self._segments
-        new = self._side.stats([number for number in numbers if number not in known])
+        new = self._handover.stats([number for number in numbers if number not in known])
         found = {s.number: s for s in segments_of(self._context.policy, new, today.traits)}
         self._segments = {n: found.get(n) or known[n] for n in numbers}
         return list(self._segments.values())

@@ -17,7 +17,7 @@ from kvstore.cli.tier.worker import Job, job_options, show_run, worker_call
 if TYPE_CHECKING:
     from tiering.operations.worker import Worker
     from tiering.worker.runs import RunReport
-    from tiering.worker.store_side import Progress
+    from tiering.worker.store_protocols import Progress
 
 _of_topic_option = click.option(
     "--topic", metavar="TOPIC", help="Only archives with messages of this topic."

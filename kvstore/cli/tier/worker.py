@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tiering.operations.worker import Worker
     from tiering.policy.policy import Policy
     from tiering.worker.runs import RunReport
-    from tiering.worker.store_side import Progress
+    from tiering.worker.store_protocols import Progress
 
 MakesExecutor: TypeAlias = "Callable[[], AbstractContextManager[Executor | None]]"
 """The executor of a worker, for the time of a block; None: a process of the worker's own."""

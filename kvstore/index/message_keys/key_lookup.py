@@ -319,7 +319,7 @@ class MessageKeys:
         over = [part for part in self.parts() if is_over(part)]
         self.drop(batch, over)
         if self._merge is not None and is_over(self._merge.target):
-            self._merge.give_up(batch)
+            self._merge.abandon(batch)
             self._merge = None
         return tuple(part for part in self.parts() if part not in over)
 

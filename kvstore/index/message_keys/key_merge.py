@@ -109,12 +109,12 @@ class Merge:
             batch.delete_range(MESSAGE_KEYS, source.prefix, behind(source.prefix))
         part = self.target._replace(pairs=self._written)
         if not part.pairs:
-            self.give_up(batch)
+            self.abandon(batch)
             return None
         batch.put(MESSAGE_KEYS, head_key(part.prefix), head_value(part, part.pieces))
         return part
 
-    def give_up(self, batch: Batch) -> None:
+    def abandon(self, batch: Batch) -> None:
         """Put the removal of the written pieces into a batch."""
         prefix = self.target.prefix
         batch.delete_range(MESSAGE_KEYS, prefix, behind(prefix))

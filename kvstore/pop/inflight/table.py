@@ -156,7 +156,7 @@ class InflightTable:
         self.turn = 0
         self.prefetched: dict[int, list[StoredMessage]] = {}
         """Queue -> messages that were read ahead of any pop, the next one last; see `ahead`."""
-        self._read_at = -1
+        self._read_mark = -1
         self.message_bytes = 1 << 30
         """About the size of the record read last, in bytes; much before any was read."""
         self.capped = False
@@ -320,9 +320,9 @@ class InflightTable:
         """The messages of a queue that were read ahead, the next one last. `mark` is the reader's:
         once anything left the log or its place, all are dropped, because they may be erased.
         """
-        if mark != self._read_at:
+        if mark != self._read_mark:
             self.prefetched = {}
-            self._read_at = mark
+            self._read_mark = mark
         return self.prefetched.get(queue)
 
     def clear(self) -> None:

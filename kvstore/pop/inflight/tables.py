@@ -184,14 +184,14 @@ class InflightTables:
 
     def _make(self, group: int, topic: int) -> InflightTable:
         if len(self._tables) >= _KEPT_MAX:
-            self._let_go()
+            self._evict()
         table = self._tables[group, topic] = InflightTable(self._families, group, topic)
         table.tally = self._tallies.get(group)
         self._by_group.setdefault(group, {})[topic] = table
         self._by_topic.setdefault(topic, {})[group] = table
         return table
 
-    def _let_go(self) -> None:
+    def _evict(self) -> None:
         for key in list(islice(self._tables, _LOOKS)):
             table = self._tables[key]
             self._tables.move_to_end(key)

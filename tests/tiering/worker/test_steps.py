@@ -26,7 +26,7 @@ from tiering.places.place import Place, open_place
 from tiering.places.publish import CopyJob, Intent, Intents, ObjectCopy, Pacing
 from tiering.places.work_folder import FILE, WORK, Waits, read_waits
 from tiering.worker.context import WorkContext
-from tiering.worker.store_side import attaching
+from tiering.worker.store_protocols import attaching
 
 DAY = 86_400.0
 WARM = Policy(

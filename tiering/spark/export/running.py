@@ -44,7 +44,7 @@ from tiering.spark.export.parquet import (
 )
 from tiering.spark.export.schemas import Given, Schemas
 from tiering.spark.session import spark_errors
-from tiering.worker.store_side import Progress
+from tiering.worker.store_protocols import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -491,7 +491,7 @@ def test_a_log_that_left_out_much_more_than_a_stretch_is_still_one(
         store.create_topic("mine", queues=1)
         store.put("mine", b"1")
         for _ in range(2):
-            store.handover.give_up(900, 0)
+            store.handover.reserve(900, 0)
         store.put("mine", b"2")
         store.put("mine", b"3")
     with kvstore.open(tmp_path / "store", config(clock)) as store:

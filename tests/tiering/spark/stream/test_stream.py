@@ -564,7 +564,7 @@ def test_what_is_attached_comes_though_newer_archives_came_before_it(
 
 def test_an_attach_that_was_killed_is_not_waited_for(store: Store) -> None:
     put(store, "events", 5)
-    store.handover.give_up(1, 0)
+    store.handover.reserve(1, 0)
     for _ in range(3):
         store.handover.take_number()
     store.handover.set_rows(())
