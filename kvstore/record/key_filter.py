@@ -12,7 +12,6 @@ Invariant: an added key is never denied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
@@ -84,28 +83,30 @@ def build(digests: NDArray[np.uint32], bits: int) -> bytes:
 
 
 class Filter:
-    """A whole filter. Raises FormatError for a payload that is not a filter."""
+    """A whole filter, with so many hash functions. Raises FormatError for a payload that is not a
+    filter.
+    """
 
-    __slots__ = ("_blocks", "_data", "_hashes")
+    __slots__ = ("_blocks", "_data", "hashes")
 
     def __init__(self, payload: bytes) -> None:
         if len(payload) < _HEAD.size:
             raise FormatError("a filter has no head")
-        self._hashes, self._blocks = _HEAD.unpack_from(payload)
+        self.hashes, self._blocks = _HEAD.unpack_from(payload)
         self._data = payload
-        if not 1 <= self._hashes <= HASHES_MAX or not self._blocks:
-            raise FormatError(f"a filter of {self._hashes} hashes and {self._blocks} blocks")
+        if not 1 <= self.hashes <= HASHES_MAX or not self._blocks:
+            raise FormatError(f"a filter of {self.hashes} hashes and {self._blocks} blocks")
         if len(payload) != _HEAD.size + self._blocks * BLOCK_BYTES:
             raise FormatError("a filter's size does not follow from its head")
 
     def may_hold(self, digest: int) -> bool:
         """Whether a key of that digest (the upper 32 bits of its hash) may be there."""
-        return self.has_all(digest, masks_of(digest))
-
-    def has_all(self, digest: int, masks: Sequence[int]) -> bool:
-        """As `may_hold`, for a caller that asks many filters with a digest's `masks_of`."""
         at = _HEAD.size + (digest * self._blocks >> 32) * BLOCK_BYTES
-        return may_contain(self._data, at, masks[self._hashes])
+        return may_contain(self._data, at, masks_of(digest)[self.hashes])
+
+    def blocks(self) -> NDArray[np.uint64]:
+        """The filter's blocks, a row of 8 words each."""
+        return np.frombuffer(self._data, "<u8", offset=_HEAD.size).reshape(self._blocks, -1)
 
     def denied(self, digests: NDArray[np.int64]) -> int:
         """The number of these digests that the filter denies."""
@@ -114,7 +115,7 @@ class Filter:
         filled = np.frombuffer(self._data, np.uint8, offset=_HEAD.size)
         mixed = _mix_many(some)
         held = np.ones(len(some), np.bool_)
-        for turn in range(self._hashes):
+        for turn in range(self.hashes):
             place = (mixed >> np.uint64(_BITS_OF_PLACE * turn)) & np.uint64(BLOCK_BITS - 1)
             byte = filled[block * BLOCK_BYTES + (place >> np.uint64(3)).astype(np.int64)]
             held &= (byte >> (place & np.uint64(7)).astype(np.uint8)) & 1 == 1

@@ -1,17 +1,12 @@
-"""Archive pool: the open archives, in bounded memory, each opened once for all who want it; and
-their filters, which rule out archives that can't have a key.
+"""Archive pool: the open archives, in bounded memory, each opened once for all who want it.
 
 The idea: an open archive takes more memory as its directory, filter and fences are first needed. It
 reports its growth, and is weighed again. Beyond the limit the archive that was not asked for
-longest is dropped. Its filter is kept by itself, also after the archive is dropped. A key's bits
-are worked out once; each filter then takes one look at 64 bytes. When there is no more room, the
-kept filters stay: a query asks all archives in turn, so the filter that was asked longest ago is
-the next to be asked.
+longest is dropped. Its filter is kept by itself (`key_filters`), also after the archive is dropped.
 
-Invariants: the kept archives take no more than the limit, except that one may always be kept, and
-the kept filters no more than theirs; a caller that holds an archive can use it as long as it likes;
-a failed opening is not kept, and all who waited for it get the same error; no lock is held while
-anything is read; an archive that may have a key is never left out.
+Invariants: the kept archives take no more than the limit, except that one may always be kept; a
+caller that holds an archive can use it as long as it likes; a failed opening is not kept, and all
+who waited for it get the same error; no lock is held while anything is read.
 """
 
 from __future__ import annotations
@@ -22,15 +17,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from kvstore.record.key_filter import Filter, masks_of
 from tiering.archive.archive_reader import Archive
 from tiering.catalog.single_flight import SingleFlight
 
 _OBJECTS: Final = 8 << 10
 """Bytes of an open archive's own objects, beside those that it reports."""
-_FILTER_OBJECTS: Final = 300
-"""Bytes of a filter's objects, beside its own bytes."""
-_TOPIC_BITS: Final = 8
 
 
 class OpenArchives:
@@ -107,50 +98,3 @@ class OpenArchives:
     def _drop(self, number: int) -> None:
         del self._open[number]
         self._bytes -= self._sizes.pop(number)
-
-
-class KeyFilters:
-    """Filters by the numbers of archives. None stands for an archive without keys."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._bytes = 0
-        self._filters: dict[int, Filter | None] = {}
-        self._lock = threading.Lock()
-
-    def keep(self, number: int, found: Filter | None) -> None:
-        """Keeps an archive's filter, if there is room."""
-        size = _FILTER_OBJECTS + (0 if found is None else found.memory_bytes)
-        with self._lock:
-            if number not in self._filters and self._bytes + size <= self._limit:
-                self._filters[number] = found
-                self._bytes += size
-
-    def forget(self, number: int) -> None:
-        """Drops an archive's filter."""
-        with self._lock:
-            found = self._filters.pop(number, self)
-            if found is not self:
-                self._bytes -= _FILTER_OBJECTS
-                self._bytes -= found.memory_bytes if isinstance(found, Filter) else 0
-
-    def without_denied(self, numbers: list[int], low: int, high: int) -> list[int]:
-        """The archives that may have a key whose hash is between `low` and `high`, as far as the
-        kept filters know.
-        """
-        digest = low >> _TOPIC_BITS
-        if digest != high >> _TOPIC_BITS:
-            return numbers
-        masks = masks_of(digest)
-        nothing: Filter | KeyFilters | None = self
-        left = []
-        for number in numbers:
-            found = self._filters.get(number, nothing)
-            if found is nothing or (isinstance(found, Filter) and found.has_all(digest, masks)):
-                left.append(number)
-        return left
-
-    @property
-    def memory_bytes(self) -> int:
-        """The bytes that the kept filters take."""
-        return self._bytes

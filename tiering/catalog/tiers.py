@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from itertools import accumulate
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
@@ -47,10 +46,12 @@ from tiering.archive.archive_check import archive_problems
 from tiering.archive.archive_reader import Archive
 from tiering.archive.block import Block, BlockGroup
 from tiering.archive.tail import Source
-from tiering.catalog.archive_pool import KeyFilters, OpenArchives
+from tiering.catalog.archive_pool import OpenArchives
 from tiering.catalog.bucket import find_again
 from tiering.catalog.cache import BlockCache, CacheStats, SharedReads
 from tiering.catalog.catalog import FOLDER, ArchiveRow, contents, decode_row
+from tiering.catalog.key_filters import KeyFilters
+from tiering.catalog.live import LiveArchives
 from tiering.catalog.overlaps import split_overlaps
 from tiering.errors import ObjectNotFound, ObjectTooShort, PlaceError
 from tiering.keys.crypto import KeyProvider
@@ -79,28 +80,6 @@ class _Queue(NamedTuple):
     lasts: list[int]
 
 
-class ArchivesByPosition:
-    """The live archives by the log's positions that they cover, so that a look-up of a position
-    visits few of them, however many there are.
-    """
-
-    def __init__(self, rows: Iterable[ArchiveRow]) -> None:
-        live = sorted((r for r in rows if r.state == "live"), key=lambda r: r.first_position)
-        self._numbers = [row.number for row in live]
-        self._firsts = [row.first_position for row in live]
-        self._lasts = [row.last_position for row in live]
-        # The highest position of an archive and of all before it: below it none covers more.
-        self._highest = list(accumulate(self._lasts, max))
-
-    def covering(self, position: int) -> Iterator[int]:
-        """The numbers of the archives that cover a position."""
-        at = bisect_right(self._firsts, position) - 1
-        while at >= 0 and self._highest[at] >= position:
-            if self._lasts[at] >= position:
-                yield self._numbers[at]
-            at -= 1
-
-
 T = TypeVar("T")
 Row = tuple[bytes, bytes | None]
 
@@ -127,10 +106,7 @@ class Tiers:
         self._check_crc = check_crc
         self._lock = threading.Lock()
         self._rows: dict[int, ArchiveRow] = {}
-        self._positions: tuple[dict[int, ArchiveRow], ArchivesByPosition] = (
-            {},
-            ArchivesByPosition(()),
-        )
+        self._live: tuple[dict[int, ArchiveRow], LiveArchives] = self._rows, LiveArchives(())
         self._places: dict[str, Place] = {}
         self._groups: dict[tuple[int, int], BlockGroup] = {}
         self._opened = OpenArchives(self._open, access.open_bytes)
@@ -373,14 +349,17 @@ class Tiers:
 
     # --- by position and key ---
 
+    def _live_archives(self) -> LiveArchives:
+        rows, live = self._live
+        if rows is not self._rows:
+            rows = self._rows
+            self._live = rows, (live := LiveArchives(rows.values()))
+        return live
+
     def at(self, position: int) -> StoredMessage | None:
         """See `Archived.at`."""
         lost: ArchiveDamaged | None = None
-        rows, positions = self._positions
-        if rows is not self._rows:
-            rows = self._rows
-            self._positions = rows, (positions := ArchivesByPosition(rows.values()))
-        for number in positions.covering(position):
+        for number in self._live_archives().at(position):
             try:
                 found = self.record(number, position)
             except ArchiveDamaged as e:
@@ -409,17 +388,12 @@ class Tiers:
 
     def covering(self, begin: int | None, end: int | None, low: int, high: int) -> list[Covered]:
         """See `Archived.covering`."""
-        rows = self._rows
-        of_time = [
-            number
-            for number, row in rows.items()
-            if row.state == "live"
-            and (begin is None or row.last_stored_at >= begin)
-            and (end is None or row.first_stored_at <= end)
-        ]
+        rows, of_time = self._rows, self._live_archives().of_time(begin, end)
+        numbers = self._filters.without_denied(of_time, low, high).tolist()
         return [
-            Covered(number, rows[number].first_position, rows[number].last_position + 1)
-            for number in self._filters.without_denied(of_time, low, high)
+            Covered(number, row.first_position, row.last_position + 1)
+            for number in numbers
+            if (row := rows.get(number)) is not None
         ]
 
     def span(self, archive: int) -> tuple[int, int]:

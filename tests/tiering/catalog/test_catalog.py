@@ -8,8 +8,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import kvstore
 from kvstore import StoreError
@@ -23,7 +21,6 @@ from tiering.archive.columns.records import RecordBatch
 from tiering.archive.writer import ArchiveOrigin, ArchiveWriter
 from tiering.catalog.bucket import find_again
 from tiering.catalog.catalog import ArchiveRow, decode_row, decode_rows, encode_row
-from tiering.catalog.tiers import ArchivesByPosition
 from tiering.places.objects import object_key
 from tiering.places.place import open_place
 
@@ -147,30 +144,3 @@ def test_rows_are_found_again_of_the_archives_that_no_other_supersedes(tmp_path:
     assert found() == sorted([merged, again, alone])
     files.ending = Path(merged).name
     assert len(found()) == 4
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9), st.booleans()), max_size=12),
-    st.integers(0, 70),
-)
-def test_the_live_archives_that_cover_a_position_are_found_however_they_overlap(
-    spans: list[tuple[int, int, bool]], position: int
-) -> None:
-    rows = [
-        msgspec.structs.replace(
-            ROW,
-            number=number,
-            first_position=first,
-            last_position=first + length,
-            state="live" if is_live else "retired",
-        )
-        for number, (first, length, is_live) in enumerate(spans)
-    ]
-    covering = {
-        row.number
-        for row in rows
-        if row.state == "live" and row.first_position <= position <= row.last_position
-    }
-    found = list(ArchivesByPosition(rows).covering(position))
-    assert set(found) == covering
-    assert len(found) == len(covering)
