@@ -33,7 +33,7 @@ from kvstore.index.keys import (
 from kvstore.index.message_keys import key_lookup, key_merge
 from kvstore.index.message_keys.key_blocks import BLOCK, sort_pairs
 from kvstore.index.message_keys.key_lookup import FAN_OUT, MessageKeys
-from kvstore.index.message_keys.key_parts import GENERATION
+from kvstore.index.message_keys.key_parts import GENERATION, pairs_between
 from kvstore.index.runs import RUN_MAX, Columns, pack_many, unpack
 from tests.support.costs import Costs
 
@@ -114,6 +114,21 @@ def assert_finds(keys: MessageKeys, model: Model) -> None:
 
 
 # --- parts of a segment ---
+
+
+def test_pairs_from_any_hash_on_have_those_that_begin_in_the_block_before(
+    families: Families,
+) -> None:
+    keys = MessageKeys(families, SEGMENT)
+    pairs = [(hash_, hash_ * 100_000 + n * 50) for hash_ in range(1, 5) for n in range(700)]
+    add(families, keys, 3, pairs)
+    for low in range(1, 6):
+        found = pairs_between(
+            families, families.iter(MESSAGE_KEYS), keys.parts(), SEGMENT, low, HASH_END, 1 << 30
+        )
+        assert found is not None
+        wanted = [(hash_, 3 * SEGMENT + at) for hash_, at in pairs if hash_ >= low]
+        assert list(zip(*(column.tolist() for column in found), strict=True)) == wanted
 
 
 def test_twenty_checkpoints_leave_a_handful_of_parts_and_every_key(families: Families) -> None:

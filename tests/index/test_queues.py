@@ -11,7 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvstore.errors import CallerError
 from kvstore.index import queue_locations as queues_module
+from kvstore.index.archived import AttachedRange
+from kvstore.index.attach import attach
 from kvstore.index.families import Families
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
@@ -124,18 +127,48 @@ def test_what_is_kept_of_places_is_bounded(
     assert len(queues._firsts) <= 2
 
 
-def test_a_place_that_is_read_while_rows_change_is_not_kept(families: Families) -> None:
+def test_a_location_that_was_kept_is_looked_for_again_when_rows_changed(
+    families: Families,
+) -> None:
     put(families, [Location(0, 3, 5)])
     queues = QueueLocations(families, SEGMENT)
     assert queues.location_at(KEY, 9, 0) == Span(Location(0, 3, 5), None)
-    put(families, [Location(0, 3, 5), Location(8, 4, 6)])
-    assert queues.location_at(KEY, 9, 0, fresh=True) == Span(Location(8, 4, 6), None)
+    assert queues.first(KEY, 0) == Location(0, 3, 5)
+    put(families, [Location(1, 3, 5), Location(8, 4, 6)])
     queues.changed([KEY])
-    assert queues.location_at(KEY, 7, 0) == Span(Location(0, 3, 5), 8)
+    assert queues.location_at(KEY, 9, 0) == Span(Location(8, 4, 6), None)
+    assert queues.location_at(KEY, 7, 0) == Span(Location(1, 3, 5), 8)
+    assert queues.first(KEY, 0) == Location(1, 3, 5)
+    put(families, [Location(0, 3, 5), Location(8, 4, 6)])
+    queues.forget()
     put(families, [Location(0, ARCHIVE_FIRST, 5), Location(8, 4, 6)])
     queues.forget()
     assert queues.location_at(KEY, 7, 0) == Span(Location(0, ARCHIVE_FIRST, 5), 8)
     assert queues.first(KEY, 0) == Location(0, ARCHIVE_FIRST, 5)
+
+
+def test_a_location_that_is_read_while_rows_change_is_not_kept(
+    families: Families, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(families, [Location(0, 3, 5)])
+    queues = QueueLocations(families, SEGMENT)
+    behind = queues._behind
+
+    def changed_meanwhile(*args: int) -> Iterator[Location]:
+        found = list(behind(*args))
+        queues.changing()
+        put(families, [Location(1, 3, 5), Location(8, 4, 6)])
+        queues.changed([KEY])
+        return iter(found)
+
+    for look in (lambda: queues.location_at(KEY, 9, 0), lambda: queues.first(KEY, 0)):
+        put(families, [Location(0, 3, 5)])
+        queues.forget()
+        with monkeypatch.context() as patched:
+            patched.setattr(queues, "_behind", changed_meanwhile)
+            look()
+        assert queues.location_at(KEY, 9, 0) == Span(Location(8, 4, 6), None)
+        assert queues.first(KEY, 0) == Location(1, 3, 5)
 
 
 def test_a_run_that_was_read_before_its_segment_went_is_found_by_nobody_later(
@@ -159,6 +192,23 @@ def test_a_run_that_was_read_before_its_segment_went_is_found_by_nobody_later(
 
     monkeypatch.setattr(queues, "_run_at", removed_meanwhile)
     base = 3 * SEGMENT
-    assert queues.positions(KEY, 0, 9, 0) == [base, base + 100, base + 200, base + 300]
+    # As many as the run has: a further look would forget the run again.
+    assert queues.positions(KEY, 0, 4, 0) == [base, base + 100, base + 200, base + 300]
     monkeypatch.setattr(queues, "_run_at", read)
     assert queues.positions(KEY, 0, 9, 0) == []
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 0), (0, 9), (2, 3), (3, 3), (3, 9)])
+def test_a_range_that_reaches_into_what_the_log_has_is_not_attached(
+    families: Families, first: int, last: int
+) -> None:
+    put(families, [Location(0, 3, 5)])
+    n = np.arange(4, dtype=np.int64)
+    batch = families.batch()
+    columns = Columns(n * 100, n + 90, n, n + 1_700_000_000_000)
+    batch.put(RUNS, run_key(3, TOPIC, QUEUE, 0), pack_many(columns, np.array([0])).data)
+    families.write(batch)
+    batch = families.batch()
+    with pytest.raises(CallerError):
+        attach(families, batch, [AttachedRange(TOPIC, QUEUE, first, last, 5, 6, 1)])
+    attach(families, batch, [AttachedRange(TOPIC, QUEUE, 4, 9, 5, 6, 1)])
