@@ -11,7 +11,7 @@ import kvstore
 from kvstore import Message, Store, StoreConfig, StoredMessage
 from kvstore.errors import ArchiveDamaged
 from kvstore.index import queue_locations
-from kvstore.index.keys import NOWHERE, PLACES, Location, read_location
+from kvstore.index.keys import NOWHERE, PLACES, RUNS, Location, read_location, read_run_key
 from kvstore.record.hashes import key_hash
 from tests.support import inside
 from tests.support.clock import VirtualClock
@@ -69,6 +69,18 @@ def test_what_a_hand_over_keeps_nowhere_between_two_segments_is_no_damage(tmp_pa
         assert set(read_all(store, "visits", 0)) == {0, 1, 3}
         assert set(read_all(store, "orders", 0)) == {0, 1, 2, 3}
         assert store.verify().problems == []
+
+
+def test_entries_and_keys_of_a_segment_go_with_it_whether_it_is_archived_or_dropped(
+    tmp_path: Path,
+) -> None:
+    with filled(tmp_path / "a", VirtualClock(), 4) as store:
+        hand_over(store, [1])
+        hand_over(store, [2], lambda info: None)
+        inside.index(store).retire(0, SEGMENT, [3])
+        runs = inside.families(store).rows(RUNS, b"")
+        assert {read_run_key(key).segment for key, _ in runs} == {3}
+        assert {part.segment for part in inside.keys(store).parts()} == {3}
 
 
 def test_a_queue_whose_last_segments_go_keeps_its_next_offset_behind_an_archive(
