@@ -29,7 +29,7 @@ from kvstore import (
     StoreReadOnly,
     TopicConfig,
 )
-from kvstore.files import FolderLock, LocalFiles, LocalLock
+from kvstore.files import FolderLock, LocalFiles, LocalLock, MappedFile
 from kvstore.opening.restoring import Restored, found_store
 from tests.support import inside
 from tests.support.clock import VirtualClock
@@ -176,6 +176,25 @@ def test_staged_messages_are_read_at_once_in_every_way(opens: Opens) -> None:
         assert store.offset_at("t", 0, 0) == 0
         store.flush()
     assert [r.body for r in records(store)] == expected
+
+
+def test_messages_that_a_stage_is_writing_out_are_read_from_memory(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opens(quiet(write_mode="staged", stage_interval=NEVER))
+    store.create_topic("t")
+    store.put_batch([Message("t", bytes([i]), queue=0) for i in range(5)])
+    segments = inside.log(store).segments
+    map_of, seen = segments.map, []
+
+    def read_first(number: int) -> MappedFile:
+        monkeypatch.undo()
+        seen.append(bodies(store, "t", 0))
+        return map_of(number)
+
+    monkeypatch.setattr(segments, "map", read_first)
+    store.flush()
+    assert seen == [[bytes([i]) for i in range(5)]]
 
 
 @pytest.mark.parametrize(
