@@ -271,6 +271,48 @@ def test_a_rebuild_finds_what_archives_hold(tmp_path: Path, lost: str) -> None:
         hand_over(store, [3])
 
 
+@pytest.mark.parametrize(
+    ("committed", "lost", "first"),
+    [(False, "derived", 0), (False, "index", 0), (True, "derived", 2), (True, "index", 0)],
+)
+def test_a_rebuild_has_segments_in_the_log_unless_the_index_says_that_they_were_handed_over(
+    tmp_path: Path, committed: bool, lost: str, first: int
+) -> None:
+    """A crash came before the hand-over was committed, or before the files went."""
+    clock = VirtualClock()
+    with filled(tmp_path / "a", clock, 4) as store:
+        before = answers(store)
+        shutil.copytree(store.path / "commitlog", tmp_path / "log")
+        there = segments(store.path)
+        if committed:
+            hand_over(store, [0, 1], by_topic)
+        else:
+            make(store, [0, 1], by_topic)
+        killed(store, tmp_path / "b")
+    shutil.copytree(tmp_path / "log", tmp_path / "b" / "commitlog", dirs_exist_ok=True)
+    if lost != "derived":
+        shutil.rmtree(tmp_path / "b" / "index")
+    rebuild(tmp_path / "b", config(clock))
+    for _ in range(2):
+        with kvstore.open(tmp_path / "b", config(clock)) as store:
+            assert segments(store.path) == there[first:]
+            assert answers(store) == before
+            assert store.verify(archives=True).problems == []
+
+
+def test_a_topic_that_was_deleted_does_not_come_back_with_a_rebuild(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    with filled(tmp_path / "a", clock, 3) as store:
+        hand_over(store, [0, 1])
+        store.delete_topic("visits")
+        before = [topic.name for topic in store.topics()]
+    rebuild(tmp_path / "a", config(clock))
+    with kvstore.open(tmp_path / "a", config(clock)) as store:
+        assert [topic.name for topic in store.topics()] == before
+        store.create_topic("visits")
+        assert store.bounds("visits", 0) == (0, 0)
+
+
 def test_a_rebuild_keeps_the_places_of_an_archive_that_can_not_be_read(tmp_path: Path) -> None:
     clock = VirtualClock()
     with filled(tmp_path / "a", clock, 3) as store:
