@@ -109,12 +109,19 @@ def test_puts_that_arrive_during_a_sync_share_the_next_one(opens: Opens) -> None
     store = opens(quiet(flush="sync", files=files))
     store.create_topic("t")
 
+    began = threading.Event()
+
     def hold_the_first(effect: Effect) -> None:
         if effect.kind == "sync" and store.stats().syncs == 0:
+            began.set()
             wait_until(lambda: sum(store.bounds("t", queue)[1] for queue in range(4)) == 8)
 
+    def put_one(number: int) -> None:
+        assert number == 0 or began.wait(60)
+        store.put("t", b"x", queue=number % 4)
+
     files.before = hold_the_first
-    run_threads(8, lambda n: store.put("t", b"x", queue=n % 4))
+    run_threads(8, put_one)
     assert store.stats().syncs == 2
     assert store.stats().durable_position == store.stats().end_position
 

@@ -27,7 +27,7 @@ from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_whole, bodies
 from tests.support.files import Effect, WatchedFiles, every
-from tests.support.stores import SEGMENT, killed, opened, put, segment, settings
+from tests.support.stores import SEGMENT, SMALL, killed, opened, put, segment, settings
 
 
 def bent(clock: VirtualClock, files: WatchedFiles | None = None, **changed: Any) -> StoreConfig:
@@ -315,7 +315,8 @@ def test_puts_are_refused_above_the_last_watermark_and_taken_below_it(tmp_path: 
 
 def test_a_disk_that_fills_up_within_a_second_refuses_puts_at_its_watermark(tmp_path: Path) -> None:
     clock, files = VirtualClock(), WatchedFiles()
-    with kvstore.open(tmp_path / "a", StoreConfig(files=files, clock=clock)) as store:
+    config = StoreConfig(files=files, clock=clock, segment_size=4 << 20)
+    with kvstore.open(tmp_path / "a", config) as store:
         store.create_topic("t")
         store.put("t", bytes(1000))
         files.used = 0.95
@@ -487,13 +488,13 @@ def test_what_is_over_the_size_goes_though_no_checkpoint_was_due(tmp_path: Path)
 
 
 def test_a_topic_made_anew_from_the_log_takes_messages_in_all_its_queues(tmp_path: Path) -> None:
-    with kvstore.open(tmp_path / "a") as store:
+    with kvstore.open(tmp_path / "a", SMALL) as store:
         store.create_topic("t", queues=3)
         for queue in (0, 2, 1):
             store.put("t", b"x", queue=queue)
     shutil.rmtree(tmp_path / "a" / "index")
-    kvstore.rebuild(tmp_path / "a")
-    with kvstore.open(tmp_path / "a") as store:
+    kvstore.rebuild(tmp_path / "a", SMALL)
+    with kvstore.open(tmp_path / "a", SMALL) as store:
         assert store.put("t", b"y", queue=2).offset == 1
 
 

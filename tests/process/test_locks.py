@@ -45,15 +45,27 @@ class _Interrupt:
         self.where = ""
 
     def run(self, work: Callable[[], object]) -> None:
-        """Do some work, and interrupt it."""
-        before = sys.gettrace()
-        sys.settrace(self._trace)
-        try:
-            work()
-        except KeyboardInterrupt as e:
-            self.where = str(e)
-        finally:
-            sys.settrace(before)
+        """Do some work, and interrupt it: in a thread of its own, since Python takes an exception
+        as handled for ever that a trace raised at the last line of a handler of another.
+        """
+        failed: list[BaseException] = []
+
+        def traced() -> None:
+            sys.settrace(self._trace)
+            try:
+                work()
+            except KeyboardInterrupt as e:
+                self.where = str(e)
+            except BaseException as e:
+                failed.append(e)
+            finally:
+                sys.settrace(None)
+
+        thread = threading.Thread(target=traced)
+        thread.start()
+        thread.join()
+        for error in failed:
+            raise error
 
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
         if not frame.f_code.co_filename.endswith(self._modules):

@@ -27,7 +27,7 @@ from tests.tiering.archive.making import (
     make,
     plain_queues,
 )
-from tiering.archive import archive_reader, indexes, tail
+from tiering.archive import archive_reader, block_writer, indexes, tail
 from tiering.archive.archive_check import archive_problems
 from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.columns.records import RecordBatch
@@ -101,13 +101,17 @@ def test_a_queue_is_read_from_any_offset_over_its_gaps(queues: list[Queue]) -> N
         assert found == list(queue.records.values())
 
 
-def test_messages_that_fill_many_batches_and_chunks_are_found() -> None:
-    queues = plain_queues(topics=2, queues=2, messages=5000, body=1000)
+def test_messages_that_fill_many_batches_and_chunks_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(indexes, "CHUNK", 256)
+    monkeypatch.setattr(block_writer, "BATCH_BYTES", 512 << 10)
+    queues = plain_queues(topics=2, queues=2, messages=312, body=1000)
     made = make(queues, ArchiveSettings())
     archive, _ = made.open()
-    assert made.manifest.messages == 20_000
+    assert made.manifest.messages == 1248
     for queue in made.queues:
-        for offset in range(0, 5000, 701):
+        for offset in range(0, 312, 43):
             raw = queue.records[offset]
             assert read(archive, queue, offset) == raw
             assert find(archive, *[key_hash(queue.topic.name.encode(), b"all")] * 2) == sorted(

@@ -22,8 +22,10 @@ def peak_of(folder: Path, segment_size: int) -> tuple[int, int]:
     """How many messages a segment of so many bytes holds, and what encoding it takes at most."""
     with kvstore.open(folder / "store", StoreConfig(segment_size=segment_size)) as store:
         store.create_topic("orders", queues=2)
-        while len(list((folder / "store" / "commitlog").iterdir())) < 2 or not store.segments():
-            store.put_batch([Message("orders", b"x", queue=n % 2) for n in range(500)])
+        batch = [Message("orders", b"x", queue=n % 2) for n in range(500)]
+        while store.put_batch(batch)[-1].position < segment_size:
+            pass
+        store.seal()
     path = min((folder / "store" / "commitlog").iterdir())
     (folder / "made").mkdir()
     job = SegmentJob(

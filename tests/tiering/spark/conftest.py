@@ -12,7 +12,7 @@ import kvstore
 from kvstore import Message, StoreConfig, StoredMessage
 from tests.support.clock import VirtualClock
 from tiering import Policy, Worker
-from tiering.spark.session import session
+from tiering.spark.session import JOBS, SCANS, session
 
 SEGMENT = 64 << 10
 DAY = 86_400.0
@@ -72,5 +72,7 @@ def held(folder: Path) -> dict[int, StoredMessage]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    with session(master="local[2,4]", settings={"spark.sql.shuffle.partitions": "2"}) as one:
+    # Its JVM compiles code as fast as it can, not as well: tests are over before that would pay.
+    shuffles = {"spark.sql.shuffle.partitions": "2"}
+    with session(master="local[2,4]", settings=shuffles, jvm=(*SCANS, *JOBS)) as one:
         yield one
