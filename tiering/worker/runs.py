@@ -91,7 +91,7 @@ class History:
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of a run. `shifted` archives went cold. `archives` are new: `segments` became
+    """The results of a run. `relocated` archives went cold. `archives` are new: `segments` became
     some, others have replaced the `merged` ones. `removed` are the names of objects and files that
     nothing needs any more; `failed` gives for each step that could not be done the reason.
     `waits_for_hours`: more is due, at other hours.
@@ -99,7 +99,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
 
     segments: list[int] = []
     archives: list[str] = []
-    shifted: list[str] = []
+    relocated: list[str] = []
     expired: list[str] = []
     merged: list[str] = []
     removed: list[str] = []
@@ -172,7 +172,7 @@ class Run:
         return RunReport(
             segments=self.segments,
             archives=[row.key for row in self.rows],
-            shifted=self.relocated,
+            relocated=self.relocated,
             expired=self.expired,
             merged=self.merged,
             removed=self.removed,

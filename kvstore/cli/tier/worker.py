@@ -149,7 +149,7 @@ def show_run(out: Output, done: RunReport, *, line: bool = False) -> None:
         ("messages", f"{done.messages:,}"),
         ("records", size_text(done.raw_bytes)),
         ("archives take", size_text(done.bytes) + share),
-        ("archives gone cold", f"{len(done.shifted):,}"),
+        ("archives gone cold", f"{len(done.relocated):,}"),
         ("archives replaced", f"{len(done.merged):,}"),
         ("archives expired", f"{len(done.expired):,}"),
         ("objects removed", f"{len(done.removed):,}"),

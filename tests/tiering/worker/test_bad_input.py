@@ -104,7 +104,7 @@ def test_a_full_disk_leaves_archives_that_were_to_go_cold_warm(
         assert tiers == ["cold"] * (nth - 1) + ["warm"] * (count - (nth - 1))
         assert held(store) == before
         files.mend()
-        assert len(worker.run_once().shifted) == count - (nth - 1)
+        assert len(worker.run_once().relocated) == count - (nth - 1)
         nothing_left(store, worker)
     assert held(store) == before
 

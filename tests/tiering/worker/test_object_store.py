@@ -195,7 +195,7 @@ def test_archives_go_from_the_disk_to_a_bucket_on_a_bad_day(
         ]
         report = worker.run_once()
         assert report.failed == {}
-        assert len(report.shifted) == count
+        assert len(report.relocated) == count
         assert {a.tier for a in worker.archives()} == {"cold"}
         assert held(store) == before
         clock.advance(1)

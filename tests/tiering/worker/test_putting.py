@@ -82,7 +82,7 @@ def test_what_the_catalog_names_stays_though_a_note_of_its_copying_was_left(
         clock.advance(100.0)
         worker.run_once()
         clock.advance(2 * DAY)
-        assert worker.run_once().shifted
+        assert worker.run_once().relocated
         live: dict[int, ArchiveRow] = {}
         left: dict[int, ArchiveRow] = {}
         for row in decode_rows(store.catalog().rows):
@@ -164,7 +164,7 @@ def test_an_archive_that_goes_cold_is_read_where_it_is_and_written_there_alone(
             assert worker.run_once().failed == {}
             clock.advance(2 * DAY)
             files.paths.clear()
-            assert len(worker.run_once().shifted) == 1
+            assert len(worker.run_once().relocated) == 1
         (written,) = files.paths
         assert written.is_relative_to(tmp_path / "store" / "cold")
         assert len(store.pull("a", 0, 0, limit=99).messages) == 50

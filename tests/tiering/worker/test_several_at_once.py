@@ -121,7 +121,7 @@ def test_segments_move_and_go_cold_and_read_the_same(
         assert pools.most == 2
         clock.advance(10 * DAY)
         cold = worker.run_once()
-        assert (len(cold.shifted), cold.failed) == (segments, {})
+        assert (len(cold.relocated), cold.failed) == (segments, {})
         assert {a.tier for a in worker.archives()} == {"cold"}
         assert worker.verify().ok
     assert held(store) == before
@@ -144,7 +144,7 @@ def test_a_copy_that_was_damaged_on_the_way_is_no_copy(
         cold = worker.run_once()
     assert list(cold.failed) == [first.key]
     assert "is not what was put there" in cold.failed[first.key]
-    assert sorted(cold.shifted) == sorted(row.key for row in others)
+    assert sorted(cold.relocated) == sorted(row.key for row in others)
     assert path.exists()
     assert len(list((store.path / "cold").rglob("*.kvarc"))) == len(others)
     assert not list((store.path / "tiering" / "intents").iterdir())

@@ -134,7 +134,7 @@ def test_a_segment_goes_to_the_tier_of_its_age_at_once(
 ) -> None:
     clock.advance(60 * DAY)
     report = worker.run_once()
-    assert (report.failed, report.shifted) == ({}, [])
+    assert (report.failed, report.relocated) == ({}, [])
     assert {archive.tier for archive in worker.archives()} == {"cold"}
 
 
@@ -232,7 +232,7 @@ def test_an_archive_whose_bytes_changed_stays_where_it_is_and_the_others_go_cold
     damage(path)
     clock.advance(51 * DAY)
     report = worker.run_and_merge()
-    assert (list(report.failed), len(report.shifted)) == ([key], count - 1)
+    assert (list(report.failed), len(report.relocated)) == ([key], count - 1)
     assert [done.source for done in worker.history.last(100) if done.what == "failed"] == [key]
     (wait,) = read_waits(store.path / WORK / FILE, store.config.files)
     assert (wait.what, wait.tiers) == (key, ["cold"])
@@ -241,7 +241,7 @@ def test_an_archive_whose_bytes_changed_stays_where_it_is_and_the_others_go_cold
     assert len([d for d in worker.history.last(100) if d.what == "failed"]) == 1, "it waits"
     path.write_bytes(whole)
     clock.advance(60)
-    assert worker.run_and_merge().shifted == [key]
+    assert worker.run_and_merge().relocated == [key]
 
 
 def test_while_a_place_is_away_its_objects_are_not_asked_to_go_at_every_look(
@@ -341,7 +341,7 @@ def test_what_is_due_to_go_cold_is_not_merged_before(
     worker.run_once()
     clock.advance(51 * DAY)
     assert worker.merge().merged == []
-    assert len(worker.run_once().shifted) == len(worker.archives())
+    assert len(worker.run_once().relocated) == len(worker.archives())
     assert worker.merge().merged
 
 

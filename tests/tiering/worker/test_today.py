@@ -77,9 +77,9 @@ def test_a_policy_of_today_that_has_less_time_in_warm_moves_archives_on(
     with Worker(store, BOTH) as worker:
         count = len(worker.run_once().archives)
         clock.advance(2 * DAY)
-        assert worker.run_once().shifted == []
+        assert worker.run_once().relocated == []
     with Worker(store, msgspec.structs.replace(BOTH, warm_for=2 * DAY)) as worker:
-        assert len(worker.run_once().shifted) == count
+        assert len(worker.run_once().relocated) == count
         assert {a.tier for a in worker.archives()} == {"cold"}
     assert held(store) == before
 

@@ -78,7 +78,7 @@ def test_archives_go_cold_and_then_go_when_their_times_are_over(
         worker.run_once()
         clock.advance(10 * DAY)
         cold = worker.run_once()
-        assert len(cold.shifted) == len(worker.archives())
+        assert len(cold.relocated) == len(worker.archives())
         assert {a.tier for a in worker.archives()} == {"cold"}
         assert held(store) == before
         clock.advance(BOTH.grace + 1)
@@ -86,10 +86,10 @@ def test_archives_go_cold_and_then_go_when_their_times_are_over(
         assert list((tmp_path / "store" / "archive").rglob("*.kvarc")) == []
         clock.advance(4 * DAY)
         gone = worker.run_once()
-        assert (len(gone.expired), worker.archives()) == (len(cold.shifted), [])
+        assert (len(gone.expired), worker.archives()) == (len(cold.relocated), [])
         assert all(store.bounds(*queue)[0] == store.bounds(*queue)[1] for queue in before)
         clock.advance(BOTH.grace + 1)
-        assert len(worker.run_once().removed) == len(cold.shifted)
+        assert len(worker.run_once().removed) == len(cold.relocated)
     assert list((tmp_path / "store" / "cold").rglob("*.kvarc")) == []
     assert store.put("orders", b"new", queue=1).offset == len(before["orders", 1])
 

@@ -14,9 +14,10 @@ import kvstore
 from kvstore.errors import KeyMissing
 from tests.cli.conftest import Kvmq, kvmq
 from tests.support.clock import VirtualClock
+from tests.tiering.spark.conftest import DAY, SEGMENT
 from tests.tiering.spark.jobs import works
 from tests.tiering.spark.jobs.conftest import Noting
-from tests.tiering.spark.jobs.twins import DAY, POLICY, SEGMENT, Side, both, config, plain, worked
+from tests.tiering.spark.jobs.twins import POLICY, Side, both, config, plain, worked
 from tiering import TieringStopped, TopicKey, Worker
 from tiering.catalog.catalog import decode_rows
 from tiering.executor.segment_encoder import SegmentJob
@@ -38,8 +39,8 @@ def test_moving_segments_and_archives_through_all_tiers_gives_the_same(
     one, _ = both(tmp_path, *made, executor, work)
     first, brief, rest, _ = one.told
     assert len(first.segments) >= 5
-    assert len(brief.shifted) == len(rest.expired) >= 3
-    assert len(rest.shifted) >= 5
+    assert len(brief.relocated) == len(rest.expired) >= 3
+    assert len(rest.relocated) >= 5
     assert first.failed == brief.failed == rest.failed == {}
     # The topic that has half of the messages is in many tasks, and not in one.
     jobs = [job for job, *_ in executor.given if isinstance(job, SegmentJob)]
