@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import quote
 
 import msgspec
@@ -114,10 +114,8 @@ class Counted(msgspec.Struct):
 
     def add(self, other: Counted) -> None:
         """Adds another's amounts."""
-        self.messages += other.messages
-        self.files += other.files
-        self.bytes += other.bytes
-        self.rejected += other.rejected
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 class ExportManifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,20 +164,16 @@ class _Run(msgspec.Struct, frozen=True):
     run: str
 
 
-class TableKeeper(Protocol):
-    """Adds committed files to tables."""
-
-    def append(self, name: str, append: Append) -> None:
-        """Adds files to a table, unless that was done under this name."""
-        ...
+AppendTo = Callable[[str, Append], object]
+"""Adds files to a table, unless that was done under this name."""
 
 
 class Commits:
     """The commits of one export's folder. `begin` comes first."""
 
-    def __init__(self, folders: Folders, tables: TableKeeper | None = None) -> None:
+    def __init__(self, folders: Folders, append: AppendTo | None = None) -> None:
         self._folders = folders
-        self._tables = tables
+        self._append = append
         self._run = uuid.uuid4().hex
 
     def begin(self) -> None:
@@ -263,8 +257,8 @@ class Commits:
                     f"put it back, or export to a new folder"
                 )
         for append in made.appends:
-            assert self._tables is not None, "the settings say what kind of export this is"
-            self._tables.append(made.name, append)
+            assert self._append is not None, "the settings say what kind of export this is"
+            self._append(made.name, append)
         for old in made.removes:
             folders.delete(old)
         manifest = f"{made.name}{MANIFEST}"

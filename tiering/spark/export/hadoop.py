@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tiering.errors import ExportBroken, SparkFailed, SparkUnsuitable
@@ -113,20 +112,19 @@ class Folders:
         """The files below a folder whose names end so, in order, but for those of tasks that Spark
         has not ended.
         """
-        return sorted(self._files(folder, ending))
-
-    def _files(self, folder: str, ending: str) -> Iterator[ListedFile]:
+        found = []
         with spark_errors():
             path = self._path(folder)
             if not self._system.exists(path):
-                return
+                return []
             above = len(str(self._system.makeQualified(self._path("")))) + 1
             listed = self._system.listFiles(path, True)
             while listed.hasNext():
                 one = listed.next()
                 whole = str(one.getPath().toString())
                 if whole.endswith(ending) and "/_temporary/" not in whole:
-                    yield ListedFile(whole[above:], int(one.getLen()))
+                    found.append(ListedFile(whole[above:], int(one.getLen())))
+        return sorted(found)
 
     def read(self, name: str) -> bytes | None:
         """A file's contents; None if there is no such file."""

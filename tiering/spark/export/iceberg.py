@@ -92,7 +92,7 @@ class IcebergTables:
         return tuple(Append(table, topic, tuple(names)) for (table, topic), names in found.items())
 
     def append(self, name: str, append: Append) -> None:
-        """See `commit.TableKeeper`."""
+        """Adds files to a table, unless that was done under this name."""
         from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 # an extra's
 
         batch = number_of(name)

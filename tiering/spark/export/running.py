@@ -132,7 +132,7 @@ class Exporter:
         self._stager = Stager(
             self.folders, self._schemas, keep_body=keep_body, twice=format == "iceberg"
         )
-        self._commits = Commits(self.folders, self.tables)
+        self._commits = Commits(self.folders, self.tables.append if self.tables else None)
         self.report = ExportReport(target=target, format=format)
         self.failed: Exception | None = None
         self._commits.begin()

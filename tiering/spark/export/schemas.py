@@ -4,7 +4,7 @@ The idea: a topic's schema is given, in Spark's DDL or its JSON, or found in a s
 Either way it is pinned: written beside the export, and from then on the schema of that topic, so
 that all files of a topic have the same columns. Spark parses the bodies, in the JVM. A stricter
 parser checks whether a body is JSON to its last byte, as Spark's stops where an object ends. Only
-for a body that does not fit the reason is worked out, by walking it beside the schema.
+for a body that does not fit the reason is worked out: msgspec decodes it as the schema's types.
 
 Invariants: a pinned schema does not change; a given one that contradicts it is refused before
 anything is read. A schema that no file could be written with is refused and not pinned, because a
@@ -14,9 +14,11 @@ that a body lacks is null; one that the schema lacks is not exported.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -33,7 +35,6 @@ from pyspark.sql.types import (
     DecimalType,
     DoubleType,
     FloatType,
-    FractionalType,
     IntegralType,
     MapType,
     StringType,
@@ -55,10 +56,14 @@ SAMPLED: Final = 10_000
 """The messages of a topic from which its schema is inferred."""
 UNFIT: Final = "_kvmq_unfit"
 """A field that no schema may have: there Spark says what it could not parse."""
-_SIMPLE: Final = (
-    StringType, BooleanType, IntegralType, FractionalType, DecimalType, BinaryType, DateType,
-    TimestampType, TimestampNTZType,
-)  # fmt: skip
+_BITS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+_SIMPLE: Final[Mapping[type[DataType], tuple[Any, Any]]] = {
+    StringType: (Any, Any), BooleanType: (bool, bool), FloatType: (float, float),
+    DoubleType: (float, float), DecimalType: (Any, Decimal), BinaryType: (Any, bytes),
+    DateType: (Any, date), TimestampType: (Any, datetime), TimestampNTZType: (Any, datetime),
+}  # fmt: skip
+"""The type of all values that Spark takes for one of its types, and of those that most programs
+write."""
 Given = Mapping[str, "str | Mapping[str, Any] | StructType"]
 """By topic, a schema: Spark's DDL, its JSON as an object, or Spark's own value."""
 
@@ -112,7 +117,7 @@ class Schemas:
         """Infers a topic's schema from some bodies, and pins it. Raises SchemaIllegal if none of
         them is an object of JSON with something in it.
         """
-        objects = [body.decode() for body in bodies if _is_object(body)]
+        objects = [body.decode() for body in bodies if broken(body) is None]
         found = StructType()
         if objects:
             rows = spark.createDataFrame([(one,) for one in objects], "value STRING")
@@ -123,12 +128,13 @@ class Schemas:
                 "at none is an object of JSON with a field; leave the topic out of those to "
                 "infer, or give its schema"
             )
-        wrong = _unfit_for_bodies(found, "")
-        if wrong is not None:
+        try:
+            python_type(found)
+        except SchemaIllegal as e:
             raise SchemaIllegal(
-                f"the schema in the bodies of topic {topic} is {ddl(found)}, where {wrong}; "
+                f"the schema in the bodies of topic {topic} is {ddl(found)}, where {e}; "
                 "leave the topic out of those to infer, or give its schema"
-            )
+            ) from e
         self._pin(topic, found, f"inferred from {len(objects)} messages")
         return found
 
@@ -154,15 +160,6 @@ def _decoded(folders: Folders, name: str) -> _Pin:
         raise ExportBroken(f"{folders.at(name)} is no pinned schema ({e}); put it back") from e
 
 
-def _is_object(body: bytes) -> bool:
-    try:
-        msgspec.json.decode(body, type=dict[str, Any])
-        body.decode()
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return True
-
-
 def parse(topic: str, schema: str | Mapping[str, Any] | StructType) -> StructType:
     """A topic's schema, whichever way it is given. Raises SchemaIllegal."""
     found: DataType
@@ -184,52 +181,65 @@ def parse(topic: str, schema: str | Mapping[str, Any] | StructType) -> StructTyp
             f"the schema of topic {topic} is {shown(schema)}; it must be a struct, such as "
             "'id BIGINT, note STRING'"
         )
-    wrong = _unfit_for_bodies(found, "")
-    if wrong is not None:
-        raise SchemaIllegal(f"the schema of topic {topic} is {shown(schema)}, where {wrong}")
+    try:
+        python_type(found)
+    except SchemaIllegal as e:
+        raise SchemaIllegal(f"the schema of topic {topic} is {shown(schema)}, where {e}") from e
     return found
 
 
-def _unfit_for_bodies(kind: DataType, path: str) -> str | None:
-    """The part of a type that JSON or Parquet can't have, or that readers can't tell apart; None if
-    all of it is fine.
+def python_type(kind: DataType, path: str = "", *, as_usual: bool = False) -> Any:
+    """The type as which msgspec decodes all values that Spark takes for its type, or those that
+    most programs write (`as_usual`). Raises SchemaIllegal, with the part that JSON or Parquet can't
+    have, or that readers can't tell apart.
     """
     at = path or "it"
-    parts: list[tuple[DataType, str]] = []
     if isinstance(kind, StructType):
         if not kind.fields:
-            return f"{at} has no field; it must have one or more"
+            raise SchemaIllegal(f"{at} has no field; it must have one or more")
         if not path and UNFIT in kind.names:
-            return f"a field is named {UNFIT}, which is the export's own"
+            raise SchemaIllegal(f"a field is named {UNFIT}, which is the export's own")
         folded = [name.casefold() for name in kind.names]
         twice = next((n for n in kind.names if folded.count(n.casefold()) > 1), None)
         if twice is not None:
-            return f"{at} has field {twice!r} twice, but for case, which Spark could not read"
-        parts = [(one.dataType, f"{path}.{one.name}".lstrip(".")) for one in kind.fields]
-    elif isinstance(kind, ArrayType):
-        parts = [(kind.elementType, f"{path}[]")]
-    elif isinstance(kind, MapType):
+            raise SchemaIllegal(
+                f"{at} has field {twice!r} twice, but for case, which Spark could not read"
+            )
+        types = [
+            python_type(one.dataType, f"{path}.{one.name}".lstrip("."), as_usual=as_usual)
+            for one in kind.fields
+        ]
+        # A field's name need not be one of Python's.
+        names = {f"field_{number}": name for number, name in enumerate(kind.names)}
+        fields = [(name, one | None, None) for name, one in zip(names, types, strict=True)]
+        return msgspec.defstruct("Body", fields, rename=names)
+    if isinstance(kind, ArrayType):
+        return list[python_type(kind.elementType, f"{path}[]", as_usual=as_usual) | None]  # type: ignore[misc] # made here
+    if isinstance(kind, MapType):
         if not isinstance(kind.keyType, StringType):
-            return f"{at} has keys of type {kind.keyType.simpleString()}; JSON has texts alone"
-        parts = [(kind.valueType, f"{path}[]")]
-    elif not isinstance(kind, _SIMPLE):
-        return f"{at} is of type {kind.simpleString()}, which bodies can't be; say STRING"
-    found = (_unfit_for_bodies(*part) for part in parts)
-    return next((one for one in found if one is not None), None)
+            raise SchemaIllegal(
+                f"{at} has keys of type {kind.keyType.simpleString()}; JSON has texts alone"
+            )
+        return dict[str, python_type(kind.valueType, f"{path}[]", as_usual=as_usual) | None]  # type: ignore[misc] # made here
+    if isinstance(kind, IntegralType):
+        most = 1 << _BITS[kind.simpleString()] - 1
+        return Annotated[int, msgspec.Meta(ge=-most, le=most - 1)]
+    if type(kind) not in _SIMPLE:
+        raise SchemaIllegal(
+            f"{at} is of type {kind.simpleString()}, which bodies can't be; say STRING"
+        )
+    return _SIMPLE[type(kind)][as_usual]
 
 
 def read_schemas(text: str, where: str) -> dict[str, Any]:
     """The schemas in a file: an object of JSON, by topic. Raises SchemaIllegal."""
     try:
-        found = json.loads(text)
-    except ValueError as e:
-        raise SchemaIllegal(f"{where} is no JSON: {e}") from e
-    if not isinstance(found, dict) or not all(isinstance(v, str | dict) for v in found.values()):
+        return msgspec.json.decode(text, type=dict[str, str | dict[str, Any]])
+    except msgspec.DecodeError as e:
         raise SchemaIllegal(
-            f"{where} must have an object, of a schema for each topic: a text in Spark's DDL, or "
-            "the JSON of a struct"
-        )
-    return found
+            f"{where} must have an object of JSON, of a schema for each topic: a text in Spark's "
+            f"DDL, or the JSON of a struct; {e}"
+        ) from e
 
 
 def ddl(schema: StructType) -> str:
@@ -251,10 +261,6 @@ VALUE: Final = "value"
 """The column that a typed topic has instead of `body`: a struct of its schema's fields."""
 REASON: Final = "reason"
 _BROKEN: Final = "_kvmq_broken"
-_BITS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
-_JUDGED: Final = (BooleanType, IntegralType, FloatType, DoubleType)
-"""Simple types whose values are told by looking at the JSON."""
-_SHOWN: Final = 60
 
 
 class FittedRows(NamedTuple):
@@ -269,7 +275,7 @@ def fitted(rows: DataFrame, schema: StructType, *, keep_body: bool = False) -> F
     asked = StructType([*schema.fields, StructField(UNFIT, StringType())])
     text = fn.col("body").cast("string")
     told = {"columnNameOfCorruptRecord": UNFIT, "mode": "PERMISSIVE"}
-    parsed = rows.withColumn(_BROKEN, _broken()(fn.col("body"))).withColumn(
+    parsed = rows.withColumn(_BROKEN, _function(broken)(fn.col("body"))).withColumn(
         VALUE, fn.from_json(text, asked, told)
     )
     fits = (
@@ -278,38 +284,21 @@ def fitted(rows: DataFrame, schema: StructType, *, keep_body: bool = False) -> F
     fit = parsed.where(fits).drop(_BROKEN).withColumn(VALUE, fn.col(VALUE).dropFields(UNFIT))
     if not keep_body:
         fit = fit.drop("body")
-    unfit = (
-        parsed.where(~fits)
-        .withColumn(REASON, _reasons(schema)(fn.col("body")))
-        .drop(_BROKEN, VALUE)
-    )
+    reasons = _function(lambda body: broken(body) or misfit(body or b"", schema))
+    unfit = parsed.where(~fits).withColumn(REASON, reasons(fn.col("body"))).drop(_BROKEN, VALUE)
     return FittedRows(fit, unfit)
 
 
-def _broken() -> Any:
-    """A function of Spark: the reason why a body is no JSON object; null if it is one."""
+def _function(judge: Callable[[bytes | None], str | None]) -> Any:
+    """A function of Spark: of each body the reason why it does not fit, or null."""
 
-    def judge(bodies: pa.Array) -> pa.Array:
-        return pa.array([broken(body) for body in bodies.to_pylist()], pa.string())
+    def judged(bodies: pa.Array) -> pa.Array:
+        return pa.array(map(judge, bodies.to_pylist()), pa.string())
 
-    return _function(judge)
-
-
-def _reasons(schema: StructType) -> Any:
-    """A function of Spark: the reason why a body that does not fit does not."""
-
-    def judge(bodies: pa.Array) -> pa.Array:
-        said = [broken(body) or misfit(body, schema) for body in bodies.to_pylist()]
-        return pa.array(said, pa.string())
-
-    return _function(judge)
-
-
-def _function(judge: Any) -> Any:
     # Spark tells the kind of a function by its types, which are texts in this module.
-    judge.__annotations__ = {"bodies": pa.Array, "return": pa.Array}
+    judged.__annotations__ = {"bodies": pa.Array, "return": pa.Array}
     made: Any = arrow_udf
-    return made(judge, StringType())
+    return made(judged, StringType())
 
 
 def broken(body: bytes | None) -> str | None:
@@ -333,65 +322,19 @@ def broken(body: bytes | None) -> str | None:
 
 def misfit(body: bytes, schema: StructType) -> str:
     """The reason why an object (see `broken`) does not fit: its first field that doesn't."""
-    try:
-        found = list(_misfits_of(msgspec.json.decode(body), schema, ""))
-    except (msgspec.DecodeError, RecursionError):
-        # For example a number that no Python float can hold; Spark would not take it either.
-        found = []
-    if found:
-        # The first field that surely does not fit, or else the first that may not.
-        return min(found, key=lambda one: not one.sure).text
+    # A field that surely does not fit goes before one of which only Spark can tell.
+    for as_usual in (False, True):
+        try:
+            _decoder(schema, as_usual).decode(body)
+        except msgspec.ValidationError as e:
+            said, _, path = str(e).replace(" | null", "").partition(" - at `$.")
+            return f"{path.rstrip('`')}: {said}"
+        except (msgspec.DecodeError, RecursionError):
+            # For example a number that no Python float can hold; Spark would not take it either.
+            break
     return f"does not fit {schema.simpleString()}"
 
 
-class _Misfit(NamedTuple):
-    """A field that does not fit; not `sure` where only Spark can tell, as of times."""
-
-    sure: bool
-    text: str
-
-
-def _misfits_of(value: Any, kind: DataType, path: str) -> Iterator[_Misfit]:
-    """Yields the fields of a value that are not of the schema's type."""
-    if value is None:
-        return
-    parts: list[tuple[Any, DataType, str]] = []
-    right = sure = True
-    if isinstance(kind, StructType):
-        right = isinstance(value, dict)
-        if right:
-            at = f"{path}." if path else ""
-            parts = [
-                (value[f.name], f.dataType, at + f.name) for f in kind.fields if f.name in value
-            ]
-    elif isinstance(kind, ArrayType):
-        right = isinstance(value, list)
-        if right:
-            parts = [(one, kind.elementType, f"{path}[{i}]") for i, one in enumerate(value)]
-    elif isinstance(kind, MapType):
-        right = isinstance(value, dict)
-        if right:
-            parts = [(one, kind.valueType, f"{path}[{name!r}]") for name, one in value.items()]
-    else:
-        right = _is_one(value, kind)
-        sure = isinstance(kind, _JUDGED)
-    if not right:
-        text = msgspec.json.encode(value).decode()
-        shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
-        yield _Misfit(sure, f"{path} is {shown}, not {kind.simpleString()}")
-    for part in parts:
-        yield from _misfits_of(*part)
-
-
-def _is_one(value: Any, kind: DataType) -> bool:
-    """Whether Spark takes a value for one of a simple type, as far as can be told here."""
-    if isinstance(kind, StringType):
-        return True
-    if isinstance(kind, BooleanType):
-        return isinstance(value, bool)
-    if isinstance(kind, IntegralType):
-        most = 1 << _BITS[kind.simpleString()] - 1
-        return isinstance(value, int) and not isinstance(value, bool) and -most <= value < most
-    if isinstance(kind, FloatType | DoubleType | DecimalType):
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return False
+@lru_cache(maxsize=64)
+def _decoder(schema: StructType, as_usual: bool) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(python_type(schema, as_usual=as_usual))
