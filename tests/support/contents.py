@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvstore import Damaged, PullStatus, RecordDamaged, Store, StoredMessage
+from kvstore.errors import ArchiveDamaged
 
 Queue = tuple[str, int]
 
@@ -29,7 +30,7 @@ def read_around(store: Store, topic: str, queue: int) -> tuple[list[StoredMessag
     while True:
         try:
             pulled = store.pull(topic, queue, offset, limit=100)
-        except RecordDamaged as e:
+        except (RecordDamaged, ArchiveDamaged) as e:
             errors.append(e)
             following = e.next_offset
         else:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from itertools import pairwise
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -88,22 +88,30 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     """A schema of messages that was given to Spark, as it wants batches of it. `ConfigError` where
     it has columns that messages lack, or have as something else.
     """
-    for given, known in zip(schema.fields, spark_schema(schema.names).fields, strict=True):
-        kind, held = given.dataType.simpleString(), known.dataType.simpleString()
-        if kind != held:
-            raise ConfigError(
-                f"column {given.name} is asked for as {kind}; messages have it as {held}: read it "
-                "so, and cast it"
-            )
+    for name, kind, held in other_types(schema):
+        raise ConfigError(
+            f"column {name} is asked for as {kind}; messages have it as {held}: read it so, and "
+            "cast it"
+        )
     asked = to_arrow_schema(schema, timezone="UTC")
     for field in asked:
-        name = _may_be_null(field, SCHEMA.field(field.name))
-        if name is not None:
+        part = _may_be_null(field, SCHEMA.field(field.name))
+        if part is not None:
             raise ConfigError(
-                f"{name} of column {field.name} is asked for as never null; there are messages "
+                f"{part} of column {field.name} is asked for as never null; there are messages "
                 "that lack it"
             )
     return asked
+
+
+def other_types(schema: StructType) -> Iterator[tuple[str, str, str]]:
+    """The columns that have other types than messages have: name, type, and that of messages.
+    `ConfigError` for one that messages lack.
+    """
+    for given, known in zip(schema.fields, spark_schema(schema.names).fields, strict=True):
+        kind, held = given.dataType.simpleString(), known.dataType.simpleString()
+        if kind != held:
+            yield given.name, kind, held
 
 
 def _may_be_null(asked: pa.Field, held: pa.Field) -> str | None:
@@ -139,21 +147,24 @@ class Hosts(NamedTuple):
     which: Column
 
 
-class HeaderFields(NamedTuple):
-    """Header fields of every row; they are the same in nearly all messages."""
+HEADER_NUMBERS: Final = (
+    "flags", "system_flags", "version", "reconsume_times", "prepared_position",
+)  # fmt: skip
 
-    flags: Column
-    system_flags: Column
-    version: Column
-    reconsume_times: Column
-    prepared_position: Column
+
+class HeaderFields(NamedTuple):
+    """Header fields of every row; they are the same in nearly all messages. `numbers` are those of
+    HEADER_NUMBERS.
+    """
+
+    numbers: Sequence[Column]
     born: Hosts
     store: Hosts
 
 
-class MessageColumns(Protocol):
+class MessageColumns:
     """Messages in columns, of which a batch is made; `topic_of` says which of the `topics` a
-    message has.
+    message has. A kind whose messages are all ordinary has the defaults.
     """
 
     count: int
@@ -167,29 +178,29 @@ class MessageColumns(Protocol):
 
     def header_fields(self) -> ConstantHeaders | HeaderFields:
         """The rarely differing fields; once for all rows if they are known to have the same."""
-        ...
+        raise NotImplementedError
 
     def texts(self) -> Mapping[bytes, Joined] | None:
         """The values of properties by name, in the order of the names, if all rows have the same,
         each once, and nothing else; None if not.
         """
-        ...
+        return None
 
     def fields(self) -> list[bytes]:
         """The properties field of every row."""
-        ...
+        raise NotImplementedError
 
     def bodies(self) -> Joined:
         """All bodies as they were put."""
-        ...
+        raise NotImplementedError
 
     def stored_bodies(self) -> list[bytes | None] | None:
         """The bodies that the records have, where these are others; None: nowhere."""
-        ...
+        return None
 
     def wrong_crcs(self) -> list[int | None] | None:
         """The CRCs that the records have, where they are not their bodies'; None: nowhere."""
-        ...
+        return None
 
 
 def batch_of(rows: MessageColumns, names: Sequence[str]) -> pa.RecordBatch:
@@ -333,14 +344,15 @@ def _headers(asked: _Asked) -> pa.Array:
 
 def _header_arrays(found: HeaderFields) -> list[pa.Array]:
     """The first fields of HEADERS, of each row."""
+    flags, system_flags, version, reconsume_times, prepared_position = found.numbers
     return [
-        pa.array(found.flags),
-        pa.array(found.system_flags),
+        pa.array(flags),
+        pa.array(system_flags),
         _hosts(found.born),
         _hosts(found.store),
-        pa.array(found.reconsume_times.astype(np.int32)),
-        pa.array(found.prepared_position),
-        pa.array(found.version.astype(np.int32)),
+        pa.array(reconsume_times.astype(np.int32)),
+        pa.array(prepared_position),
+        pa.array(version.astype(np.int32)),
     ]
 
 
@@ -350,11 +362,7 @@ def _constant_arrays(found: ConstantHeaders, count: int) -> Sequence[pa.Array]:
     which = np.zeros(count, np.int64)
     return _header_arrays(
         HeaderFields(
-            which + found.flags,
-            which + found.system_flags,
-            which + found.version,
-            which + found.reconsume_times,
-            which + found.prepared_position,
+            [which + getattr(found, name) for name in HEADER_NUMBERS],
             Hosts([host_of(found.born_host)], which),
             Hosts([host_of(found.store_host)], which),
         )

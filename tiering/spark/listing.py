@@ -19,16 +19,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvstore.config import StoreConfig
-from kvstore.errors import ArchiveMissing, StoreNotFound
+from kvstore.errors import ArchiveMissing, SegmentDamaged, StoreNotFound
 from kvstore.files import Files, LocalFiles
 from kvstore.opening.viewing import View, view_store
 from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.tail import Source
 from tiering.catalog.bucket import objects_of
 from tiering.catalog.catalog import ArchiveRow, Tier, decode_rows
+from tiering.executor.segment import Damage
 from tiering.keys.key_file import provider_of
 from tiering.places.commits import CommitLogs
-from tiering.places.place import Place, open_place
+from tiering.places.place import Place
 from tiering.places.settings import is_remote
 from tiering.spark.options import ReadOptions
 
@@ -71,6 +72,12 @@ def segment_gone(log_part: LogPart) -> ArchiveMissing:
     )
 
 
+def segment_damaged(log_part: LogPart, damage: Damage) -> SegmentDamaged:
+    """The error for damage that was met in a part."""
+    path = log_part.path
+    return SegmentDamaged(f"{path} is damaged at {damage.position}: {damage.reason}", path)
+
+
 @contextmanager
 def mapped(files: Files, log_part: LogPart) -> Iterator[Buffer]:
     """The bytes of the file that a part of the log is in. Raises ArchiveMissing."""
@@ -87,13 +94,13 @@ def mapped(files: Files, log_part: LogPart) -> Iterator[Buffer]:
 class Listing(msgspec.Struct, frozen=True):
     """All archives and parts of the log at a path. `topics` are the ids and first positions of
     existing topics, by name; None: of each name the highest id that an archive has. `rows` are
-    the archives' rows in a catalog; a place alone has none.
+    the archives' rows in a catalog; None: a place alone has none.
     """
 
     archives: list[ListedArchive]
     log: list[LogPart] = []
     topics: dict[str, tuple[int, int]] | None = None
-    rows: list[ArchiveRow] = []
+    rows: list[ArchiveRow] | None = None
 
 
 class Opener:
@@ -112,8 +119,7 @@ class Opener:
         """The place of that name."""
         found = self._places.get(where)
         if found is None:
-            given = self._options.place if is_remote(where) else None
-            found = self._places[where] = open_place(where, options=given)
+            found = self._places[where] = self._options.open(where)
         return found
 
     def archive(self, held: ListedArchive) -> Archive:
@@ -169,18 +175,13 @@ def listing(options: ReadOptions) -> Listing:
     return Listing(archives_of(options)[1])
 
 
-def place_of(options: ReadOptions) -> Place:
-    """The place of archives at the path."""
-    return open_place(options.path, options=options.place if is_remote(options.path) else None)
-
-
 def archives_of(
     options: ReadOptions, jobs: CommitLogs | None = None
 ) -> tuple[str, list[ListedArchive]]:
     """The id of the store that a place has archives of, and these. `jobs` keeps what was read of
     the place, so that it is not read again.
     """
-    store_id, objects = objects_of(place_of(options), options.store_id, jobs)
+    store_id, objects = objects_of(options.open(), options.store_id, jobs)
     tier: Tier = "cold" if is_remote(options.path) else "warm"
     return store_id, [ListedArchive(options.path, one.key, one.size, tier) for one in objects]
 

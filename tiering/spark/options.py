@@ -1,7 +1,7 @@
 """Options: the settings of readers and writers of archives and stores.
 
 The idea: Spark gives texts under names whose case does not count. Here they become one checked
-value, which travels to the tasks.
+value, which travels to the tasks. The fields' types say what a text must be.
 
 Invariant: an unknown option is an error, not ignored: a filter that was spelled wrong would read
 everything.
@@ -9,13 +9,13 @@ everything.
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Collection, Iterable, Mapping
+import logging
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from kvstore.errors import ConfigError, shown
 from kvstore.files import local_path
@@ -27,174 +27,153 @@ from tiering.policy.retention_classes import RetentionClass, read_class
 
 PLACE: Final = "place."
 """The prefix of the settings of a place (docs/places.md)."""
-SPLIT_BYTES: Final = 128 << 20
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
-_FLAGS: Final = {"true": True, "false": False}
+_EVER: Final = RetentionClass("warm", None, None).name
+_log = logging.getLogger("kvmq")
 
-Damaged = Literal["fail", "skip"]
+# A description ends the sentence "it must be ..." about a text that is not of the type.
+Names = Annotated[tuple[str, ...], Meta(description="a list of texts")]
+Flag = Annotated[bool, Meta(description="true or false")]
+Level = Annotated[int, Meta(ge=0, description="0 or more")]
+Positive = Annotated[int, Meta(ge=1, description="1 or more")]
+BlockBytes = Annotated[int, Meta(ge=4096, description="4096 or more")]
+LargeBytes = Annotated[int, Meta(ge=1 << 16, description="65536 or more")]
+Damaged = Annotated[Literal["fail", "skip"], Meta(description="fail or skip")]
+Codec = Annotated[CodecName, Meta(description="zstd or lz4")]
+StoreId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z", description="32 hex digits, a-f small")]
 
 
-class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
+class _PlaceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of every reader and writer."""
+
+    path: str
+    key_file: str | None = None
+    place: dict[str, str] = {}
+
+    def open(self, where: str | None = None) -> Place:
+        """The place at the path, or another one (`where`) that is reached by the same settings."""
+        where = where or self.path
+        return open_place(where, options=self.place if is_remote(where) else None)
+
+
+class ReadOptions(_PlaceOptions, frozen=True, kw_only=True):
     """See docs/spark.md. `topics` and `keys` None: all; `split_bytes` are bytes of records. The
     fields from `starting_offsets` on are for streams alone.
     """
 
-    path: str
-    topics: tuple[str, ...] | None = None
-    columns: tuple[str, ...] | None = None
-    keys: tuple[str, ...] | None = None
-    key_file: str | None = None
+    topics: Names | None = None
+    columns: Names | None = None
+    keys: Names | None = None
     store_id: str | None = None
-    hot: bool = True
+    hot: Flag = True
     damaged: Damaged = "fail"
-    split_bytes: int = SPLIT_BYTES
+    split_bytes: Positive = 128 << 20
     starting_offsets: str = EARLIEST
-    max_messages_per_trigger: int | None = None
-    max_bytes_per_trigger: int | None = None
-    fail_on_data_loss: bool = True
-    place: dict[str, str] = {}
+    max_messages_per_trigger: Positive | None = None
+    max_bytes_per_trigger: Positive | None = None
+    fail_on_data_loss: Flag = True
+
+    def leave_out(self, name: str, error: Exception) -> None:
+        """Logs that something damaged is left out, or raises its error, as the options say."""
+        if self.damaged == "fail":
+            raise error
+        _log.warning("left out: %s: %s", name, str(error))
 
 
-_LISTS: Final = ("topics", "columns", "keys")
-_SWITCHES: Final = ("hot", "fail_on_data_loss")
-_LEAST: Final = {
-    "split_bytes": 1, "max_messages_per_trigger": 1, "max_bytes_per_trigger": 1, "level": 0,
-    "block_bytes": 4096, "archive_bytes": 1 << 16, "spill_bytes": 1 << 16,
-}  # fmt: skip
-
-
-def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """The options as Spark gives them. Raises ConfigError."""
-    fields, place = by_field(given, ReadOptions.__struct_fields__)
-    found = {field: _parsed(field, value) for field, value in fields.items()}
-    if "path" not in found:
-        raise ConfigError(
-            "nothing says what to read: give a store's folder, or a folder or bucket of archives, "
-            "as load(path)"
-        )
-    found["path"] = at_home(str(found["path"]))
-    return msgspec.convert({**found, "place": place}, ReadOptions)
-
-
-def at_home(path: str) -> str:
-    """A path with `~` as the home folder; a URL stays as it is. Raises CallerError."""
-    return path if "://" in path else str(local_path(path, "what Spark reads or writes"))
-
-
-def by_field(
-    given: Mapping[str, str],
-    fields: Iterable[str],
-    *,
-    of: str = "",
-    passed_over: Collection[str] = (),
-) -> tuple[dict[str, str], dict[str, str]]:
-    """The options by the fields that they are for, whatever case and underlines they are written
-    with, and the settings of a place. Raises ConfigError for an option that does not exist; `of`
-    names the reader or writer in its text.
-    """
-    known = {field.replace("_", ""): field for field in fields if field != "place"}
-    found: dict[str, str] = {}
-    place: dict[str, str] = {}
-    for name, value in given.items():
-        lower = name.lower()
-        field = known.get(lower.replace("_", ""))
-        if lower.startswith(PLACE):
-            place[lower[len(PLACE) :]] = value
-        elif field is not None:
-            found[field] = value
-        elif lower not in passed_over:
-            raise ConfigError(
-                f"there is no option {name!r}{of}; there are {', '.join(sorted(known.values()))}, "
-                f"and {PLACE}NAME for settings of a place"
-            )
-    return found, place
-
-
-def _parsed(name: str, value: str) -> object:
-    if name in _LISTS:
-        return _listed(name, value)
-    if name in _SWITCHES:
-        if value.lower() not in _FLAGS:
-            raise ConfigError(f"option {name} is {shown(value)}; it must be true or false")
-        return _FLAGS[value.lower()]
-    if name in _LEAST:
-        least = _LEAST[name]
-        if not value.isascii() or not value.isdigit() or int(value) < least:
-            raise ConfigError(f"option {name} is {shown(value)}; it must be {least} or more")
-        return int(value)
-    if name == "damaged" and value not in ("fail", "skip"):
-        raise ConfigError(f"option damaged is {shown(value)}; it must be fail or skip")
-    return value
-
-
-def _listed(name: str, value: str) -> tuple[str, ...]:
-    """Names between commas; or a list in JSON, for names that have commas in them."""
-    if value.startswith("["):
-        try:
-            found = json.loads(value)
-        except ValueError:
-            found = None
-        if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-            raise ConfigError(f"option {name} is {shown(value)}; it must be a list of texts")
-        return tuple(found)
-    return tuple(one.strip() for one in value.split(",") if one.strip())
-
-
-# --- writing --------------------------------------------------------------------------------------
-
-
-ARCHIVE_BYTES: Final = 512 << 20
-SPILL_BYTES: Final = 64 << 20
-_EVER: Final = RetentionClass("warm", None, None).name
-_STORE_ID: Final = re.compile(r"[0-9a-f]{32}")
-_SPARKS: Final = frozenset({"checkpointlocation", "queryname"})
-"""Options of a stream that are Spark's own."""
-
-
-class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
+class SinkOptions(_PlaceOptions, frozen=True, kw_only=True):
     """See docs/spark.md. `archive_bytes` are the bytes of an archive, about; `spill_bytes` are the
     bytes of records that a task has in memory before it uses its disk.
     """
 
-    path: str
-    store_id: str | None = None
-    codec: CodecName = "zstd"
-    level: int | None = None
-    block_bytes: int = BLOCK_BYTES_DEFAULT
-    archive_bytes: int = ARCHIVE_BYTES
-    spill_bytes: int = SPILL_BYTES
+    store_id: StoreId | None = None
+    codec: Codec = "zstd"
+    level: Level | None = None
+    block_bytes: BlockBytes = BLOCK_BYTES_DEFAULT
+    archive_bytes: LargeBytes = 512 << 20
+    spill_bytes: LargeBytes = 64 << 20
     retention_class: str = _EVER
-    key_file: str | None = None
     query: str | None = None
-    place: dict[str, str] = {}
 
-    def open(self) -> Place:
-        """The place that archives go to."""
-        return open_place(self.path, options=self.place if is_remote(self.path) else None)
+
+def read_options(given: Mapping[str, str]) -> ReadOptions:
+    """The options as Spark gives them. Raises ConfigError."""
+    if "path" not in given:
+        raise ConfigError(
+            "nothing says what to read: give a store's folder, or a folder or bucket of archives, "
+            "as load(path)"
+        )
+    return _converted(given, ReadOptions)
 
 
 def sink_options(given: Mapping[str, str]) -> SinkOptions:
     """The options as Spark gives them. Raises ConfigError, PolicyIllegal."""
-    fields, place = by_field(
-        given, SinkOptions.__struct_fields__, of=" of writing", passed_over=_SPARKS
-    )
-    found = {field: _parsed(field, value) for field, value in fields.items()}
-    if not found.get("path"):
+    if not given.get("path"):
         raise ConfigError(
             "nothing says where archives are to go: give a folder, or a bucket's URL, as save(path)"
         )
-    found["path"] = at_home(str(found["path"]))
-    _check_folder(str(found["path"]))
-    store_id, codec = found.get("store_id"), found.get("codec", "zstd")
-    if store_id is not None and not _STORE_ID.fullmatch(str(store_id)):
-        raise ConfigError(
-            f"option store_id is {shown(store_id)}; it must be 32 hex digits, a-f small"
-        )
-    if codec not in ("zstd", "lz4"):
-        raise ConfigError(f"option codec is {shown(codec)}; it must be zstd or lz4")
-    read_class(str(found.get("retention_class", _EVER)))
-    return msgspec.convert({**found, "place": place}, SinkOptions)
+    # Two options of a stream are Spark's own.
+    found = _converted(
+        given, SinkOptions, of=" of writing", passed_over=("checkpointlocation", "queryname")
+    )
+    _check_folder(found.path)
+    read_class(found.retention_class)
+    return found
+
+
+Options = TypeVar("Options", ReadOptions, SinkOptions)
+
+
+def _converted(
+    given: Mapping[str, str],
+    kind: type[Options],
+    *,
+    of: str = "",
+    passed_over: Collection[str] = (),
+) -> Options:
+    """The options by their fields, whatever case and underlines they are written with; `of` names
+    the reader or writer in the error for an option that does not exist.
+    """
+    types = get_type_hints(kind, include_extras=True)
+    del types["place"]
+    known = {field.replace("_", ""): field for field in types}
+    found: dict[str, Any] = {}
+    place: dict[str, str] = {}
+    for name, text in given.items():
+        lower = name.lower()
+        field = known.get(lower.replace("_", ""))
+        if lower.startswith(PLACE):
+            place[lower[len(PLACE) :]] = text
+        elif field is not None:
+            found[field] = _value(field, types[field], text)
+        elif lower not in passed_over:
+            raise ConfigError(
+                f"there is no option {name!r}{of}; there are {', '.join(sorted(types))}, "
+                f"and {PLACE}NAME for settings of a place"
+            )
+    if "://" not in found["path"]:
+        found["path"] = str(local_path(found["path"], "what Spark reads or writes"))
+    return kind(**found, place=place)
+
+
+def _value(field: str, kind: Any, text: str) -> Any:
+    if type(None) in get_args(kind):
+        kind = get_args(kind)[0]
+    try:
+        return msgspec.convert(_listed(text) if kind == Names else text, kind, strict=False)
+    except msgspec.ValidationError as e:
+        must_be = kind.__metadata__[0].description
+        raise ConfigError(f"option {field} is {shown(text)}; it must be {must_be}") from e
+
+
+def _listed(text: str) -> object:
+    """Names between commas; or a list in JSON, for names that have commas in them."""
+    if not text.startswith("["):
+        return [one.strip() for one in text.split(",") if one.strip()]
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
 
 
 def _check_folder(path: str) -> None:

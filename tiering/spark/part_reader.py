@@ -15,7 +15,6 @@ archive has any of it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -34,28 +33,42 @@ from kvstore.errors import (
     ArchiveMissing,
     KeyMissing,
     RecordDamaged,
-    SegmentDamaged,
 )
 from kvstore.opening.viewing import view_store
 from tiering.archive.archive_reader import Archive
 from tiering.archive.block import BlockGroup, read_columns
 from tiering.archive.columns.integers import cut_by_bytes
 from tiering.archive.columns.records import RecordBatch
-from tiering.archive.directory import DirectoryRows, GroupExtent
-from tiering.archive.layout import NO_QUEUE
+from tiering.archive.directory import GroupExtent
 from tiering.archive.tail import read_exactly
 from tiering.catalog.bucket import DAMAGE
 from tiering.errors import ObjectNotFound, ObjectTooShort
-from tiering.executor.segment import SegmentRecords, boundary, read_segment
+from tiering.executor.segment import boundary, read_segment
 from tiering.spark.arrow import batch_of
-from tiering.spark.listing import ListedArchive, LogPart, Opener, live_rows, mapped, segment_gone
+from tiering.spark.listing import (
+    ListedArchive,
+    LogPart,
+    Opener,
+    live_rows,
+    mapped,
+    segment_damaged,
+    segment_gone,
+)
 from tiering.spark.options import ReadOptions
 from tiering.spark.rows import DecodedGroup, decode_group, group_columns, record_columns
-from tiering.spark.splits import BlockRange, Ranges, Split, runs_of
-from tiering.spark.wanted import QueryFilter
+from tiering.spark.splits import (
+    BlockRange,
+    Split,
+    code_of,
+    cuts_of,
+    live_records,
+    runs_of,
+    wanted_blocks,
+)
+from tiering.spark.wanted import NumberRange, QueryFilter
 
 if TYPE_CHECKING:
-    from kvstore.record.check import Buffer
+    pass
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -68,7 +81,6 @@ _LOG_BYTES: Final = 8 << 20
 _BODIES: Final = frozenset({"body", "headers"})
 _OF_PROPERTIES: Final = frozenset({"message_id", "keys", "tag", "properties", "headers"})
 _NEVER: Final = 1 << 62
-_log = logging.getLogger("kvmq")
 
 
 class _Some(NamedTuple):
@@ -263,37 +275,28 @@ class PartReader:
                     yield out
 
     def log_records(self, log_part: LogPart, split: Split) -> Iterator[RecordBatch]:
-        """The messages of a part that begin in a part of the log; each batch is good until the next
-        is asked for. Raises ArchiveMissing, SegmentDamaged.
+        """The messages of a part that begin in a part of the log, some megabytes at a time; each
+        batch is good until the next is asked for. Raises ArchiveMissing, SegmentDamaged.
         """
-        with mapped(self._opener.files, log_part) as buffer:
-            for rows, found in self._records(buffer, log_part, split):
-                starts, sizes = found.starts[rows], found.sizes[rows]
-                yield RecordBatch(buffer, starts, sizes, bodies_checked=True)
-
-    def _records(
-        self, buffer: Buffer, log_part: LogPart, split: Split
-    ) -> Iterator[tuple[I64, SegmentRecords]]:
-        """The messages that begin in a part of the log, some megabytes at a time."""
         base, used = log_part.base, log_part.used - log_part.base
         first, last = log_part.begin - base, log_part.end - base
-        begin = boundary(buffer, log_part.known - base, first, used)
-        end = boundary(buffer, begin or 0, last, used)
-        found = read_segment(buffer, base, used if end is None else end, begin or 0)
-        self._opener.read += log_part.end - log_part.begin
-        for damage in found.damage:
-            if log_part.begin <= damage.position < log_part.end:
-                told = f"{log_part.path} is damaged at {damage.position}: {damage.reason}"
-                self._failed(log_part.path, SegmentDamaged(told, log_part.path))
-        names = [name.decode("utf-8", "surrogateescape") for name in found.names]
-        since = np.array([split.topics.get(name, _NEVER) for name in names] or [_NEVER], np.int64)
-        live = (found.queues != NO_QUEUE) & (found.starts + base >= since[found.topics])
-        live &= (found.starts >= first) & (found.starts < last)
-        if split.ranges is not None:
-            live &= _within(split.ranges, names, found)
-        rows = np.flatnonzero(live)
-        for a, b in cut_by_bytes(found.sizes[rows], _LOG_BYTES):
-            yield rows[a:b], found
+        with mapped(self._opener.files, log_part) as buffer:
+            begin = boundary(buffer, log_part.known - base, first, used)
+            end = boundary(buffer, begin or 0, last, used)
+            found = read_segment(buffer, base, used if end is None else end, begin or 0)
+            self._opener.read += log_part.end - log_part.begin
+            for damage in found.damage:
+                if log_part.begin <= damage.position < log_part.end:
+                    self._failed(log_part.path, segment_damaged(log_part, damage))
+            mine, codes = live_records(found, base, split.topics)
+            mine &= (found.starts >= first) & (found.starts < last)
+            if split.ranges is not None:
+                _, low, stop = split.ranges.find(codes)
+                mine &= (found.offsets >= low) & (found.offsets < stop)
+            rows = np.flatnonzero(mine)
+            for a, b in cut_by_bytes(found.sizes[rows], _LOG_BYTES):
+                at = rows[a:b]
+                yield RecordBatch(buffer, found.starts[at], found.sizes[at], bodies_checked=True)
 
     # --- both ---
 
@@ -309,9 +312,9 @@ class PartReader:
 
     def _failed(self, what: str, error: Exception) -> None:
         is_elsewhere = self._is_stream and isinstance(error, ArchiveMissing)
-        if self._options.damaged == "fail" or is_elsewhere:
+        if is_elsewhere:
             raise error
-        _log.warning("left out: %s: %s", what, str(error))
+        self._options.leave_out(what, error)
 
 
 def _is_whole(members: I64, group: BlockGroup, piece: BlockRange) -> bool:
@@ -338,16 +341,6 @@ def _asked(members: I64, group: BlockGroup, piece: BlockRange) -> Bools:
         begin, stop = piece.between
         found &= (group.columns.position >= begin) & (group.columns.position < stop)
     return found
-
-
-def _within(ranges: Ranges, names: Sequence[str], found: SegmentRecords) -> Bools:
-    """Which records are of offsets that are asked for."""
-    numbers = {name: i for i, name in enumerate(ranges.names)}
-    topics = np.array([numbers.get(name, -1) for name in names] or [-1], np.int64)
-    at, is_asked = ranges.find(topics[found.topics], found.queues)
-    is_in: Bools = (found.offsets >= ranges.low[at]) & (found.offsets < ranges.end[at])
-    is_in &= is_asked
-    return is_in
 
 
 def numbers_of(piece: BlockRange) -> I64:
@@ -405,40 +398,16 @@ def _piece(
 ) -> Iterator[BlockRange]:
     archive = opener.archive(held)
     rows = archive.rows()
-    names = [topic.name for topic in archive.manifest.topics]
-    mine = np.array(
-        [
-            topic.name in split.topics and ids.get(topic.name) == topic.id
-            for topic in archive.manifest.topics
-        ],
-        np.bool_,
+    wanted = QueryFilter(
+        topics=frozenset(split.topics), position=NumberRange(log_part.begin, log_part.end - 1)
     )
-    may = mine[rows.topics] & (rows.queues != NO_QUEUE)
-    may &= (rows.first_position < log_part.end) & (rows.last_position >= log_part.begin)
-    low, end = _offsets(split.ranges, names, rows)
-    may &= (rows.first_offset < end) & (rows.last_offset >= low)
-    blocks = np.flatnonzero(may)
-    if len(blocks):
-        parts = blocks[(rows.first_offset < low)[blocks] | (rows.last_offset >= end)[blocks]]
-        cuts = {block: (int(low[block]), int(end[block])) for block in parts.tolist()}
-        yield BlockRange(held, list(runs_of(blocks)), cuts, (log_part.begin, log_part.end))
-
-
-class _Asked(NamedTuple):
-    """The offsets that are asked for in each block's queue."""
-
-    low: I64
-    end: I64
-
-
-def _offsets(ranges: Ranges | None, names: list[str], rows: DirectoryRows) -> _Asked:
-    count = len(rows.queues)
-    if ranges is None:
-        return _Asked(np.zeros(count, np.int64), np.full(count, 1 << 62))
-    numbers = {name: i for i, name in enumerate(ranges.names)}
-    topics = np.array([numbers.get(name, -1) for name in names], np.int64)
-    at, is_asked = ranges.find(topics[rows.topics], rows.queues)
-    return _Asked(
-        np.where(is_asked, ranges.low[at], 0).astype(np.int64),
-        np.where(is_asked, ranges.end[at], 0).astype(np.int64),
-    )
+    may, _ = wanted_blocks(archive, wanted, ids)
+    cuts = {}
+    if split.ranges is not None:
+        _, low, end = split.ranges.find(code_of(rows.topic_ids[rows.topics], rows.queues))
+        may &= (rows.first_offset < end) & (rows.last_offset >= low)
+        some = np.flatnonzero(may)
+        cuts = cuts_of(some, rows.first_offset[some], rows.last_offset[some], low[some], end[some])
+    if may.any():
+        blocks = list(runs_of(np.flatnonzero(may)))
+        yield BlockRange(held, blocks, cuts, (log_part.begin, log_part.end))

@@ -26,10 +26,13 @@ from tiering.archive.columns.integers import Column, bounds_of
 from tiering.archive.columns.properties import PropertyColumns
 from tiering.archive.columns.records import Fields, RecordBatch
 from tiering.archive.columns.text_columns import Joined, concat_columns, concat_joined, join_values
-from tiering.spark.arrow import HeaderFields, Hosts, MessageColumns
+from tiering.spark.arrow import HEADER_NUMBERS, HeaderFields, Hosts, MessageColumns
 
 _TOPIC_ROWS: Final = 64
 """Records of one topic that are worth columns of their own."""
+
+
+_NUMBERS: Final = ("queue", "offset", "position", "born_at", "stored_at")
 
 
 class DecodedGroup(NamedTuple):
@@ -63,7 +66,7 @@ def group_columns(groups: Sequence[DecodedGroup]) -> MessageColumns:
     """All messages of groups that are alike. Raises ArchiveDamaged."""
     odd = groups[0].odd
     if odd is None:
-        return GroupRows(groups)
+        return _GroupRows(groups)
     assert len(groups) == 1, "only ordinary ones are joined"
     return odd
 
@@ -87,12 +90,12 @@ def record_columns(batch: RecordBatch, base: int) -> Iterator[MessageColumns]:
         if len(rows) < _TOPIC_ROWS:
             few += rows
         else:
-            yield RecordRows(batch, rows)
+            yield _RecordRows(batch, rows)
     if few:
-        yield RecordRows(batch, sorted(few))
+        yield _RecordRows(batch, sorted(few))
 
 
-class GroupRows:
+class _GroupRows(MessageColumns):
     """Ordinary groups of an archive; if there are several, with the same names of properties."""
 
     def __init__(self, groups: Sequence[DecodedGroup]) -> None:
@@ -106,30 +109,19 @@ class GroupRows:
         self.topic_of: Column = np.repeat(np.arange(len(counts)), counts)
         queues = [queue for one in members for queue in one.queues]
         self.queue: Column = np.repeat(np.array(queues, np.int64), counts)
-        self.offset = _beside([c.offset for c in columns])
-        self.position = _beside([c.position for c in columns])
-        self.born_at = _beside([c.born_at for c in columns])
-        self.stored_at = _beside([c.stored_at for c in columns])
+        for name in _NUMBERS[1:]:
+            setattr(self, name, _beside([getattr(c, name) for c in columns]))
 
     def header_fields(self) -> ConstantHeaders | HeaderFields:
-        """See MessageColumns."""
         columns = self._columns
         constants = columns[0].constants
         if constants is not None and all(c.constants == constants for c in columns):
             return constants
         born, store = zip(*(c.host_numbers for c in columns), strict=True)
-        return HeaderFields(
-            _beside([c.flags for c in columns]),
-            _beside([c.system_flags for c in columns]),
-            _beside([c.version for c in columns]),
-            _beside([c.reconsume_times for c in columns]),
-            _beside([c.prepared_position for c in columns]),
-            _hosts_of(_beside(born)),
-            _hosts_of(_beside(store)),
-        )
+        numbers = [_beside([getattr(c, name) for c in columns]) for name in HEADER_NUMBERS]
+        return HeaderFields(numbers, _hosts_of(_beside(born)), _hosts_of(_beside(store)))
 
     def texts(self) -> Mapping[bytes, Joined] | None:
-        """See MessageColumns."""
         found = [one.properties for one in self._decoded if one.properties is not None]
         names = found[0].plain_names if found else None
         if names is None:
@@ -137,23 +129,15 @@ class GroupRows:
         return {name: concat_columns([one.columns[name] for one in found]) for name in names}
 
     def fields(self) -> list[bytes]:
-        """See MessageColumns."""
         found = [one.properties for one in self._decoded if one.properties is not None]
         return [field for columns in found for field in columns.fields()]
 
     def bodies(self) -> Joined:
-        """See MessageColumns."""
         each = zip(self._groups, self._columns, strict=True)
         return concat_joined([Joined(group.bodies, c.ends) for group, c in each])
 
-    def stored_bodies(self) -> None:
-        """See MessageColumns: ordinary bodies are stored as they were put."""
 
-    def wrong_crcs(self) -> None:
-        """See MessageColumns: in an ordinary group they are the bodies'."""
-
-
-class RecordRows:
+class _RecordRows(MessageColumns):
     """Ordinary records of the log, of any topics."""
 
     def __init__(self, batch: RecordBatch, rows: Sequence[int]) -> None:
@@ -162,38 +146,26 @@ class RecordRows:
         f = self._fields = Fields(some)
         self.count = f.count
         self.topics, self.topic_of = numbered([name.decode() for name in f.topics()])
-        self.queue, self.offset, self.position = f.queue, f.offset, f.position
-        self.born_at, self.stored_at = f.born_at, f.stored_at
+        for name in _NUMBERS:
+            setattr(self, name, getattr(f, name))
 
     def header_fields(self) -> HeaderFields:
-        """See MessageColumns."""
         f = self._fields
-        return HeaderFields(
-            f.flags, f.system_flags, f.version, f.reconsume_times, f.prepared_position,
-            _hosts_of(f.born_host), _hosts_of(f.store_host),
-        )  # fmt: skip
+        numbers = [getattr(f, name) for name in HEADER_NUMBERS]
+        return HeaderFields(numbers, _hosts_of(f.born_host), _hosts_of(f.store_host))
 
     def texts(self) -> Mapping[bytes, Joined] | None:
-        """See MessageColumns."""
         uniform = self._fields.uniform
         return None if uniform is None else {k: join_values(v) for k, v in uniform.columns.items()}
 
     def fields(self) -> list[bytes]:
-        """See MessageColumns."""
         return self._fields.property_list
 
     def bodies(self) -> Joined:
-        """See MessageColumns."""
         return Joined(b"".join(self._fields.body_list), bounds_of(self._fields.body_size))
 
-    def stored_bodies(self) -> None:
-        """See MessageColumns."""
 
-    def wrong_crcs(self) -> None:
-        """See MessageColumns."""
-
-
-class MessageRows:
+class MessageRows(MessageColumns):
     """Records of any kind, decoded one by one. Raises RecordDamaged."""
 
     def __init__(self, records: Sequence[bytes], positions: Sequence[int]) -> None:
@@ -214,9 +186,8 @@ class MessageRows:
             ]
         self.count = len(self._messages)
         self.topics, self.topic_of = numbered([one.topic for one in self._messages])
-        self.queue = self._column("queue")
-        self.offset, self.position = self._column("offset"), self._column("position")
-        self.born_at, self.stored_at = self._column("born_at"), self._column("stored_at")
+        for name in _NUMBERS:
+            setattr(self, name, self._column(name))
 
     def _column(self, name: str) -> Column:
         return np.array([getattr(one, name) for one in self._messages], np.int64)
@@ -224,17 +195,10 @@ class MessageRows:
     def header_fields(self) -> HeaderFields:
         """See MessageColumns."""
         return HeaderFields(
-            self._column("flags"),
-            self._column("system_flags"),
-            self._column("version"),
-            self._column("reconsume_times"),
-            self._column("prepared_position"),
+            list(map(self._column, HEADER_NUMBERS)),
             Hosts(*numbered([one.raw_born_host for one in self._messages])),
             Hosts(*numbered([one.raw_store_host for one in self._messages])),
         )
-
-    def texts(self) -> None:
-        """See MessageColumns."""
 
     def fields(self) -> list[bytes]:
         """See MessageColumns."""

@@ -351,20 +351,12 @@ def _installed() -> Iterator[Path]:
 
 def java_version(home: Path) -> int | None:
     """The version of the Java at a home; None if that can't be told."""
+    command = [str(home / "bin" / "java"), "-version"]
     try:
-        said = (home / "release").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        said = ""
-    found = re.search(r'JAVA_VERSION="(?:1\.)?(\d+)', said)
-    if found is None:
-        try:
-            command = [str(home / "bin" / "java"), "-version"]
-            run = subprocess.run(
-                command, capture_output=True, timeout=_SECONDS, check=False, text=True
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        found = _JAVA_VERSION.search(run.stderr + run.stdout)
+        run = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False, text=True)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = _JAVA_VERSION.search(run.stderr + run.stdout)
     return int(found[1]) if found else None
 
 

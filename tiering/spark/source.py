@@ -10,7 +10,6 @@ and nothing of it is changed.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 NAME = "kvmq"
-_log = logging.getLogger("kvmq")
 
 
 class KvmqDataSource(DataSource):
@@ -98,11 +96,8 @@ class KvmqReader(DataSourceReader):
         """The parts. Raises StoreNotFound, NothingToRestore, PlaceError, ArchiveDamaged."""
         opener = Opener(self._options)
         found = listing(self._options)
-        splits, skipped = plan_splits(found, self._wanted, self._options, opener)
-        for one in skipped:
-            _log.warning("left out: %s: %s", one.archive, one.reason)
         # If there are no parts, Spark makes one that is None.
-        return splits or [Split()]
+        return plan_splits(found, self._wanted, self._options, opener) or [Split()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A part's messages, as record batches."""

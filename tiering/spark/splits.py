@@ -24,9 +24,11 @@ from pyspark.sql.datasource import InputPartition
 
 from kvstore.record.hashes import key_hash_range
 from tiering.archive.archive_reader import Archive
+from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import ArchivedTopic, Manifest
 from tiering.catalog.bucket import AT_ONCE, ArchiveObject, newest, open_several
 from tiering.errors import NothingToRestore
+from tiering.executor.segment import SegmentRecords
 from tiering.merge.partition import portion
 from tiering.places.settings import is_remote
 from tiering.spark.listing import ListedArchive, Listing, LogPart, Opener
@@ -36,10 +38,24 @@ from tiering.spark.wanted import QueryFilter
 Bools = NDArray[np.bool_]
 I64 = NDArray[np.int64]
 T = TypeVar("T")
+Number = TypeVar("Number", int, I64)
+Topics = Mapping[str, tuple[int, int]]
+"""Ids and first positions of topics, by name."""
 _NO_CUTS: Final[Mapping[int, tuple[int, int]]] = {}
 _ENDLESS: Final = 1 << 62
+_QUEUE_BITS: Final = 32
 _POSITION_ID: Final = 32
 """Hex digits of an id made of an IPv4 host and a position."""
+
+
+def code_of(topic: Number, queue: Number) -> Number:
+    """A queue as one number, or queues as one number each: by the topic's id, then their own."""
+    return topic << _QUEUE_BITS | queue
+
+
+def queue_of(code: Number) -> tuple[Number, Number]:
+    """The inverse: topic id and queue."""
+    return code >> _QUEUE_BITS, code & ((1 << _QUEUE_BITS) - 1)
 
 
 class BlockRange(NamedTuple):
@@ -54,26 +70,24 @@ class BlockRange(NamedTuple):
 
 
 class Ranges(NamedTuple):
-    """Offsets of queues: topic names, and of each queue, in the order of these and its number,
-    which topic it is of, its number, the first offset and the one behind the last.
-    """
+    """Offsets of queues: of each, by rising codes, the first and the one behind the last."""
 
-    names: list[str]
-    topics: I64
-    queues: I64
+    codes: I64
     low: I64
     end: I64
 
-    def find(self, topics: I64, queues: I64) -> tuple[I64, Bools]:
-        """The row of each of some queues, and whether there is one; topics by number here."""
-        due, codes = self.topics << 32 | self.queues, topics << 32 | queues
-        at = np.minimum(np.searchsorted(due, codes), len(due) - 1)
-        return at, due[at] == codes
+    def find(self, codes: I64) -> tuple[I64, I64, I64]:
+        """Of each of some queues the row here, the first offset and the one behind the last; both
+        offsets are 0 for a queue that has no row.
+        """
+        at = np.minimum(np.searchsorted(self.codes, codes), len(self.codes) - 1)
+        is_asked = self.codes[at] == codes
+        return at, np.where(is_asked, self.low[at], 0), np.where(is_asked, self.end[at], 0)
 
 
 class Split(InputPartition):
-    """The work of one task, about `bytes` of records. Of the log it reads the messages of `topics`,
-    each from a position on; if there are `ranges`, only the offsets in them.
+    """The work of one task, about `bytes` of records. Of the log it reads the messages of `topics`;
+    if there are `ranges`, only the offsets in them.
     """
 
     def __init__(self) -> None:
@@ -81,18 +95,11 @@ class Split(InputPartition):
         self.ranges: Ranges | None = None
         self.pieces: list[BlockRange] = []
         self.log: list[LogPart] = []
-        self.topics: dict[str, int] = {}
+        self.topics: Topics = {}
         self.bytes = 0
 
 
-class SkippedArchive(NamedTuple):
-    """An archive that can't be read, and why."""
-
-    archive: str
-    reason: str
-
-
-class PlannedArchive(NamedTuple, Generic[T]):
+class InspectedArchive(NamedTuple, Generic[T]):
     """An archive that was looked at, and the value taken from it. The manifest is without topics,
     which may be thousands in each of thousands of archives.
     """
@@ -116,18 +123,17 @@ class _Chosen(NamedTuple):
 
 def plan_splits(
     found: Listing, wanted: QueryFilter, options: ReadOptions, opener: Opener
-) -> tuple[list[Split], list[SkippedArchive]]:
+) -> list[Split]:
     """The parts. Raises the error of a damaged archive, unless the options say to skip it."""
-    live = {
-        name: since for name, (_, since) in (found.topics or {}).items() if wanted.has_topic(name)
-    }
-    if found.topics is not None:
-        ids = {name: number for name, (number, _) in found.topics.items()}
-        looked, skipped = inspect_archives(
+    topics = found.topics or {}
+    live = {name: topic for name, topic in topics.items() if wanted.has_topic(name)}
+    if found.topics is None:
+        looked = _of_place(found, wanted, options, opener)
+    else:
+        ids = {name: number for name, (number, _) in topics.items()}
+        looked = inspect_archives(
             _narrowed(found, wanted), options, opener, lambda one: _choice(one, wanted, ids)
         )
-    else:
-        looked, skipped = _of_place(found, wanted, options, opener)
     log = found.log if live else []
     total = sum(int(one.taken.sizes.sum(dtype=np.int64)) for one in looked)
     packing = Packing(options.split_bytes, total + sum(one.end - one.begin for one in log))
@@ -135,12 +141,12 @@ def plan_splits(
         packing.add(one.held, one.taken.blocks.astype(np.int64), one.taken.sizes)
     for log_part in log:
         packing.add_log(log_part, live)
-    return packing.splits, skipped
+    return packing.splits
 
 
 def _narrowed(found: Listing, wanted: QueryFilter) -> Listing:
     """The listing without archives that can't have wanted messages, as the catalog says."""
-    if found.topics is None or len(found.rows) != len(found.archives):
+    if found.topics is None or found.rows is None:
         return found
     mine = frozenset(number for name, (number, _) in found.topics.items() if wanted.has_topic(name))
     both = zip(found.archives, found.rows, strict=True)
@@ -149,7 +155,7 @@ def _narrowed(found: Listing, wanted: QueryFilter) -> Listing:
 
 def _of_place(
     found: Listing, wanted: QueryFilter, options: ReadOptions, opener: Opener
-) -> tuple[list[PlannedArchive[_Chosen]], list[SkippedArchive]]:
+) -> list[InspectedArchive[_Chosen]]:
     """The same of archives alone, which say only together which id of a topic counts."""
     pairs: set[tuple[str, int]] = set()
 
@@ -158,16 +164,14 @@ def _of_place(
         pairs.update(mine)
         return _choice(archive, wanted, dict(mine))
 
-    looked, skipped = inspect_archives(found, options, opener, choice)
-    ids: dict[str, int] = {}
-    for name, number in pairs:
-        ids[name] = max(ids.get(name, number), number)
+    looked = inspect_archives(found, options, opener, choice)
+    # Sorted, so that the highest id of a name is the one that stays.
+    ids = dict(sorted(pairs))
     if len(ids) == len(pairs):
-        return looked, skipped
+        return looked
     # A topic was deleted and created again. That is rare enough to look twice.
     again = replace(found, archives=[one.held for one in looked])
-    looked, more = inspect_archives(again, options, opener, lambda one: _choice(one, wanted, ids))
-    return looked, skipped + more
+    return inspect_archives(again, options, opener, lambda one: _choice(one, wanted, ids))
 
 
 def _choice(archive: Archive, wanted: QueryFilter, ids: Mapping[str, int]) -> _Chosen:
@@ -179,35 +183,33 @@ def _choice(archive: Archive, wanted: QueryFilter, ids: Mapping[str, int]) -> _C
 
 def inspect_archives(
     found: Listing, options: ReadOptions, opener: Opener, take: Callable[[Archive], T]
-) -> tuple[list[PlannedArchive[T]], list[SkippedArchive]]:
-    """The archives of a listing that no newer one supersedes, with the value taken of each, and
-    those that can't be read. Some are open at once, and none stays so. Raises as `plan_splits`
-    does.
+) -> list[InspectedArchive[T]]:
+    """The archives of a listing that no newer one supersedes, with the value taken of each. Some
+    are open at once, and none stays so. Raises as `plan_splits` does.
     """
 
-    def look(held: ListedArchive) -> PlannedArchive[T]:
+    def look(held: ListedArchive) -> InspectedArchive[T]:
         archive = opener.opened(held)
         # The figures need the directory, which is decoded once more when blocks are chosen.
-        return PlannedArchive(held, replace(archive.manifest, topics=()), take(archive))
+        return InspectedArchive(held, replace(archive.manifest, topics=()), take(archive))
 
-    skipped: list[SkippedArchive] = []
+    left_out: list[Exception] = []
 
-    def skip(held: ListedArchive, error: Exception) -> None:
-        skipped.append(SkippedArchive(held.name, str(error)))
+    def leave_out(held: ListedArchive, error: Exception) -> None:
+        options.leave_out(held.name, error)
+        left_out.append(error)
 
     # A few local archives are looked at in less time than as many threads take to begin.
     is_quick = len(found.archives) <= AT_ONCE and not any(
         is_remote(held.place) for held in found.archives
     )
-    looked = open_several(
-        found.archives, look, None if options.damaged == "fail" else skip,
-        width=1 if is_quick else AT_ONCE,
-    )  # fmt: skip
+    width = 1 if is_quick else AT_ONCE
+    looked = open_several(found.archives, look, leave_out, width=width)
     if found.topics is None:
         looked = newest(looked)
-        if not looked and skipped:
-            raise NothingToRestore(f"no archive can be read: {skipped[0].reason}")
-    return looked, skipped
+        if not looked and left_out:
+            raise NothingToRestore(f"no archive can be read: {left_out[0]}")
+    return looked
 
 
 def wanted_blocks(
@@ -288,9 +290,7 @@ class Packing:
                 at += taken
                 done += taken
 
-    def add_log(
-        self, log_part: LogPart, topics: dict[str, int], ranges: Ranges | None = None
-    ) -> None:
+    def add_log(self, log_part: LogPart, topics: Topics, ranges: Ranges | None = None) -> None:
         """Adds a part of the log, and the topics whose messages count in it."""
         at = log_part.begin
         while at < log_part.end:
@@ -315,3 +315,23 @@ def runs_of(blocks: I64) -> Iterator[tuple[int, int]]:
         breaks = np.flatnonzero(np.diff(blocks) != 1) + 1
         for run in np.split(blocks, breaks):
             yield int(run[0]), int(run[-1]) + 1
+
+
+def cuts_of(blocks: I64, first: I64, last: I64, low: I64, end: I64) -> dict[int, tuple[int, int]]:
+    """Of the blocks whose offsets, from `first` to `last`, are wanted in part: from which on, and
+    before which.
+    """
+    is_part = (first < low) | (last >= end)
+    columns = (one[is_part].tolist() for one in (blocks, low, end))
+    return {block: (a, b) for block, a, b in zip(*columns, strict=True)}
+
+
+def live_records(found: SegmentRecords, base: int, topics: Topics) -> tuple[Bools, I64]:
+    """Which records of the segment that begins at `base` are messages of these topics; and the
+    queue of each, as a code.
+    """
+    names = (name.decode("utf-8", "surrogateescape") for name in found.names)
+    rows = [topics.get(name, (-1, _ENDLESS)) for name in names]
+    ids, since = np.array(rows, np.int64).reshape(-1, 2).T
+    live = (found.queues != NO_QUEUE) & (found.starts + base >= since[found.topics])
+    return live, code_of(ids[found.topics], found.queues)

@@ -82,40 +82,34 @@ class QueryFilter(msgspec.Struct, frozen=True):
 
     def _and(self, one: Filter) -> QueryFilter:
         if isinstance(one, (EqualTo, EqualNullSafe)):
-            return self._is_in(one.attribute, (one.value,))
+            return self._is_in(".".join(one.attribute), [one.value])
         if isinstance(one, In):
-            return self._is_in(one.attribute, one.value)
+            return self._is_in(".".join(one.attribute), list(one.value))
         if isinstance(one, (GreaterThan, GreaterThanOrEqual)):
-            return self._between(one.attribute, one.value, None)
+            return self._between(".".join(one.attribute), _number(one.value), None)
         if isinstance(one, (LessThan, LessThanOrEqual)):
-            return self._between(one.attribute, None, one.value)
+            return self._between(".".join(one.attribute), None, _number(one.value))
         return self
 
-    def _is_in(self, attribute: tuple[str, ...], values: Iterable[object]) -> QueryFilter:
-        name, given = ".".join(attribute), list(values)
-        if name in _TEXTS and all(isinstance(value, str) for value in given):
-            field, texts = _TEXTS[name], frozenset(map(str, given))
+    def _is_in(self, name: str, values: list[object]) -> QueryFilter:
+        if name in _TEXTS and all(isinstance(value, str) for value in values):
+            field, texts = _TEXTS[name], frozenset(map(str, values))
             before: Texts = getattr(self, field)
             return self._with(field, texts if before is None else before & texts)
-        numbers = [number for value in given if (number := _number(name, value)) is not None]
-        if name in _RANGES and numbers and len(numbers) == len(given):
-            of: NumberRange = getattr(self, name)
-            return self._with(name, of.meet(min(numbers), max(numbers) + _fraction(name)))
-        return self
+        numbers = [number for value in values if (number := _number(value)) is not None]
+        if not numbers or len(numbers) < len(values):
+            return self
+        return self._between(name, min(numbers), max(numbers))
 
-    def _between(self, attribute: tuple[str, ...], low: object, high: object) -> QueryFilter:
-        name = ".".join(attribute)
+    def _between(self, name: str, low: int | None, high: int | None) -> QueryFilter:
+        """The border itself is included, since Spark filters again."""
         if name not in _RANGES:
             return self
-        # The border itself is included: times have parts of a millisecond, and Spark filters again.
-        first, last = _number(name, low), _number(name, high)
+        if high is not None and name == "stored_at":
+            high += 1  # it was cut to its millisecond
         of: NumberRange = getattr(self, name)
         return self._with(
-            name,
-            of.meet(
-                _MIN if first is None else first,
-                _MAX if last is None else last + _fraction(name),
-            ),
+            name, of.meet(_MIN if low is None else low, _MAX if high is None else high)
         )
 
     def _with(self, field: str, value: object) -> QueryFilter:
@@ -162,15 +156,9 @@ _TEXTS: Final = {"topic": "topics", "tag": "tags", "message_id": "ids"}
 _RANGES: Final = frozenset({"queue", "offset", "stored_at", "position"})
 
 
-def _number(name: str, value: object) -> int | None:
-    if name == "stored_at":
-        if not isinstance(value, datetime):
-            return None
+def _number(value: object) -> int | None:
+    """A number, or a time in ms since the epoch; None for another value."""
+    if isinstance(value, datetime):
         aware = value if value.tzinfo is not None else value.astimezone()
         return int((aware - _EPOCH).total_seconds() * 1000 // 1)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _fraction(name: str) -> int:
-    """The amount by which an upper border is raised: a time was cut to its millisecond."""
-    return 1 if name == "stored_at" else 0

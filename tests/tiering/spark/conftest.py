@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
 import kvstore
-from kvstore import Message, StoreConfig, StoredMessage
+from kvstore import Message, Store, StoreConfig, StoredMessage
 from tests.support.clock import VirtualClock
+from tests.support.contents import read_all
 from tiering import Policy, Worker
 from tiering.spark.session import JOBS, SCANS, session
 
@@ -32,6 +34,20 @@ def message(n: int) -> Message:
     )
 
 
+def by_position(store: Store) -> dict[int, StoredMessage]:
+    """All messages of a store, as a consumer reads them."""
+    return {m.position: m for messages in read_all(store).values() for m in messages}
+
+
+def tiered(store: Store, clock: VirtualClock, *, keep_days: float | None = None) -> None:
+    """Two days pass, and a worker archives all that there is; old archives go."""
+    store.seal()
+    clock.advance(2 * DAY)
+    warm_for = None if keep_days is None else keep_days * DAY
+    with Worker(store, msgspec.structs.replace(POLICY, warm_for=warm_for)) as worker:
+        assert worker.run_once().failed == {}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store that is closed; two thirds of it are in archives."""
@@ -44,10 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n in range(900):
             store.put_batch([message(n)])
             clock.advance(1.0)
-        store.seal()
-        clock.advance(2 * DAY)
-        with Worker(store, POLICY) as worker:
-            assert worker.run_once().failed == {}
+        tiered(store, clock)
         for n in range(900, 1200):
             store.put_batch([message(n)])
             clock.advance(1.0)
@@ -58,16 +71,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def held(folder: Path) -> dict[int, StoredMessage]:
     """All messages of the store, by position, as a consumer reads them."""
-    found: dict[int, StoredMessage] = {}
     with kvstore.open(folder, read_only=True) as store:
-        for info in store.topics():
-            for queue in range(info.read_queues):
-                low, high = store.bounds(info.name, queue)
-                while low < high:
-                    page = store.pull(info.name, queue, low, limit=200)
-                    found |= {m.position: m for m in page.messages}
-                    low = page.next_offset
-    return found
+        return by_position(store)
 
 
 @pytest.fixture(scope="session")

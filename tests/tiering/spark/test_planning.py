@@ -97,7 +97,7 @@ def planned(path: Path, *filters: Filter, **options: str) -> tuple[list[Split], 
     given = read_options({"path": str(path), **options})
     opener = Opener(given)
     wanted = QueryFilter.of(given).narrowed(filters)
-    return plan_splits(listing(given), wanted, given, opener)[0], opener
+    return plan_splits(listing(given), wanted, given, opener), opener
 
 
 def pieces(splits: list[Split]) -> int:

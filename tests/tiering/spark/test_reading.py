@@ -16,8 +16,8 @@ import kvstore
 from kvstore import ConfigError, Message, StoreConfig, StoredMessage, StoreNotFound
 from kvstore.errors import ArchiveDamaged
 from tests.support.clock import VirtualClock
-from tests.tiering.spark.conftest import DAY, POLICY, SEGMENT
-from tiering import NothingToRestore, Worker
+from tests.tiering.spark.conftest import SEGMENT, tiered
+from tiering import NothingToRestore
 from tiering.errors import ObjectTooShort
 from tiering.spark.arrow import SCHEMA
 from tiering.spark.listing import Opener, _Counting, listing
@@ -35,7 +35,7 @@ def read(
     """The rows, how many parts there were, and how many bytes tasks read."""
     given = read_options({"path": str(path), **options})
     wanted = QueryFilter.of(given).narrowed(filters)
-    splits, _ = plan_splits(listing(given), wanted, given, Opener(given))
+    splits = plan_splits(listing(given), wanted, given, Opener(given))
     opener = Opener(given)
     reader = PartReader(given, wanted, names or SCHEMA.names, opener)
     batches = [batch for split in splits for batch in reader.batches(split)]
@@ -116,17 +116,12 @@ def test_archives_alone_are_read_from_their_folder(
 def test_of_a_topic_that_was_made_again_archives_alone_give_the_later_life(
     tmp_path: Path, clock: VirtualClock
 ) -> None:
-    with (
-        kvstore.open(tmp_path, StoreConfig(segment_size=SEGMENT, clock=clock)) as store,
-        Worker(store, POLICY) as worker,
-    ):
+    with kvstore.open(tmp_path, StoreConfig(segment_size=SEGMENT, clock=clock)) as store:
         store.create_topic("other")
         for life in (b"first", b"second"):
             store.create_topic("orders")
             store.put_batch([Message("orders", life), Message("other", b"x")])
-            store.seal()
-            clock.advance(2 * DAY)
-            assert worker.run_once().failed == {}
+            tiered(store, clock)
             store.delete_topic("orders")
     assert {row["body"] for row in read(tmp_path / "archive")[0]} == {b"second", b"x"}
 
@@ -256,7 +251,7 @@ def test_batches_that_are_small_are_joined_and_others_are_left_as_they_are(
 ) -> None:
     """And so none has more rows than are enough, but for one group or piece of the log."""
     given = read_options({"path": str(folder)})
-    splits, _ = plan_splits(listing(given), QueryFilter.of(given), given, Opener(given))
+    splits = plan_splits(listing(given), QueryFilter.of(given), given, Opener(given))
     monkeypatch.setattr("tiering.spark.part_reader._BATCH_ROWS", 1)
     alone = [
         len(b) for s in splits for b in PartReader(given, QueryFilter(), SCHEMA.names).batches(s)
@@ -287,11 +282,9 @@ def test_parts_of_a_segment_that_moved_give_the_messages_of_a_key_also_where_the
         options = {"keys": "k", "topics": "seldom", "split_bytes": "65536"}
         given = read_options({"path": str(tmp_path), **options})
         wanted = QueryFilter.of(given)
-        splits, _ = plan_splits(listing(given), wanted, given, Opener(given))
+        splits = plan_splits(listing(given), wanted, given, Opener(given))
         assert sum(bool(split.log) for split in splits) > 2
-        clock.advance(2 * DAY)
-        with Worker(store, POLICY) as worker:
-            assert worker.run_once().failed == {}
+        tiered(store, clock)
         reader = PartReader(given, wanted, SCHEMA.names)
         found = [row for split in splits for b in reader.batches(split) for row in b.to_pylist()]
     assert [row["body"] for row in found] == [b"100", b"2800"]

@@ -16,35 +16,30 @@ from tiering.spark import session
 from tiering.spark.session import JOBS, SCANS, error_line, java_home
 
 
-def java(home: Path, said: str, *, by_release: bool = True) -> Path:
+def java(home: Path, said: str) -> Path:
     """A Java that is only asked for its version."""
     (home / "bin").mkdir(parents=True)
     (home / "lib").mkdir()
     program = home / "bin" / "java"
     program.write_text(f"#!/bin/sh\necho 'openjdk version \"{said}\"' >&2\n")
     program.chmod(0o755)
-    if by_release:
-        (home / "release").write_text(f'JAVA_VERSION="{said}"\n')
     return home
 
 
-def test_java_home_goes_before_everything(tmp_path: Path) -> None:
-    home = java(tmp_path / "mine", "21.0.2")
-    assert session.java_home({"JAVA_HOME": str(home), "PATH": ""}) == home
-
-
-def test_a_java_on_the_path_is_found(tmp_path: Path) -> None:
-    home = java(tmp_path / "on-path", "17.0.1", by_release=False)
-    assert session.java_home({"PATH": str(home / "bin")}) == home
-
-
-def test_where_java_usually_is_the_oldest_that_is_new_enough_is_taken(
+def test_java_home_goes_before_the_path_and_that_before_the_usual_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And of the usual places the oldest that is new enough is taken."""
+    mine = java(tmp_path / "mine", "21.0.2")
+    on_path = java(tmp_path / "on-path", "17.0.1")
+    usual = tmp_path / "usual"
     for name, said in (("a", "25"), ("b", "17.0.9"), ("c", "1.8.0_400")):
-        java(tmp_path / name, said)
-    monkeypatch.setattr(session, "_HOMES", (str(tmp_path),))
-    assert session.java_home({"PATH": ""}) == tmp_path / "b"
+        java(usual / name, said)
+    monkeypatch.setattr(session, "_HOMES", (str(usual),))
+    path = str(on_path / "bin")
+    assert session.java_home({"JAVA_HOME": str(mine), "PATH": path}) == mine
+    assert session.java_home({"PATH": path}) == on_path
+    assert session.java_home({"PATH": ""}) == usual / "b"
 
 
 def test_without_java_it_is_said_what_is_needed(

@@ -49,10 +49,10 @@ def directories(path: Path) -> Callable[[], Ask]:
 
     def look(tables: DirectoryTables) -> list[Any]:
         found = []
-        for one in tables.look_all(held):
-            if isinstance(one, Exception):
-                raise one
-            found.append([column.tolist() for column in one.table])
+        for _, table in tables.each(held):
+            if isinstance(table, Exception):
+                raise table
+            found.append([column.tolist() for column in table])
         return found
 
     def made() -> Ask:
@@ -82,7 +82,7 @@ def answered(ask: Callable[[], Any], thrower: Thrower) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "make"),
-    [("kvmq-commits", commits), ("kvmq-stream", directories)],
+    [("kvmq-commits", commits), ("kvmq-ahead", directories)],
     ids=["commits", "directories"],
 )
 def test_whatever_strikes_a_thread_that_reads_for_spark_its_caller_is_answered(

@@ -24,6 +24,7 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
 from contextlib import contextmanager
 from functools import singledispatch
 from pathlib import Path
@@ -124,16 +125,15 @@ class SparkExecutor(Executor):
         tasks = [packed(work, one) for one in args]
         name = getattr(work, "__name__", "work").replace("_", " ")
         window = _Window(self._context, f"{self._tag}-{next(self._numbers)}", name, tasks)
-        window.start()
         with self._lock:
             self._windows.add(window)
         return window
 
     def _taken(self, check: Check, window: _Window) -> Iterator[Any]:
         """Yields its tasks' answers, in order, and keeps none."""
-        while not window.wait(_LOOK):
+        while not futures.wait([window.answers], _LOOK).done:
             check()
-        found = deque(window.answers())
+        found = window.answers.result()
         while found:
             answer = answer_of(found.popleft())
             if not answer.is_done:
@@ -163,62 +163,47 @@ def executor(
 
 
 class _Window:
-    """Some tasks as one Spark job, which a thread waits for."""
+    """Some tasks as one Spark job, which a thread waits for. `answers` has those of the tasks, or
+    WorkerDied or SparkFailed.
+    """
 
     def __init__(self, context: SparkContext, tag: str, name: str, tasks: list[bytes]) -> None:
+        from pyspark import InheritableThread  # noqa: PLC0415 # only where Spark is there
+
         self._context = context
         self._tag = tag
         self._name = name
         self._tasks = tasks
-        self._over = threading.Event()
         self._is_cancelled = False
-        self._answers: list[bytes] = []
-        self._error: Exception | None = None
-
-    def start(self) -> None:
-        """Starts the thread that runs the job."""
-        from pyspark import InheritableThread  # noqa: PLC0415 # only where Spark is there
-
+        self.answers: futures.Future[deque[bytes]] = futures.Future()
         try:
             # The job inherits the settings of the caller's thread, for example its pool.
             InheritableThread(target=self._run, name="kvmq Spark job", daemon=True).start()
         except Exception as e:
-            self._over.set()
             raise SparkFailed(f"Spark takes no more jobs, it was stopped: {e!r}") from e
 
-    def wait(self, seconds: float) -> bool:
-        """Waits at most so long; returns whether the window is over."""
-        return self._over.wait(seconds)
-
-    def answers(self) -> list[bytes]:
-        """The answers of the tasks of a window that is over; they are kept nowhere else. Raises
-        `WorkerDied`, `SparkFailed`.
-        """
-        if self._error is not None:
-            raise self._error
-        found, self._answers = self._answers, []
-        return found
-
     def cancel(self) -> None:
-        """Cancels the window, if it has not ended."""
+        """Cancels the window, unless it has ended."""
         self._is_cancelled = True
-        if self._over.is_set():
+        if self.answers.done():
             return
         try:
             self._context.cancelJobsWithTag(self._tag)
         except Exception:  # Spark itself is at its end
             return
-        self._over.wait(_END)
+        futures.wait([self.answers], _END)
 
     def _run(self) -> None:
         try:
-            self._answers = self._collected()
+            found = self._collected()
         except Exception as e:
-            self._error = self._said(str(e))
-            self._error.__cause__ = e
+            error = self._said(str(e))
+            error.__cause__ = e
+            self.answers.set_exception(error)
+        else:
+            self.answers.set_result(deque(found))
         finally:
             self._tasks = []
-            self._over.set()
 
     def _collected(self) -> list[bytes]:
         context = self._context

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
+from operator import add
 from typing import Final
 
 import msgspec
+from msgspec.structs import astuple
 
 TIERS: Final = ("hot", "warm", "cold")
 _EPOCH: Final = date(1970, 1, 1).toordinal()
@@ -31,12 +33,7 @@ class Sums(msgspec.Struct, frozen=True):
     cost_per_month: float = 0.0
 
     def __add__(self, other: Sums) -> Sums:
-        return Sums(
-            self.messages + other.messages,
-            self.raw_bytes + other.raw_bytes,
-            self.stored_bytes + other.stored_bytes,
-            self.cost_per_month + other.cost_per_month,
-        )
+        return Sums(*map(add, astuple(self), astuple(other)))
 
 
 class DayVolume(msgspec.Struct, frozen=True):
@@ -131,9 +128,8 @@ def topics_of(days: Iterable[DayVolume], names: Sequence[str]) -> list[TopicVolu
 def total_of(topics: Iterable[TopicVolume]) -> TopicVolume:
     """All topics as one."""
     tiers: dict[str, Sums] = {}
-    for topic in topics:
-        for tier, sums in topic.tiers.items():
-            tiers[tier] = tiers.get(tier, Sums()) + sums
+    for tier, sums in (pair for topic in topics for pair in topic.tiers.items()):
+        tiers[tier] = tiers.get(tier, Sums()) + sums
     return _topic(None, tiers)
 
 

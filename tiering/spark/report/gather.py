@@ -176,7 +176,6 @@ def _archives(path: str, options: Mapping[str, str]) -> dict[str, int]:
     held = found.archives
     if found.topics is None:
         # In a place some may be superseded.
-        looked, _ = inspect_archives(found, asked, Opener(asked), lambda _: None)
-        held = [one.held for one in looked]
+        held = [one.held for one in inspect_archives(found, asked, Opener(asked), lambda _: None)]
     counts: Counter[str] = Counter(one.tier for one in held)
     return {tier: counts[tier] for tier in TIERS if tier in counts}

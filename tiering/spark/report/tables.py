@@ -14,14 +14,13 @@ divided by its messages.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, MutableMapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
@@ -33,12 +32,12 @@ from tiering.archive.archive_reader import Archive
 from tiering.archive.columns.packed import I64
 from tiering.archive.columns.records import Fields, RecordBatch
 from tiering.archive.directory import DirectoryRows, Groups
-from tiering.catalog.catalog import ArchiveRow, decode_rows, read_topics
-from tiering.spark.listing import Listing, Opener, is_store, listing
+from tiering.catalog.catalog import ArchiveRow, decode_rows, read_topics, row_of
+from tiering.spark.listing import Opener, is_store, listing
 from tiering.spark.options import ReadOptions, read_options
 from tiering.spark.part_reader import PartReader, numbers_of
 from tiering.spark.rows import numbered
-from tiering.spark.splits import PlannedArchive, Split, inspect_archives, plan_splits
+from tiering.spark.splits import Split, inspect_archives, plan_splits
 from tiering.spark.wanted import QueryFilter
 
 NAME: Final = "kvmq_report"
@@ -56,7 +55,6 @@ SCHEMAS: Final = {
     "made_at timestamp, delete_at timestamp",
 }
 Row = tuple[object, ...]
-_log = logging.getLogger("kvmq")
 
 
 class ReportSource(DataSource):
@@ -96,14 +94,11 @@ class VolumeReader(DataSourceReader):
         """The parts. Raises StoreNotFound, NothingToRestore, PlaceError, ArchiveDamaged."""
         options = self._options
         found = listing(options)
-        large = msgspec.structs.replace(options, split_bytes=max(options.split_bytes, _AT_ONCE))
-        archives = Listing(found.archives, [], found.topics, found.rows)
-        splits, skipped = plan_splits(archives, self._wanted, large, Opener(options))
-        for one in skipped:
-            _log.warning("left out: %s: %s", one.archive, one.reason)
+        large = replace(options, split_bytes=max(options.split_bytes, _AT_ONCE))
+        splits = plan_splits(replace(found, log=[]), self._wanted, large, Opener(options))
         if found.log:
-            log = Listing([], found.log, found.topics)
-            splits += plan_splits(log, self._wanted, options, Opener(options))[0]
+            log = replace(found, archives=[], rows=None)
+            splits += plan_splits(log, self._wanted, options, Opener(options))
         # If there are no parts, Spark makes one that is None.
         return splits or [Split()]
 
@@ -158,38 +153,32 @@ class ArchivesReader(DataSourceReader):
         options = self._options
         if is_store(options):
             catalog = viewing.view_store(Path(options.path), StoreConfig()).catalog
-            yield from map(_of_row, decode_rows(catalog.rows))
+            for row in decode_rows(catalog.rows):
+                topics = None if row.topics is None else len(read_topics(row.topics))
+                deleted = None if row.delete_at is None else _time(row.delete_at)
+                yield *_of_row(row, topics), _time(row.made_at), deleted
             return
-        looked, skipped = inspect_archives(listing(options), options, Opener(options), _topics)
-        for one in skipped:
-            _log.warning("left out: %s: %s", one.archive, one.reason)
-        yield from map(_of_archive, looked)
+        for one in inspect_archives(listing(options), options, Opener(options), _of_archive):
+            row, topics = one.taken
+            row = replace(row, place=one.held.place, key=one.held.key, tier=one.held.tier)
+            yield *_of_row(row, topics), None, None
 
 
-def _of_row(row: ArchiveRow) -> Row:
+def _of_archive(archive: Archive) -> tuple[ArchiveRow, int]:
+    """The row of an archive without its place, and the number of its topics."""
+    manifest = archive.manifest
+    size = archive.source.size
+    row = row_of(manifest, number=0, place="", key="", tier="warm", size=size, crc=0)
+    return row, len(manifest.topics)
+
+
+def _of_row(row: ArchiveRow, topics: int | None) -> Row:
+    """The columns but for the last two."""
     return (
         row.place, row.key, row.tier, row.retention_class, row.state, row.messages, row.raw_bytes,
-        row.size, None if row.topics is None else len(read_topics(row.topics)), row.generation,
-        row.first_position, row.last_position, _time(row.first_stored_at),
-        _time(row.last_stored_at), row.codec, row.level, row.is_encrypted,
-        _time(row.made_at), None if row.delete_at is None else _time(row.delete_at),
-    )  # fmt: skip
-
-
-def _topics(archive: Archive) -> tuple[int, bool]:
-    """The number of an archive's topics, and whether one of them is encrypted."""
-    topics = archive.manifest.topics
-    return len(topics), any(topic.key_id is not None for topic in topics)
-
-
-def _of_archive(found: PlannedArchive[tuple[int, bool]]) -> Row:
-    held, made = found.held, found.manifest
-    topics, is_encrypted = found.taken
-    return (
-        held.place, held.key, held.tier, made.retention_class, "live", made.messages,
-        made.raw_bytes, held.size, topics, made.generation, made.first_position,
-        made.last_position, _time(made.first_stored_at), _time(made.last_stored_at), made.codec,
-        made.level, is_encrypted, None, None,
+        row.size, topics, row.generation, row.first_position, row.last_position,
+        _time(row.first_stored_at), _time(row.last_stored_at), row.codec, row.level,
+        row.is_encrypted,
     )  # fmt: skip
 
 

@@ -65,6 +65,11 @@ class Collected(NamedTuple):
     position: Column
     file: MappedFile | None
 
+    def place_of(self, row: int) -> tuple[str, int, int]:
+        """A record's topic, queue and offset."""
+        topic = self.topics[int(self.topic_of[row])]
+        return topic, int(self.queue[row]), int(self.offset[row])
+
     def close(self) -> None:
         """Closes the file."""
         if self.file is not None:
@@ -131,9 +136,7 @@ def _check_once(found: Collected) -> None:
     same = (found.topic_of[1:] == found.topic_of[:-1]) & (found.queue[1:] == found.queue[:-1])
     same &= found.offset[1:] == found.offset[:-1]
     if bool(same.any()):
-        row = int(np.argmax(same))
-        topic, queue = found.topics[int(found.topic_of[row])], int(found.queue[row])
-        offset = int(found.offset[row])
+        topic, queue, offset = found.place_of(int(np.argmax(same)))
         raise RowIllegal(
             f"two rows of topic {topic!r} say queue {queue}, offset {offset}: column offset must "
             "be another for each message of a queue; drop the duplicates, or leave queue, offset "
@@ -143,19 +146,19 @@ def _check_once(found: Collected) -> None:
             offset,
         )
     order = np.argsort(found.position, kind="stable")
-    rising = found.position[order]
-    twice = rising[1:] == rising[:-1]
+    twice = np.diff(found.position[order]) == 0
     if bool(twice.any()):
-        a, b = (int(order[int(np.argmax(twice)) + i]) for i in range(2))
-        topic, queue = found.topics[int(found.topic_of[a])], int(found.queue[a])
+        at = int(np.argmax(twice))
+        topic, queue, offset = found.place_of(int(order[at]))
+        others, q, o = found.place_of(int(order[at + 1]))
         raise RowIllegal(
-            f"a row of topic {topic!r}, queue {queue}, offset {int(found.offset[a])} has position "
-            f"{int(found.position[a])}, and so has one of {found.topics[int(found.topic_of[b])]!r},"
-            f" queue {int(found.queue[b])}, offset {int(found.offset[b])}: column position must be "
-            "another for each message; leave it out if the rows are of several stores",
+            f"a row of topic {topic!r}, queue {queue}, offset {offset} has position "
+            f"{int(found.position[order[at]])}, and so has one of {others!r}, queue {q}, offset "
+            f"{o}: column position must be another for each message; leave it out if the rows are "
+            "of several stores",
             topic,
             queue,
-            int(found.offset[a]),
+            offset,
         )
 
 
@@ -246,17 +249,16 @@ def _archive(
     settings = ArchiveSettings(
         codec=options.codec, level=options.level, block_bytes=options.block_bytes, keys=task.keys
     )
-    held: dict[tuple[int, int], HeldRange] = {}
+    held: dict[tuple[str, int], HeldRange] = {}
 
     def fill(writer: ArchiveWriter) -> Iterator[None]:
         for part in _queue_rows(found, rows):
             a, b = int(part[0]), int(part[-1]) + 1
-            topic, queue = int(found.topic_of[a]), int(found.queue[a])
-            writer.add(topics[topic], queue, found.records.rows(a, b))
-            low, high = int(found.offset[a]), int(found.offset[b - 1])
-            before = held.get((topic, queue))
-            low = low if before is None else before.first
-            held[topic, queue] = HeldRange(found.topics[topic], queue, low, high)
+            topic, queue, low = found.place_of(a)
+            writer.add(topics[int(found.topic_of[a])], queue, found.records.rows(a, b))
+            if (topic, queue) in held:
+                low = held[topic, queue].first
+            held[topic, queue] = HeldRange(topic, queue, low, int(found.offset[b - 1]))
             yield
 
     number = secrets.randbits(_NUMBER_BITS)

@@ -23,7 +23,7 @@ from kvstore.errors import ConfigError, MessageIllegal, shown
 from kvstore.record.validate import check_topic
 from tiering.archive.columns.integers import Column
 from tiering.errors import RowIllegal
-from tiering.spark.arrow import HEADERS, SCHEMA, spark_schema
+from tiering.spark.arrow import HEADERS, SCHEMA, other_types
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -73,12 +73,18 @@ def check_schema(schema: StructType) -> None:
         raise ConfigError(
             f"the frame lacks {lacks}: give queue and offset both, or none, and they are made"
         )
-    for field, known in zip(schema.fields, spark_schema(names).fields, strict=True):
-        found, held = field.dataType.simpleString(), known.dataType.simpleString()
-        if found != held and found not in _LATITUDE.get(field.name, ()):
-            raise ConfigError(
-                f"column {field.name} is {found}; messages have it as {held}: cast it"
-            )
+    for name, kind, held in other_types(schema):
+        if kind not in _LATITUDE.get(name, ()):
+            raise ConfigError(f"column {name} is {kind}; messages have it as {held}: cast it")
+
+
+_TYPES: Final[Mapping[str, pa.DataType]] = {
+    "message_id": pa.string(),
+    "keys": pa.list_(pa.string()),
+    "tag": pa.string(),
+    "properties": pa.map_(pa.string(), pa.string()),
+}
+"""Messages' own types, with nulls in lists and maps as Spark allows them."""
 
 
 class Headers(NamedTuple):
@@ -92,6 +98,7 @@ class FrameRows:
     """A batch of rows. Numbers are None where there is no such column."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
+        self._batch = batch
         self.count = batch.num_rows
         self._columns = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
         self.names: list[str] = []
@@ -110,22 +117,19 @@ class FrameRows:
 
     # --- columns ---
 
-    def text(self, name: str) -> pa.Array | None:
-        """A column of text; nulls may be in it."""
+    def where(self, mask: NDArray[np.bool_]) -> FrameRows:
+        """The rows where `mask` is true."""
+        return FrameRows(self._batch.filter(pa.array(mask)))
+
+    def column(self, name: str) -> pa.Array | None:
+        """A column (tag, keys, message_id, properties); nulls may be in it, but for properties."""
         found = self._columns.get(name)
-        return None if found is None else found.cast(pa.string())
-
-    @property
-    def keys(self) -> pa.Array | None:
-        """The lists of keys."""
-        found = self._columns.get("keys")
-        return None if found is None else found.cast(pa.list_(pa.string()))
-
-    @property
-    def properties(self) -> pa.Array | None:
-        """The maps of properties."""
-        found = self._columns.get("properties")
-        return None if found is None else found.cast(pa.map_(pa.string(), pa.string()))
+        if found is None:
+            return None
+        found = found.cast(_TYPES[name])
+        if name == "properties" and found.null_count:
+            found = pa.array([one or [] for one in found.to_pylist()], found.type)
+        return found
 
     def headers(self) -> Headers | None:
         """The `headers` of rows that came from records; None if no row has any."""

@@ -2,11 +2,10 @@
 
 The idea: a record is a head of fixed size, the body, the topic and the properties, each with its
 length. Heads are a numpy table, and Arrow joins the columns of parts to one of records, whose bytes
-are a `RecordBatch`. A batch that has a record with IPv6 hosts or of version 2, which are few, is
-encoded record by record.
+are a `RecordBatch`.
 
 Invariants: a row that came from a record gives that record; a value that a row lacks is as a store
-would have it, the same in both ways; offsets and positions that are made are given once.
+would have it; offsets and positions that are made are given once.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from kvstore.clock import Clock
 from kvstore.config import QUEUES_MAX
 from kvstore.errors import FormatError, MessageIllegal, RecordDamaged, shown
 from kvstore.record.compression import decompress
-from kvstore.record.encode import encode_record
 from kvstore.record.ids import HOST_V4_SIZE, UniqueIds, pack_host
 from kvstore.record.layout import (
     CRC_MASK,
@@ -34,11 +32,11 @@ from kvstore.record.layout import (
     FIXED_V1,
     HOSTS_V6,
     MAGIC_V1,
+    MAGIC_V2,
     TOPIC_MAX,
 )
 from kvstore.record.names import BORN_HOST_V6, COMPRESSED, MULTI_TAG, STORE_HOST_V6
-from kvstore.record.values import StoredMessage
-from tiering.archive.columns.integers import Column, bounds_of
+from tiering.archive.columns.integers import Column
 from tiering.archive.columns.records import HEAD, RecordBatch
 from tiering.errors import JobTooLarge
 from tiering.spark.arrow import host_text
@@ -50,6 +48,10 @@ RANGE_BYTES: Final = 1 << 32
 TASKS_MAX: Final = 1 << 14
 """The most tasks of a job whose positions are made."""
 _HOST: Final = pack_host("127.0.0.1", 10911)
+assert HEAD.fields is not None
+_BORN_HOST, _STORED_AT, _STORE_HOST, _BEHIND_HOSTS = (
+    HEAD.fields[name][1] for name in ("born_host", "stored_at", "store_host", "reconsume_times")
+)
 _PIECE: Final = 64 << 20
 """Bytes of rows that become records at once."""
 
@@ -112,10 +114,7 @@ class RecordMaker:
         if position is None:
             position = self._positions(parts.sizes)
         parts.check_version()
-        if parts.is_ordinary:
-            records = _in_columns(parts, queue, offset, position)
-        else:
-            records = _one_by_one(parts, queue, offset, position)
+        records = parts.records(queue, offset, position)
         return PlacedRecords(records, topic_of, queue, offset, position)
 
     def _new_ids(self, count: int) -> list[str]:
@@ -202,11 +201,6 @@ class _Parts:
         fixed = FIXED_V1 - 1 + self.version
         self.sizes: Column = fixed + extra + lengths + self.topic_sizes + self.field_sizes
 
-    @property
-    def is_ordinary(self) -> bool:
-        """Whether all records are of version 1, with IPv4 hosts."""
-        return bool(((self.version == 1) & ((self.system_flags & HOSTS_V6) == 0)).all())
-
     def check_version(self) -> None:
         """Raises for a name that is too long for a record of version 1."""
         wrong = (self.version == 1) & (self.topic_sizes > TOPIC_MAX)
@@ -226,30 +220,26 @@ class _Parts:
             self.rows.check(f"headers.{name}", numbers, ~known)
         return np.where(known, numbers, default)
 
-    def _hosts(self, name: str, bit: int) -> list[bytes]:
-        headers = self._headers
-        if headers is None:
-            self._check_host(name, bit, np.zeros(self.rows.count, np.bool_))
-            return [_HOST] * self.rows.count
-        encoded = headers.fields[name].dictionary_encode()
+    def _hosts(self, name: str, bit: int) -> pa.Array:
+        """A host of every row, packed."""
+        encoded = pa.array([None] * self.rows.count, pa.string()).dictionary_encode()
+        if self._headers is not None:
+            known = pc.if_else(self._headers.there, self._headers.fields[name], None)
+            encoded = known.dictionary_encode()
+        of = np.asarray(encoded.indices.fill_null(len(encoded.dictionary))).astype(np.int64)
         packed: list[bytes] = []
-        of = np.asarray(encoded.indices.fill_null(-1)).astype(np.int64)
-        of[~headers.there] = -1
         for number, text in enumerate(encoded.dictionary.to_pylist()):
             try:
                 packed.append(packed_host(text))
             except (MessageIllegal, FormatError, ValueError) as e:
-                row = int(np.argmax(of == number))
-                if bool((of == number).any()):
-                    raise self.rows.illegal(
-                        row, f"headers.{name}",
-                        f"{shown(text)}, which is no host ({e}); one looks like 10.0.0.1:10911",
-                    ) from e  # fmt: skip
-                packed.append(_HOST)
+                raise self.rows.illegal(
+                    int(np.argmax(of == number)), f"headers.{name}",
+                    f"{shown(text)}, which is no host ({e}); one looks like 10.0.0.1:10911",
+                ) from e  # fmt: skip
         packed.append(_HOST)
         long = np.array([len(host) != HOST_V4_SIZE for host in packed], np.bool_)
         self._check_host(name, bit, long[of])
-        return [packed[i] for i in of.tolist()]
+        return pa.array(packed, pa.binary()).take(pa.array(of))
 
     def _check_host(self, name: str, bit: int, is_long: NDArray[np.bool_]) -> None:
         wrong = ((self.system_flags & bit) != 0) != is_long
@@ -301,10 +291,44 @@ class _Parts:
         made = np.fromiter(found, np.int64, self.rows.count) & CRC_MASK
         return self._number("body_crc", made)
 
-    def topic_parts(self) -> pa.Array:
-        """Every record's topic with its length before it, as in a record of version 1."""
-        names = [bytes([min(len(n), 255)]) + n.encode() for n in self.rows.names]
-        return pa.array(names, pa.binary()).take(pa.array(self.rows.topic_of))
+    def records(self, queue: Column, offset: Column, position: Column) -> RecordBatch:
+        """The records at these places."""
+        head = np.zeros(self.rows.count, HEAD)
+        for name, values in (
+            ("size", self.sizes), ("magic", np.where(self.version == 1, MAGIC_V1, MAGIC_V2)),
+            ("body_crc", self.body_crc), ("queue", queue), ("flags", self.flags),
+            ("offset", offset), ("position", position), ("system_flags", self.system_flags),
+            ("born_at", self.born_at), ("stored_at", self.stored_at),
+            ("reconsume_times", self.reconsume_times),
+            ("prepared_position", self.prepared_position), ("body_size", self.body_sizes),
+        ):  # fmt: skip
+            head[name] = values
+        fixed = head.view(np.uint8).reshape(len(head), HEAD.itemsize)
+        joined = pc.binary_join_element_wise(
+            _fixed(fixed[:, :_BORN_HOST]),
+            self.born_host,
+            _fixed(fixed[:, _STORED_AT:_STORE_HOST]),
+            self.store_host,
+            _fixed(fixed[:, _BEHIND_HOSTS:]),
+            self.body,
+            self._topic_parts(),
+            _fixed(self.field_sizes.astype(">u2").view(np.uint8).reshape(-1, 2)),
+            self.fields,
+            b"",
+        )
+        buffers = joined.buffers()
+        starts = np.frombuffer(buffers[1], np.int32, len(head) + 1).astype(np.int64)
+        assert (np.diff(starts) == self.sizes).all(), "the counted sizes are right"
+        data = buffers[2].to_pybytes() if buffers[2] is not None else b""
+        return RecordBatch(data, starts[:-1], self.sizes)
+
+    def _topic_parts(self) -> pa.Array:
+        """Every record's topic with its length before it: of 1 byte, in version 2 of 2."""
+        names = [name.encode() for name in self.rows.names]
+        short = [bytes([min(len(name), 255)]) + name for name in names]
+        long = [len(name).to_bytes(2, "big") + name for name in names]
+        which = self.rows.topic_of + (self.version - 1) * len(names)
+        return pa.array(short + long, pa.binary()).take(pa.array(which))
 
 
 def packed_host(text: str) -> bytes:
@@ -322,65 +346,9 @@ def packed_host(text: str) -> bytes:
     return found
 
 
-def _in_columns(parts: _Parts, queue: Column, offset: Column, position: Column) -> RecordBatch:
-    count = parts.rows.count
-    head = np.zeros(count, HEAD)
-    for name, values in (
-        ("size", parts.sizes), ("magic", MAGIC_V1), ("body_crc", parts.body_crc),
-        ("queue", queue), ("flags", parts.flags), ("offset", offset), ("position", position),
-        ("system_flags", parts.system_flags), ("born_at", parts.born_at),
-        ("stored_at", parts.stored_at), ("reconsume_times", parts.reconsume_times),
-        ("prepared_position", parts.prepared_position), ("body_size", parts.body_sizes),
-    ):  # fmt: skip
-        head[name] = values
-    for name, hosts in (("born_host", parts.born_host), ("store_host", parts.store_host)):
-        head[name] = np.frombuffer(b"".join(hosts), ">i8")
-    joined = pc.binary_join_element_wise(
-        _fixed(head.tobytes(), HEAD.itemsize, count),
-        parts.body,
-        parts.topic_parts(),
-        _fixed(parts.field_sizes.astype(">u2").tobytes(), 2, count),
-        parts.fields,
-        b"",
-    )
-    buffers = joined.buffers()
-    starts = np.frombuffer(buffers[1], np.int32, count + 1).astype(np.int64)
-    data = buffers[2].to_pybytes() if buffers[2] is not None else b""
-    return RecordBatch(data, starts[:-1], parts.sizes)
-
-
-def _fixed(data: bytes, size: int, count: int) -> pa.Array:
-    """Binary values of one size."""
+def _fixed(rows: NDArray[np.uint8]) -> pa.Array:
+    """Binary values of one size, a row of bytes each."""
+    count, size = rows.shape
     ends = np.arange(count + 1, dtype=np.int32) * np.int32(size)
-    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
-
-
-def _one_by_one(parts: _Parts, queue: Column, offset: Column, position: Column) -> RecordBatch:
-    records = []
-    rows = parts.rows
-    bodies, fields = parts.body.to_pylist(), parts.fields.to_pylist()
-    numbers = zip(
-        *(
-            column.tolist()
-            for column in (
-                rows.topic_of, queue, offset, position, parts.sizes, parts.flags,
-                parts.system_flags, parts.born_at, parts.stored_at, parts.reconsume_times,
-                parts.prepared_position, parts.body_crc, parts.version,
-            )
-        ),
-        strict=True,
-    )  # fmt: skip
-    for row, (
-        topic, q, o, p, size, flags, system_flags, born, stored, times, prepared, crc, version,
-    ) in enumerate(numbers):  # fmt: skip
-        message = StoredMessage(
-            rows.names[topic], q, o, p, size, bodies[row], fields[row], flags, system_flags, born,
-            stored, parts.born_host[row], parts.store_host[row], times, prepared, crc, version,
-        )  # fmt: skip
-        try:
-            records.append(encode_record(message))
-        except MessageIllegal as e:
-            raise rows.illegal(row, "headers", f"none that a record can have: {e}") from e
-    found = RecordBatch.of_records(records)
-    assert bounds_of(found.sizes)[-1] == int(parts.sizes.sum()), "the counted sizes are right"
-    return found
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(rows.tobytes())]
+    return pa.Array.from_buffers(pa.binary(), count, buffers)

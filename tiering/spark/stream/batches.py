@@ -27,13 +27,21 @@ from numpy.typing import NDArray
 
 from kvstore.errors import SegmentDamaged
 from kvstore.files import Files
-from tiering.archive.layout import NO_QUEUE
 from tiering.catalog.bucket import DAMAGE
 from tiering.executor.segment import SegmentRecords, boundary, read_segment
-from tiering.spark.listing import ListedArchive, LogPart, Opener, mapped
+from tiering.spark.listing import ListedArchive, LogPart, Opener, mapped, segment_damaged
 from tiering.spark.options import ReadOptions
-from tiering.spark.splits import Packing, Ranges, Split, wanted_blocks
-from tiering.spark.stream.offsets import StreamOffset, code_of, queue_of
+from tiering.spark.splits import (
+    Packing,
+    Ranges,
+    Split,
+    Topics,
+    cuts_of,
+    live_records,
+    queue_of,
+    wanted_blocks,
+)
+from tiering.spark.stream.offsets import Frontier, StreamOffset
 from tiering.spark.stream.stream_view import DirectoryTables, StreamView, Table, ViewedArchive
 from tiering.spark.wanted import QueryFilter
 
@@ -51,35 +59,13 @@ class Limits(NamedTuple):
     bytes: float = inf
 
 
-class BatchStart(NamedTuple):
-    """Where a batch begins: next offsets by the queue's code, and a position and a number of
-    archives below which there is nothing more.
-    """
-
-    ends: Mapping[int, int]
-    position: int = 0
-    archives: int = 0
-
-
-class StreamEnd(NamedTuple):
-    """Where a stream has to end: offsets that it doesn't reach, a position, and the number of the
-    first archive that may have later messages.
-    """
-
-    ends: Mapping[int, int]
-    position: int
-    archives: int
-
-
 class Cut(NamedTuple):
-    """Where a batch ends. `position` and `archives` as in BatchStart; `gaps` are queues of which
-    the first message taken is not the one that was due, and its offset.
+    """Where a batch ends, and the queues of which the first message taken is not the one that was
+    due.
     """
 
-    ends: dict[int, int]
-    position: int
-    archives: int
-    gaps: dict[int, int]
+    end: Frontier
+    gaps: Collection[int]
 
 
 class Cutter:
@@ -88,24 +74,25 @@ class Cutter:
     def __init__(
         self,
         view: StreamView,
-        start: BatchStart,
+        start: Frontier,
         limits: Limits,
+        options: ReadOptions,
         is_wanted: Callable[[str], bool],
-        *,
-        cap: StreamEnd | None = None,
-        skips_damage: bool = False,
+        cap: Frontier | None = None,
     ) -> None:
+        """`cap` is an end of the stream that the batch does not go beyond."""
         self._view = view
         self._start = start
         self._cap = cap
-        self._skips_damage = skips_damage
+        self._options = options
         self._topics = {name: topic for name, topic in view.topics.items() if is_wanted(name)}
         self._ids = np.array(sorted(topic.id for topic in self._topics.values()), np.int64)
         self._ends = dict(start.ends)
         self._position = start.position
+        self._last = view.position if cap is None else cap.position
         self._messages, self._bytes = limits
         self._has_any = False
-        self._gaps: dict[int, int] = {}
+        self._gaps: set[int] = set()
 
     def cut(self, tables: DirectoryTables, files: Files, done: set[ListedArchive]) -> Cut:
         """The batch. `done` are archives that have nothing more; more of them are added."""
@@ -133,22 +120,18 @@ class Cutter:
             archives_end = max(archives_end, known)
             # The end is also behind messages that are not in the log any more.
             self._position = max(self._position, min(self._view.position, self._last))
-        return Cut(self._ends, self._position, archives_end, self._gaps)
-
-    @property
-    def _last(self) -> int:
-        return self._view.position if self._cap is None else self._cap.position
+        return Cut(Frontier(self._ends, self._position, archives_end), self._gaps)
 
     def _failed(self, what: str, error: Exception) -> None:
-        if not self._skips_damage or not isinstance(error, (*DAMAGE, SegmentDamaged)):
+        if not isinstance(error, (*DAMAGE, SegmentDamaged)):
             raise error
-        _log.warning("left out: %s: %s", what, str(error))
+        self._options.leave_out(what, error)
 
     # --- archives ---
 
     def _archive(self, held: ListedArchive, table: Table, done: set[ListedArchive]) -> bool:
         """Takes from an archive; returns whether there is room for more."""
-        table = table.where(np.isin(table.codes >> 32, self._ids))
+        table = table.take(np.isin(queue_of(table.codes)[0], self._ids))
         if not (table.last >= _looked_up(self._start.ends, table.codes)).any():
             done.add(held)
             return True
@@ -160,7 +143,7 @@ class Cutter:
         if not mask.any():
             return True
         order = np.flatnonzero(mask)[np.argsort(table.position[mask], kind="stable")]
-        some, low, end = table.at(order), low[order], end[order]
+        some, low, end = table.take(order), low[order], end[order]
         # Only the number of offsets is known of a part of a block.
         messages = np.minimum(some.messages, end - low)
         size = -(-some.raw_bytes * messages // some.messages)
@@ -187,7 +170,7 @@ class Cutter:
         for code, first, stop in rows:
             due, at = self._start.ends.get(code), self._ends.get(code, 0)
             if due is not None and at == due < first:
-                self._gaps[code] = first
+                self._gaps.add(code)
             self._ends[code] = max(at, stop)
 
     # --- the log ---
@@ -198,7 +181,7 @@ class Cutter:
         if self._position >= last:
             return True
         self._position = max(self._position, log_part.begin)
-        base, path = log_part.base, log_part.path
+        base = log_part.base
         with mapped(files, log_part) as buffer:
             while self._position < last:
                 at = self._position - base
@@ -206,8 +189,7 @@ class Cutter:
                 stop = boundary(buffer, at, min(at + _CHUNK, used), used)
                 found = read_segment(buffer, base, used if stop is None else stop, at)
                 for damage in found.damage:
-                    told = f"{path} is damaged at {damage.position}: {damage.reason}"
-                    self._failed(path, SegmentDamaged(told, path))
+                    self._failed(log_part.path, segment_damaged(log_part, damage))
                 full_at = self._records(found, base)
                 if full_at is not None:
                     self._position = full_at
@@ -217,18 +199,13 @@ class Cutter:
 
     def _records(self, found: SegmentRecords, base: int) -> int | None:
         """Takes records; returns the position of the first that there is no room for."""
-        names = [name.decode("utf-8", "surrogateescape") for name in found.names]
-        topics = [self._topics.get(name) for name in names]
-        ids = np.array([-1 if one is None else one.id for one in topics] or [-1], np.int64)
-        since = np.array([_NEVER if one is None else one.since for one in topics] or [0], np.int64)
-        mine = (found.queues != NO_QUEUE) & (found.starts + base >= since[found.topics])
-        rows = np.flatnonzero(mine)
-        codes = ids[found.topics[rows]] << 32 | found.queues[rows]
-        offsets = found.offsets[rows]
-        is_due = offsets >= _looked_up(self._ends, codes)
+        topics = {name: topic[:2] for name, topic in self._topics.items()}
+        mine, codes = live_records(found, base, topics)
+        mine &= found.offsets >= _looked_up(self._ends, codes)
         if self._cap is not None:
-            is_due &= offsets < _looked_up(self._cap.ends, codes)
-        rows, codes, offsets = rows[is_due], codes[is_due], offsets[is_due]
+            mine &= found.offsets < _looked_up(self._cap.ends, codes)
+        rows = np.flatnonzero(mine)
+        codes, offsets = codes[rows], found.offsets[rows]
         sizes = found.sizes[rows]
         count = self._fitting(np.ones(len(rows), np.int64), sizes)
         if count == 0 and len(rows) and not self._has_any:
@@ -277,13 +254,12 @@ def _looked_up(ends: Mapping[int, int], codes: I64) -> I64:
 
 
 class QueueSpan(NamedTuple):
-    """The range of a batch: of each queue, by rising codes, the first offset and the one behind the
-    last; the log from a position to before another; archives from a number on.
+    """The range of a batch: the offsets of queues, and their topics; the log from a position to
+    before another; archives from a number on.
     """
 
-    codes: I64
-    low: I64
-    end: I64
+    ranges: Ranges
+    topics: Topics
     begin: int
     stop: int
     archives: int
@@ -291,39 +267,36 @@ class QueueSpan(NamedTuple):
 
 def span_of(start: StreamOffset, end: StreamOffset, view: StreamView) -> QueueSpan:
     """The range between two offsets, of existing topics."""
+    before = start.frontier(end.of)
+    live = {topic.id for topic in view.topics.values()}
     rows = []
-    for name, topic in end.topics.items():
-        live = view.topics.get(name)
-        before = start.topics.get(name)
-        queues = before.queues if before is not None and before.id == topic.id else {}
-        changed = [
-            (code_of(topic.id, int(queue)), queues.get(queue, 0), stop)
-            for queue, stop in topic.queues.items()
-            if stop > queues.get(queue, 0)
-        ]
-        if changed and (live is None or live.id != topic.id):
-            _log.warning("topic %s was deleted while it was read", name)
+    gone = set()
+    for code, stop in sorted(end.ends().items()):
+        low = before.ends.get(code, 0)
+        topic = queue_of(code)[0]
+        if stop <= low:
             continue
-        rows += changed
-    rows.sort()
-    codes, low, stops = (np.array([row[i] for row in rows], np.int64) for i in range(3))
-    # An offset of other topics says nothing of these.
-    is_same = start.of == end.of
-    return QueueSpan(
-        codes, low, stops,
-        start.position if is_same else 0, end.position, start.archives if is_same else 0,
-    )  # fmt: skip
+        if topic in live:
+            rows.append((code, low, stop))
+        else:
+            gone.add(topic)
+    for name, one in end.topics.items():
+        if one.id in gone:
+            _log.warning("topic %s was deleted while it was read", name)
+    codes, lows, stops = np.array(rows, np.int64).reshape(-1, 3).T
+    asked = {queue_of(code)[0] for code, _, _ in rows}
+    topics = {name: topic[:2] for name, topic in view.topics.items() if topic.id in asked}
+    ranges = Ranges(codes, lows, stops)
+    return QueueSpan(ranges, topics, before.position, end.position, before.archives)
 
 
 def candidates(
     span: QueueSpan, view: StreamView, done: Collection[ListedArchive]
 ) -> list[ViewedArchive]:
     """The archives that may have something of a batch; `done` are some that have not."""
-    return [
-        one
-        for one in view.archives
-        if one.held not in done and one.is_from(span.archives)
-    ] if len(span.codes) else []  # fmt: skip
+    if not len(span.ranges.codes):
+        return []
+    return [one for one in view.archives if one.held not in done and one.is_from(span.archives)]
 
 
 class Planned(NamedTuple):
@@ -347,75 +320,30 @@ def plan(
     ArchiveDamaged, PlaceError.
     """
     packing = Packing(options.split_bytes)
-    first = np.full(len(span.codes), 1 << 62)
+    first = np.full(len(span.ranges.codes), _NEVER)
+    wanted = None if options.keys is None else QueryFilter(keys=frozenset(options.keys))
+    ids = {name: topic.id for name, topic in view.topics.items()}
     for held, table in tables.each(archives):
         try:
             if isinstance(table, Exception):
                 raise table
-            _add(packing, held, table, span, options, opener, view, first)
+            at, low, end = span.ranges.find(table.codes)
+            mine = (table.first < end) & (table.last >= low)
+            np.minimum.at(first, at[mine], table.first[mine])
+            if wanted is not None and mine.any():
+                mine &= wanted_blocks(opener.archive(held), wanted, ids)[0][table.blocks]
         except (*DAMAGE, SegmentDamaged) as e:
-            if options.damaged == "fail":
-                raise
-            _log.warning("left out: %s: %s", held.name, str(e))
-    _add_log(packing, span, view)
+            options.leave_out(held.name, e)
+            continue
+        some = table.take(mine)
+        cuts = cuts_of(some.blocks, some.first, some.last, low[mine], end[mine])
+        packing.add(held, some.blocks, some.raw_bytes, cuts)
+    for log_part in view.log if span.topics else ():
+        begin, stop = max(log_part.begin, span.begin), min(log_part.end, span.stop)
+        if begin < stop:
+            part = msgspec.structs.replace(log_part, begin=begin, end=stop, known=begin)
+            packing.add_log(part, span.topics, span.ranges)
     return Planned(packing.splits, first)
-
-
-def _add(
-    packing: Packing,
-    held: ListedArchive,
-    table: Table,
-    span: QueueSpan,
-    options: ReadOptions,
-    opener: Opener,
-    view: StreamView,
-    first: I64,
-) -> None:
-    at = np.minimum(np.searchsorted(span.codes, table.codes), len(span.codes) - 1)
-    low, end = span.low[at], span.end[at]
-    mine = (span.codes[at] == table.codes) & (table.first < end) & (table.last >= low)
-    if not mine.any():
-        return
-    table, at, low, end = table.where(mine), at[mine], low[mine], end[mine]
-    np.minimum.at(first, at, table.first)
-    is_part = (table.first < low) | (table.last >= end)
-    cuts = {
-        block: (a, b)
-        for block, a, b in zip(
-            table.blocks[is_part].tolist(), low[is_part].tolist(), end[is_part].tolist(),
-            strict=True,
-        )
-    }  # fmt: skip
-    blocks = table.blocks
-    if options.keys is not None:
-        wanted = msgspec.structs.replace(QueryFilter.of(options), topics=None)
-        ids = {name: topic.id for name, topic in view.topics.items()}
-        blocks = blocks[wanted_blocks(opener.archive(held), wanted, ids)[0][blocks]]
-    sizes = table.raw_bytes[np.searchsorted(table.blocks, blocks)]
-    packing.add(held, blocks, sizes, cuts)
-
-
-def _add_log(packing: Packing, span: QueueSpan, view: StreamView) -> None:
-    if not len(span.codes) or span.begin >= span.stop:
-        return
-    names = {topic.id: name for name, topic in view.topics.items()}
-    topics: dict[str, int] = {}
-    for code in span.codes.tolist():
-        name = names[queue_of(code)[0]]
-        topics[name] = view.topics[name].since
-    numbers = {view.topics[name].id: i for i, name in enumerate(topics)}
-    ranges = Ranges(
-        list(topics),
-        np.array([numbers[code >> 32] for code in span.codes.tolist()], np.int64),
-        span.codes & 0xFFFFFFFF,
-        span.low,
-        span.end,
-    )
-    for log_part in view.log:
-        begin, end = max(log_part.begin, span.begin), min(log_part.end, span.stop)
-        if begin < end:
-            part = msgspec.structs.replace(log_part, begin=begin, end=end, known=begin)
-            packing.add_log(part, topics, ranges)
 
 
 def lost(

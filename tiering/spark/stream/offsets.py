@@ -1,9 +1,8 @@
 """Offsets: how far a stream has come, as Spark keeps it in a checkpoint.
 
-The idea: an offset has the next offset of each queue, under its topic's name and id. That alone
-says which messages a batch has. Two numbers beside it spare looking where nothing can be: below
-`position` the log has nothing more to give, and neither have archives of numbers below `archives`.
-It is JSON that people can read.
+The idea: an offset has the next offset of each queue, under its topic's name and id, in JSON that
+people can read. That alone says which messages a batch has. Two numbers beside it spare looking
+where nothing can be: see `Frontier`.
 
 Invariants: a topic that was deleted and made again has another id, and begins anew; an offset of
 another store, or of a later version, is refused.
@@ -11,28 +10,27 @@ another store, or of a later version, is refused.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from kvstore.errors import ConfigError, shown
+from tiering.spark.splits import code_of, queue_of
 
 VERSION: Final = 1
-_BITS: Final = 32
-_QUEUE: Final = (1 << _BITS) - 1
 _EARLIEST, _LATEST = -2, -1
 
 
-def code_of(topic: int, queue: int) -> int:
-    """A queue as one number: by the topic's id, then its own."""
-    return topic << _BITS | queue
+class Frontier(NamedTuple):
+    """A state of a stream in numbers: the next offsets by the queue's code, a position below which
+    the log has nothing more, and a number below which archives have nothing more.
+    """
 
-
-def queue_of(code: int) -> tuple[int, int]:
-    """The inverse: topic id and queue."""
-    return code >> _BITS, code & _QUEUE
+    ends: Mapping[int, int]
+    position: int = 0
+    archives: int = 0
 
 
 class TopicOffset(msgspec.Struct, frozen=True):
@@ -61,6 +59,12 @@ class StreamOffset(msgspec.Struct, frozen=True, kw_only=True):
             for topic in self.topics.values()
             for queue, offset in topic.queues.items()
         }
+
+    def frontier(self, of: list[str] | None) -> Frontier:
+        """The state as it holds for the topics `of`: the two numbers say nothing of others."""
+        if self.of != of:
+            return Frontier(self.ends())
+        return Frontier(self.ends(), self.position, self.archives)
 
     def as_json(self) -> dict[str, Any]:
         """As Spark is given it."""
@@ -100,42 +104,42 @@ def topics_of(ends: Mapping[int, int], names: Mapping[int, str]) -> dict[str, To
     return dict(sorted(found.items()))
 
 
+Queue = Annotated[str, Meta(pattern=r"^[0-9]+\Z")]
+Begin = Annotated[int, Meta(ge=_EARLIEST)]
+
+
+def read_starting(text: str) -> dict[str, dict[str, int]]:
+    """The option `starting_offsets` where it is a JSON: by topic and queue. Raises ConfigError."""
+    try:
+        found: dict[str, dict[str, int]] = msgspec.json.decode(
+            text, type=dict[str, dict[Queue, Begin]]
+        )
+    except (msgspec.DecodeError, RecursionError) as e:
+        raise ConfigError(
+            f"option starting_offsets is {shown(text)}; it must be earliest, latest, or JSON like "
+            '{"orders": {"0": 17, "1": -2, "2": -1}}: an offset, -2 for the earliest, -1 for the '
+            "latest"
+        ) from e
+    return found
+
+
+def wants_latest(asked: Mapping[str, Mapping[str, int]]) -> bool:
+    """Whether a queue is to begin at the latest."""
+    return any(_LATEST in queues.values() for queues in asked.values())
+
+
 def starting(
-    text: str, ids: Mapping[str, int], latest: Mapping[int, int] | None
+    asked: Mapping[str, Mapping[str, int]], ids: Mapping[str, int], latest: Mapping[int, int]
 ) -> Iterator[tuple[int, int]]:
-    """The offsets that `starting_offsets` gives for queues, by code, where it is a JSON; -2 is the
-    earliest, -1 the latest. Raises ConfigError.
+    """The offsets that are asked for, by the queues' codes, but for those at the earliest. Raises
+    ConfigError.
     """
-    for name, queues in _parsed(text).items():
+    for name, queues in asked.items():
         if name not in ids:
             raise ConfigError(
                 f"option starting_offsets names topic {shown(name)}, which is not there"
             )
         for queue, offset in queues.items():
             code = code_of(ids[name], int(queue))
-            if offset == _LATEST:
-                yield code, (latest or {}).get(code, 0)
-            elif offset != _EARLIEST:
-                yield code, offset
-
-
-def wants_latest(text: str) -> bool:
-    """Whether the JSON has a queue that begins at the latest."""
-    return any(_LATEST in queues.values() for queues in _parsed(text).values())
-
-
-def _parsed(text: str) -> dict[str, dict[str, int]]:
-    try:
-        found = msgspec.convert(json.loads(text), dict[str, dict[str, int]])
-        if all(
-            queue.isascii() and queue.isdigit() and offset >= _EARLIEST
-            for queues in found.values()
-            for queue, offset in queues.items()
-        ):
-            return found
-    except (ValueError, RecursionError):
-        pass
-    raise ConfigError(
-        f"option starting_offsets is {shown(text)}; it must be earliest, latest, or JSON like "
-        '{"orders": {"0": 17, "1": -2, "2": -1}}: an offset, -2 for the earliest, -1 for the latest'
-    )
+            if offset != _EARLIEST:
+                yield code, latest.get(code, 0) if offset == _LATEST else offset

@@ -11,9 +11,8 @@ there; a table is of one object, which never changes, so it is never old.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -26,8 +25,8 @@ from kvstore.config import StoreConfig
 from kvstore.opening import viewing
 from kvstore.opening.viewing import Reach
 from tiering.archive.layout import NO_QUEUE
-from tiering.archive.manifest import Manifest
-from tiering.catalog.bucket import AT_ONCE, ArchiveObject, newest, open_several
+from tiering.catalog.bucket import AT_ONCE, newest, open_several
+from tiering.catalog.pipeline import Check, go_on, pipelined
 from tiering.errors import NothingToRestore
 from tiering.places.commits import CommitLogs
 from tiering.places.settings import is_remote
@@ -39,10 +38,9 @@ from tiering.spark.listing import (
     is_store,
     live_rows,
     log_parts,
-    place_of,
 )
 from tiering.spark.options import ReadOptions
-from tiering.spark.stream.offsets import code_of, queue_of
+from tiering.spark.splits import InspectedArchive, code_of, queue_of
 
 I64 = NDArray[np.int64]
 _BLOCKS_MAX: Final = 2_000_000
@@ -62,20 +60,12 @@ class Table(NamedTuple):
     raw_bytes: I64
     position: I64
 
-    def where(self, mask: NDArray[np.bool_]) -> Table:
-        """The rows where `mask` is true."""
-        return Table(*(column[mask] for column in self))
-
-    def at(self, rows: I64) -> Table:
-        """The rows of these numbers."""
+    def take(self, rows: NDArray[np.bool_] | I64) -> Table:
+        """The rows of these numbers, or those where a mask is true."""
         return Table(*(column[rows] for column in self))
 
 
-class StreamedArchive(NamedTuple):
-    """An archive that was looked at: its manifest, and its blocks."""
-
-    manifest: Manifest
-    table: Table
+StreamedArchive = InspectedArchive[Table]
 
 
 class DirectoryTables:
@@ -92,11 +82,11 @@ class DirectoryTables:
         rows = archive.rows()
         mine = rows.queues != NO_QUEUE
         table = Table(
-            np.arange(len(mine)), rows.topic_ids[rows.topics] << 32 | rows.queues,
+            np.arange(len(mine)), code_of(rows.topic_ids[rows.topics], rows.queues),
             rows.first_offset, rows.last_offset, rows.messages, rows.raw_bytes,
             rows.first_position,
         )  # fmt: skip
-        return StreamedArchive(archive.manifest, table.where(mine))
+        return StreamedArchive(held, archive.manifest, table.take(mine))
 
     def each(
         self, held: Sequence[ListedArchive]
@@ -104,34 +94,19 @@ class DirectoryTables:
         """The tables of archives, in that order; those that are not kept are opened several at
         once. If an archive can't be read, the error is given in its place.
         """
-        for at in range(0, len(held), AT_ONCE):
-            some = held[at : at + AT_ONCE]
-            missing = [one for one in some if one not in self._kept]
-            opened = dict(zip(missing, self.look_all(missing), strict=True))
-            # ViewedArchive tables are taken first, before one is dropped to make room.
-            kept = {one: self._kept[one] for one in some if one not in opened}
-            for one in some:
-                looked = opened.get(one)
-                if isinstance(looked, Exception):
-                    yield one, looked
-                    continue
-                table = kept[one] if looked is None else looked.table
-                self.keep(one, table)
-                yield one, table
+        with closing(pipelined(AT_ONCE, go_on, held, self._table)) as coming:
+            for one, found in coming:
+                try:
+                    table = found()
+                except Exception as e:  # the caller raises it, or leaves the archive out
+                    yield one, e
+                else:
+                    self.keep(one, table)
+                    yield one, table
 
-    def look_all(self, held: Sequence[ListedArchive]) -> list[StreamedArchive | Exception]:
-        """`look` at several at once; if an archive can't be read, the error is in its place."""
-
-        def one(of: ListedArchive) -> StreamedArchive | Exception:
-            try:
-                return self.look(of)
-            except Exception as e:  # the caller raises it, or leaves the archive out
-                return e
-
-        if len(held) < 2:
-            return [one(of) for of in held]
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kvmq-stream") as pool:
-            return list(pool.map(one, held))
+    def _table(self, held: ListedArchive, _: Check) -> Table:
+        kept = self._kept.get(held)
+        return self.look(held).taken if kept is None else kept
 
     def keep(self, held: ListedArchive, table: Table) -> None:
         """Keeps a table; drops those that were asked for longest ago."""
@@ -152,7 +127,6 @@ class DirectoryTables:
 # --- views ----------------------------------------------------------------------------------------
 
 
-_log = logging.getLogger("kvmq")
 _COMPACTED: Final = "compacted"
 _LOOKS: Final = 5
 _REST_STORE: Final = 0.5
@@ -289,7 +263,8 @@ class PlaceLooker:
         self._rest = rest
         """Seconds between two listings, at least: Spark asks a hundred times a second."""
         self._listed_at = -rest
-        self._known: dict[ListedArchive, _Known] = {}
+        self._known: dict[ListedArchive, InspectedArchive[None] | None] = {}
+        """None: one that can't be read, and is left out."""
         self._topics: dict[str, LiveTopic] = {}
         self._seen = StreamView(None, {}, [], [], 0, 0)
         self._jobs: CommitLogs | None = None
@@ -304,7 +279,7 @@ class PlaceLooker:
         self._listed_at = now
         try:
             if self._jobs is None:
-                self._jobs = CommitLogs(place_of(self._options))
+                self._jobs = CommitLogs(self._options.open())
             store, held = archives_of(self._options, self._jobs)
         except NothingToRestore:
             # A worker may put the first archive at any time.
@@ -314,30 +289,27 @@ class PlaceLooker:
             return self._seen
         self._known = {one: known for one, known in self._known.items() if one in there}
         new = [one for one in held if one not in self._known]
-        leave_out = None if self._options.damaged == "fail" else self._leave_out
-        for one, looked in open_several(new, lambda one: (one, self._tables.look(one)), leave_out):
-            self._take(one, looked)
-        kept = newest(one for one in self._known.values() if one.is_readable)
+        for looked in open_several(new, self._tables.look, self._leave_out):
+            self._take(looked)
+        kept = newest(one for one in self._known.values() if one is not None)
         archives = [ViewedArchive(one.held, None, one.manifest.first_position) for one in kept]
         self._seen = StreamView(store, dict(self._topics), archives, [], 0, 0)
         return self._seen
 
     def _leave_out(self, held: ListedArchive, error: Exception) -> None:
-        _log.warning("left out: %s: %s", held.name, str(error))
-        named = ArchiveObject.of(held.key, held.size)
-        self._known[held] = _Known(held, named, Manifest(), is_readable=False)
+        self._options.leave_out(held.name, error)
+        self._known[held] = None
 
-    def _take(self, held: ListedArchive, looked: StreamedArchive) -> None:
-        manifest, table = looked
-        self._tables.keep(held, table)
-        for topic in manifest.topics:
+    def _take(self, looked: StreamedArchive) -> None:
+        self._tables.keep(looked.held, looked.taken)
+        for topic in looked.manifest.topics:
             before = self._topics.get(topic.name)
             if before is None or before.id <= topic.id:
                 is_compacted = topic.kind == _COMPACTED
                 self._topics[topic.name] = LiveTopic(topic.id, topic.since, is_compacted)
-        named = ArchiveObject.of(held.key, held.size)
         # Without topics, which may be thousands in each of thousands of archives.
-        self._known[held] = _Known(held, named, replace(manifest, topics=()), is_readable=True)
+        manifest = replace(looked.manifest, topics=())
+        self._known[looked.held] = InspectedArchive(looked.held, manifest, None)
 
     def homes(self, spans: Iterable[tuple[int, int, int]]) -> tuple[StreamView, set[int] | None]:
         """The view, and None: only the tables say which archives have the offsets."""
@@ -357,15 +329,6 @@ class PlaceLooker:
                     low, end = found.get(queue, (first, 0))
                     found[queue] = min(low, first), max(end, last + 1)
         return Reach(0, found)
-
-
-class _Known(NamedTuple):
-    """An archive that was opened once; `object` and `manifest` are for `newest`."""
-
-    held: ListedArchive
-    object: ArchiveObject
-    manifest: Manifest
-    is_readable: bool
 
 
 def looker(options: ReadOptions, tables: DirectoryTables) -> StoreLooker | PlaceLooker:

@@ -9,14 +9,13 @@ from typing import Any
 
 import kvstore
 from kvstore import Message, Retention, Store, StoreConfig, StoredMessage, TopicConfig
-from kvstore.errors import ArchiveDamaged, RecordDamaged
 from tests.support.clock import VirtualClock
+from tests.support.contents import queues, read_around
+from tests.tiering.spark.conftest import DAY, SEGMENT
 from tiering import KeyProvider, Policy, Worker
 from tiering.catalog.catalog import ArchiveRow, decode_rows
 from tiering.executor.pool import Executor
 
-SEGMENT = 64 << 10
-DAY = 86_400.0
 POLICY = Policy(
     hot_for=DAY, warm_for=10 * DAY, warm="archive", cold="cold", clock_doubt=0.0,
     block_bytes=8192, watermarks=None,
@@ -76,17 +75,9 @@ class Side:
             for file in sorted(self.path.rglob("*.kvarc"))
         }
         assert not list((self.path / "tiering" / "made").rglob("*"))
-        for info in store.topics():
-            for queue in range(info.read_queues):
-                low, high = store.bounds(info.name, queue)
-                while low < high:
-                    try:
-                        page = store.pull(info.name, queue, low, limit=200)
-                    except (ArchiveDamaged, RecordDamaged) as e:
-                        low = e.next_offset or high
-                        continue
-                    self.held |= {m.position: m for m in page.messages}
-                    low = page.next_offset
+        for topic, queue in queues(store):
+            messages, _ = read_around(store, topic, queue)
+            self.held |= {m.position: m for m in messages}
 
 
 def worked(

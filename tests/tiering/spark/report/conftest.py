@@ -10,7 +10,7 @@ import pytest
 import kvstore
 from kvstore import StoredMessage
 from tests.support import days
-from tests.support.contents import read_all
+from tests.tiering.spark.conftest import by_position
 
 
 class Past(NamedTuple):
@@ -27,5 +27,5 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Past:
     folder = tmp_path_factory.mktemp("past") / "store"
     now_ms = days.make(folder, 7, 500, warm_days=2)
     with kvstore.open(folder, read_only=True) as store:
-        messages = [m for found in read_all(store).values() for m in found]
+        messages = list(by_position(store).values())
     return Past(folder, days.cold_of(folder), now_ms, messages)

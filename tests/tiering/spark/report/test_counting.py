@@ -15,7 +15,7 @@ import kvstore
 from kvstore import ArchiveAccess, Message, StoreConfig, StoredMessage
 from kvstore.errors import ArchiveDamaged, ArchiveMissing, KeyMissing
 from tests.support.clock import VirtualClock
-from tests.support.contents import read_all
+from tests.tiering.spark.conftest import by_position
 from tests.tiering.spark.report.conftest import Past
 from tiering import KeyFile, Policy, Worker
 from tiering.archive.layout import PART_HEAD
@@ -60,7 +60,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Slow:
         store.delete_topic("gone")
     config = StoreConfig(archives=ArchiveAccess(keys=str(base / "keys.json")))
     with kvstore.open(base / "store", config, read_only=True) as store:
-        found = [m for messages in read_all(store).values() for m in messages]
+        found = list(by_position(store).values())
     return Slow(base / "store", base / "keys.json", found)
 
 
@@ -71,37 +71,36 @@ def counted(path: Path, **given: str) -> tuple[list[Row], int]:
     return [row for split in splits for row in reader.count(split).rows()], len(splits)  # type: ignore[arg-type] # Spark's own type
 
 
-def by_topic_and_day(rows: Iterable[Row]) -> Counter[tuple[str, int]]:
-    found: Counter[tuple[str, int]] = Counter()
-    for topic, _, day, messages, _, _ in rows:
-        found[topic, day] += messages
+class Totals(NamedTuple):
+    """Messages by topic and day; bytes of records by topic."""
+
+    days: Counter[tuple[str, int]]
+    raw: Counter[str]
+
+
+def totals(counts: Iterable[tuple[str, int, int, int]]) -> Totals:
+    """The sums of topics, days, messages and bytes of records."""
+    found = Totals(Counter(), Counter())
+    for topic, day, messages, raw in counts:
+        found.days[topic, day] += messages
+        found.raw[topic] += raw
     return found
 
 
-def raw_of_topics(rows: Iterable[Row]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for topic, _, _, _, raw, _ in rows:
-        found[topic] += raw
-    return found
+def of_rows(rows: Iterable[Row]) -> Totals:
+    return totals((topic, day, n, raw) for topic, _, day, n, raw, _ in rows)
 
 
-def of_messages(messages: Iterable[StoredMessage]) -> tuple[Counter[tuple[str, int]], Counter[str]]:
-    days: Counter[tuple[str, int]] = Counter()
-    raw: Counter[str] = Counter()
-    for m in messages:
-        days[m.topic, m.stored_at // DAY_MS] += 1
-        raw[m.topic] += m.size
-    return days, raw
+def of_messages(messages: Iterable[StoredMessage]) -> Totals:
+    return totals((m.topic, m.stored_at // DAY_MS, 1, m.size) for m in messages)
 
 
 def test_every_message_is_counted_once_on_its_day(past: Past) -> None:
-    days, raw = of_messages(past.messages)
     for split_bytes in ("5000", "100000000"):
         rows, parts = counted(past.folder, split_bytes=split_bytes)
         assert parts > 2 or split_bytes != "5000"
         assert {row[1] for row in rows} == {"hot", "warm", "cold"}
-        assert by_topic_and_day(rows) == days
-        assert raw_of_topics(rows) == raw
+        assert of_rows(rows) == of_messages(past.messages)
 
 
 def test_what_is_stored_adds_up_to_the_archives_and_the_records_of_the_log(past: Past) -> None:
@@ -118,10 +117,9 @@ def test_what_is_stored_adds_up_to_the_archives_and_the_records_of_the_log(past:
 
 def test_of_a_block_of_many_days_each_message_is_on_its_own(slow: Slow) -> None:
     rows, _ = counted(slow.folder, key_file=str(slow.keys))
-    days, raw = of_messages(slow.messages)
-    assert len(days) > 12
-    assert by_topic_and_day(rows) == days
-    assert raw_of_topics(rows) == raw
+    due = of_messages(slow.messages)
+    assert len(due.days) > 12
+    assert of_rows(rows) == due
 
 
 def test_topics_that_were_deleted_are_not_counted(slow: Slow) -> None:
@@ -133,12 +131,12 @@ def test_topics_that_were_deleted_are_not_counted(slow: Slow) -> None:
 
 def test_what_no_key_opens_is_counted_as_if_it_had_come_evenly(slow: Slow) -> None:
     rows, _ = counted(slow.folder)
-    days, raw = of_messages(slow.messages)
-    mine = {key: n for key, n in by_topic_and_day(rows).items() if key[0] == "secret"}
-    exact = {key: n for key, n in days.items() if key[0] == "secret"}
+    found, due = of_rows(rows), of_messages(slow.messages)
+    mine = {key: n for key, n in found.days.items() if key[0] == "secret"}
+    exact = {key: n for key, n in due.days.items() if key[0] == "secret"}
     assert sum(mine.values()) == sum(exact.values())
     assert (min(mine), max(mine)) == (min(exact), max(exact))
-    assert raw_of_topics(rows) == raw
+    assert found.raw == due.raw
 
 
 def test_without_its_key_a_topic_ends_a_query_or_is_left_out(
@@ -149,7 +147,7 @@ def test_without_its_key_a_topic_ends_a_query_or_is_left_out(
     def topics(*, is_stream: bool = False, **given: str) -> set[str]:
         options = read_options({"path": str(slow.folder), "split_bytes": "500", **given})
         wanted = QueryFilter.of(options)
-        splits, _ = plan_splits(listing(options), wanted, options, Opener(options))
+        splits = plan_splits(listing(options), wanted, options, Opener(options))
         reader = PartReader(options, wanted, ["topic", "keys"], is_stream=is_stream)
         return {
             topic

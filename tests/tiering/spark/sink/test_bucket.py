@@ -12,9 +12,9 @@ import tiering
 from kvstore import StoredMessage
 from kvstore.config import ArchiveAccess
 from tests.support.clock import VirtualClock
-from tests.support.contents import read_all
 from tests.tiering.places.buckets import SECRET, fetch, open_bucket
 from tests.tiering.places.faulty import Fault, FaultyServer
+from tests.tiering.spark.conftest import by_position
 from tests.tiering.spark.sink.jobs import JOB, frame, made_up
 from tests.tiering.spark.test_reading import read
 from tiering.errors import CommitUncertain, OffsetsTaken
@@ -81,7 +81,7 @@ def test_a_frame_goes_to_a_bucket_and_comes_back_byte_for_byte(
     tiering.restore(where, tmp_path / "restored", options=settings(s3))
     config = kvstore.StoreConfig(archives=ArchiveAccess(options=settings(s3)))
     with kvstore.open(tmp_path / "restored", config) as store:
-        assert {m.position: m for queue in read_all(store).values() for m in queue} == held
+        assert by_position(store) == held
 
 
 def made(place: Place, endpoint: str) -> tuple[PlaceState, list[CommittedArchive]]:

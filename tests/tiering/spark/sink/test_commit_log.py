@@ -16,7 +16,7 @@ import tiering.places.objects
 from kvstore.errors import FormatError
 from tests.tiering.spark.sink.jobs import Watched, nothing
 from tiering.catalog.bucket import archives_in
-from tiering.errors import JobAborted, ObjectNotFound, PlaceUnavailable
+from tiering.errors import JobAborted, PlaceUnavailable
 from tiering.places.commits import (
     PAGE,
     CommitLog,
@@ -180,7 +180,7 @@ def test_a_commit_that_is_cut_off_at_any_step_counts_whole_or_not_at_all(
     assert steps >= 4
 
 
-def test_an_older_a_damaged_or_no_checkpoint_costs_reading_andnothing_else(
+def test_an_older_a_damaged_or_no_checkpoint_costs_reading_and_nothing_else(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     out = tmp_path / "out"
@@ -243,7 +243,7 @@ def test_a_commit_that_arrives_after_its_job_was_aborted_does_not_count(tmp_path
     assert jobs_in(place) == [0, 1, 2]
 
 
-def test_an_abort_of_a_job_whose_commit_came_through_removesnothing_of_it(tmp_path: Path) -> None:
+def test_an_abort_of_a_job_whose_commit_came_through_removes_nothing_of_it(tmp_path: Path) -> None:
     place = Watched(tmp_path / "out")
     batch = Batch(place, 0).make()
 
@@ -322,12 +322,3 @@ def test_leftovers_are_searched_for_once_an_hour(tmp_path: Path) -> None:
         sweep_jobs(CommitLog(place, STORE), at)
         listed.append(place.counts["listed"])
     assert listed == [3, 0, 3]
-
-
-def test_a_job_whose_archive_is_gone_does_not_count(tmp_path: Path) -> None:
-    place = Watched(tmp_path / "out")
-    batch = Batch(place, 0).make()
-    place.delete(batch.archive.key)
-    with pytest.raises(ObjectNotFound, match="not there any more"):
-        batch.commit()
-    assert jobs_in(place) == []

@@ -15,7 +15,7 @@ import tiering
 from kvstore import ConfigError, StoredMessage
 from kvstore.errors import FormatTooNew, FormatTooOld
 from tests.support.contents import read_all
-from tests.tiering.spark.conftest import SEGMENT
+from tests.tiering.spark.conftest import SEGMENT, by_position
 from tests.tiering.spark.sink.jobs import JOB, Job, Row, Watched, bodies, made_up, objects, write
 from tests.tiering.spark.test_reading import read
 from tiering import NothingToRestore
@@ -340,8 +340,7 @@ def test_the_rows_of_a_store_come_back_byte_for_byte(
     report = tiering.restore(out, tmp_path / "restored")
     assert report.messages == len(held)
     with kvstore.open(tmp_path / "restored") as store:
-        found = [m for queue in read_all(store).values() for m in queue]
-        assert {m.position: m for m in found} == held
+        assert by_position(store) == held
         assert store.verify(archives=True).problems == []
         some = held[sorted(held)[3]]
         assert store.find(some.message_id) == some

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 import kvstore
 import tiering
 from kvstore import StoredMessage
-from tests.support.contents import read_all
+from tests.tiering.spark.conftest import by_position
 from tests.tiering.spark.sink.jobs import bodies, objects
 from tests.tiering.spark.test_reading import read
 from tiering.spark.session import error_line
@@ -44,8 +44,7 @@ def test_a_store_goes_through_a_frame_and_comes_back_byte_for_byte(
     assert len(objects(out)) > 1
     tiering.restore(back, tmp_path / "restored")
     with kvstore.open(tmp_path / "restored", read_only=True) as store:
-        found = {m.position: m for queue in read_all(store).values() for m in queue}
-    assert found == held
+        assert by_position(store) == held
 
 
 def test_a_task_that_dies_half_way_is_tried_again_and_leaves_nothing(

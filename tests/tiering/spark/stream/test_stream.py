@@ -81,7 +81,7 @@ def tier(store: Store, clock: VirtualClock) -> Iterator[Tiering]:
 
 def opener_read(stream: KvmqStreamReader) -> int:
     """Bytes of archives that the driver has read for a stream."""
-    return stream._on_driver._opener.read
+    return stream._opener.read
 
 
 def test_an_offset_is_json_that_people_can_read(store: Store) -> None:
@@ -282,11 +282,11 @@ def test_a_stream_with_nothing_to_do_reads_nothing(store: Store, tier: Tiering) 
     put(store, "orders", 5)
     stream = reader(store.path)
     offset, _ = drain(stream)
-    view, before = stream._on_driver._looker.look(), opener_read(stream)
+    view, before = stream._looker.look(), opener_read(stream)
     assert before
     for _ in range(3):
         assert stream.latestOffset(offset, stream.getDefaultReadLimit()) is offset
-    assert stream._on_driver._looker.look() is view
+    assert stream._looker.look() is view
     put(store, "orders", 1)
     assert len(trigger(stream, offset)[1]) == 1
     assert opener_read(stream) == before
@@ -310,7 +310,7 @@ def test_a_batch_reads_the_blocks_that_it_needs(store: Store, tier: Tiering) -> 
     stream = reader(store.path, max_messages_per_trigger="20", split_bytes="20000")
     end, rows = trigger(stream, stream.initialOffset())
     assert 1 <= len(rows) <= 20
-    parts = stream._on_driver.partitions(stream.initialOffset(), end)
+    parts = stream.partitions(stream.initialOffset(), end)
     blocks = [block for part in parts for piece in part.pieces for block in piece.blocks]
     assert sum(stop - first for first, stop in blocks) <= 2
 

@@ -6,7 +6,6 @@ KVMQ_STREAM_RUNS=number makes it longer.
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from pathlib import Path
@@ -20,6 +19,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 import kvstore
 from kvstore import Message, Retention, StoreConfig
 from tests.support.clock import VirtualClock
+from tests.tiering.spark.conftest import DAY, SEGMENT
+from tests.tiering.spark.stream.streaming import COLUMNS, through_json
 from tests.tiering.spark.test_reading import read as read_all
 from tiering import NothingToRestore, Policy, Worker
 from tiering.spark.arrow import columns_of
@@ -28,8 +29,6 @@ from tiering.spark.stream import stream_view
 from tiering.spark.stream.reader import KvmqStreamReader
 
 RUNS: Final = int(os.environ.get("KVMQ_STREAM_RUNS", "10"))
-DAY: Final = 86_400.0
-COLUMNS: Final = ["topic", "queue", "offset", "position"]
 POLICY: Final = Policy(hot_for=DAY, warm="archive", clock_doubt=0.0, block_bytes=4096, grace=0.0)
 TOPICS: Final[dict[str, dict[str, Any]]] = {
     "kept": {"queues": 3},
@@ -63,7 +62,7 @@ class Streams:
         """The batch that is under way, once it was read."""
         # Nothing happens by itself, so that the same steps give the same.
         config = StoreConfig(
-            segment_size=64 << 10,
+            segment_size=SEGMENT,
             clock=self.clock,
             checkpoint_interval=1e9,
             retention_interval=1e9,
@@ -76,9 +75,12 @@ class Streams:
         self.path = folder / ("store/archive" if archives else "store")
         given = {"path": str(self.path), "split_bytes": split, "fail_on_data_loss": "false"}
         self.options = read_options({**given, **limits})
-        self.reader = KvmqStreamReader(self.options, columns_of(COLUMNS))
+        self.reader = self._reader()
         self.start = self.reader.initialOffset()
         self.end = self.start
+
+    def _reader(self) -> KvmqStreamReader:
+        return KvmqStreamReader(self.options, columns_of(COLUMNS))
 
     def _create(self, name: str) -> None:
         self.store.create_topic(name, **TOPICS[name])
@@ -115,8 +117,7 @@ class Streams:
             return
         limit: ReadLimit = ReadAllAvailable() if everything else self.reader.getDefaultReadLimit()
         self.everything = isinstance(limit, ReadAllAvailable)
-        # As it is after it was in the checkpoint.
-        self.end = json.loads(json.dumps(self.reader.latestOffset(self.start, limit)))
+        self.end = through_json(self.reader.latestOffset(self.start, limit))
         self.batch = None
 
     def read(self) -> None:
@@ -139,13 +140,13 @@ class Streams:
 
     def restart(self) -> None:
         self.reader.stop()
-        self.reader = KvmqStreamReader(self.options, columns_of(COLUMNS))
+        self.reader = self._reader()
 
     def _read(self) -> list[Row]:
         found = [
             (row["topic"], row["queue"], row["offset"], row["position"])
             for part in self.reader.partitions(self.start, self.end)
-            for batch in KvmqStreamReader(self.options, columns_of(COLUMNS)).read(part)
+            for batch in self._reader().read(part)
             for row in batch.to_pylist()
         ]
         return sorted(found)
