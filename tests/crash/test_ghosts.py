@@ -166,26 +166,31 @@ def interrupting(fault: type[BaseException], nth: int) -> Callable[[object], Non
 
 
 class Hasty(bytes):
-    """Bytes that are interrupted when they are asked for their size the second time."""
+    """Bytes that are interrupted when they are asked for their size the `at`th time."""
 
-    asked = 0
+    asked, at = 0, 0
 
     def __len__(self) -> int:
         self.asked += 1
-        if self.asked == 2:
+        if self.asked == self.at:
             raise KeyboardInterrupt
         return super().__len__()
 
 
-def test_what_was_half_put_into_the_write_buffer_is_taken_out_of_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", [2, 3])
+def test_what_was_half_put_into_the_write_buffer_is_taken_out_of_it(
+    tmp_path: Path, at: int
+) -> None:
     config = settings(write_mode="staged", clock=VirtualClock())
     with opened(tmp_path / "a", config) as store:
         put(store, 0, 10, SIZE)
         log = inside.log(store)
         assert log.staging is not None
         before = log.staging._active.bytes
+        data = Hasty(b"x" * 5000)
+        data.at = at
         with log.lock, pytest.raises(KeyboardInterrupt):
-            log.append(Hasty(b"x" * 5000), 1)
+            log.append(data, 1)
         assert log.staging._active.bytes == before
         put(store, 10, 1, SIZE)
         assert_holds(store, 11)

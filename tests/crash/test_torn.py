@@ -128,6 +128,7 @@ def test_a_store_goes_on_behind_the_last_whole_record(tmp_path: Path, write_mode
         with opened(path, settings(write_mode=write_mode)) as store:
             if count < len(placed):
                 assert store.recovery.end == placed[count].position
+                assert (store.recovery.cut_bytes > 0) == (cut > placed[count].position)
             assert len(read_back(store)) == count
             more = store.put_batch(batch(count, 3))
             assert [r.offset for r in more] == [count, count + 1, count + 2]

@@ -38,6 +38,21 @@ def test_a_checkpoint_after_ones_with_nothing_to_do_still_does_its_work(
     assert stats.checkpointed_position == stats.end_position
 
 
+def test_a_queue_that_goes_on_where_the_one_before_ends_keeps_its_own_entries(opens: Opens) -> None:
+    store = opens()
+    store.create_topic("t", 2)
+    store.put_batch([Message("t", b"", queue=1)] * 5)
+    store.checkpoint()
+    # In one checkpoint: offsets 0 to 4 of queue 0, and 5 to 7 of queue 1.
+    store.put_batch([Message("t", b"", queue=0)] * 5)
+    store.put_batch([Message("t", b"", queue=1)] * 3)
+    store.checkpoint()
+    assert store.bounds("t", 0) == (0, 5)
+    assert store.bounds("t", 1) == (0, 8)
+    assert [m.queue for m in store.pull("t", 1, 0).messages] == [1] * 8
+    assert store.verify().problems == []
+
+
 @pytest.mark.parametrize(
     "step", ["locations.changed", "keys.written", "tags.written", "_cache_head"]
 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +204,73 @@ def test_messages_that_a_stage_is_writing_out_are_read_from_memory(
     monkeypatch.setattr(segments, "map", read_first)
     store.flush()
     assert seen == [[bytes([i]) for i in range(5)]]
+
+
+def test_a_write_that_the_system_cuts_short_is_gone_on_with(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opens(quiet(write_mode="staged", stage_interval=NEVER))
+    store.create_topic("t")
+    put(store, 0, 20)
+    write, sizes = os.pwrite, []
+
+    def write_some(fd: int, data: bytes | memoryview, offset: int) -> int:
+        sizes.append(write(fd, memoryview(data)[:777], offset))
+        return sizes[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", write_some)
+        store.flush()
+    assert sizes.count(777) > 2
+    assert len(bodies(store, "t", 0)) == 20
+    store.close()
+    assert len(bodies(opens(), "t", 0)) == 20
+
+
+def test_puts_are_refused_while_both_buffers_of_a_stage_are_full(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opens(quiet(write_mode="staged", stage_interval=NEVER, stage_bytes=4000))
+    store.create_topic("t")
+    store.put("t", b"0", queue=0)
+    segments = inside.log(store).segments
+    map_of, taken = segments.map, 0
+
+    def put_first(number: int) -> MappedFile:
+        nonlocal taken
+        monkeypatch.undo()
+        with suppress(StoreBusy):
+            while taken < 100:
+                store.put("t", bytes(500), queue=0)
+                taken += 1
+        return map_of(number)
+
+    monkeypatch.setattr(segments, "map", put_first)
+    store.flush()
+    assert 4000 < taken * 600 < 12_000
+    store.put("t", b"there is room again", queue=0)
+    assert len(bodies(store, "t", 0)) == taken + 2
+
+
+def test_what_a_stage_was_writing_out_when_it_was_interrupted_is_written_by_the_next_flush(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = quiet(write_mode="staged", stage_interval=NEVER)
+    store = opens(config)
+    store.create_topic("t")
+    put(store, 0, 5)
+
+    def interrupt(number: int) -> MappedFile:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inside.log(store).segments, "map", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        inside.log(store).drain()
+    put(store, 5, 5)
+    assert len(bodies(store, "t", 0)) == 10
+    store.close()
+    assert len(bodies(opens(config), "t", 0)) == 10
 
 
 @pytest.mark.parametrize(
