@@ -29,15 +29,18 @@ def test_each_fault_that_no_test_notices_is_explained_to_readers() -> None:
     assert [name for name in unnoticed if name not in text] == []
 
 
-def test_a_fault_whose_text_is_gone_or_ambiguous_is_told(tmp_path: Path) -> None:
+def test_a_fault_that_leaves_no_python_or_whose_text_is_gone_is_told(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a.py").write_text("x = 1\nx = 1\ny = 2\n", encoding="utf-8")
     (tmp_path / "t.py").touch()
 
-    def found(was: str) -> list[str]:
-        return problems(Fault("f", "a.py", was, "", ("t.py",)), tmp_path)
+    def found(was: str, now: str = "") -> list[str]:
+        return problems(Fault("f", "a.py", was, now, ("t.py",)), tmp_path)
 
     assert "0 times" in found("z")[0]
     assert "2 times" in found("x = 1")[0]
     assert found("y = 2") == []
+    assert "not Python" in found("y = 2", "y =")[0]
     assert put_in(Fault("f", "a.py", "y = 2", "y = 3", ("t.py",)), tmp_path).endswith("y = 2\n")
     assert (tmp_path / "a.py").read_text(encoding="utf-8").endswith("y = 3\n")

@@ -61,7 +61,10 @@ def problems(fault: Fault, root: Path = ROOT) -> list[str]:
     if not path.is_file():
         return [f"{fault.name!r}: there is no file {fault.file}"]
     found = []
-    count = path.read_text(encoding="utf-8").count(fault.was)
+    text = path.read_text(encoding="utf-8")
+    count = text.count(fault.was)
+    if path.suffix == ".py" and not _is_python(text.replace(fault.was, fault.now)):
+        found.append(f"{fault.name!r}: leaves a {fault.file} that is not Python")
     if count != 1:
         found.append(f"{fault.name!r}: its text occurs {count} times in {fault.file}, not once")
     if fault.was == fault.now:
@@ -70,3 +73,11 @@ def problems(fault: Fault, root: Path = ROOT) -> list[str]:
         found.append(f"{fault.name!r}: names no tests")
     gone = [test for test in fault.tests if not (root / test.partition("::")[0]).exists()]
     return found + [f"{fault.name!r}: there is no test {test}" for test in gone]
+
+
+def _is_python(text: str) -> bool:
+    try:
+        compile(text, "changed.py", "exec", dont_inherit=True)
+    except SyntaxError:
+        return False
+    return True
