@@ -111,12 +111,14 @@ def _keep_house(folder: Path, thrower: Thrower) -> None:
         _until(lambda: store.stats().segments <= 5 and not inside.index(store).seal_due())
         store.put("t", b"the last", queue=0)
         _until(lambda: store.stats().tail_entries == 0)
+        _until(lambda: not inside.offsets(store)._unsynced)
         struck = thrower.has_thrown.is_set()
-        _until(lambda: _threads(store)["kvmq-housekeeper"].failures >= struck)
+        _until(lambda: _threads(store)[thrower.thread].failures >= struck)
         # It is done again, and well; unless there is nothing left to be done, as when the segments
         # whose keys were to be merged have gone.
-        _until(lambda: not any(j.failure and j.due() for j in inside.housekeeper(store).jobs))
-        assert _threads(store)["kvmq-housekeeper"].alive
+        for keeper in inside.housekeepers(store):
+            _until(lambda k=keeper: not any(j.failure and j.due() for j in k.jobs))  # type: ignore[misc]
+        assert all(thread.alive for thread in _threads(store).values())
         assert_whole(store)
     with kvstore.open(folder, config) as again:
         assert not again.verify().problems
@@ -126,17 +128,31 @@ def _keep_house(folder: Path, thrower: Thrower) -> None:
         assert len({m.offset for m in found}) == len(found)
 
 
-def test_whatever_strikes_the_housekeeper_all_its_work_is_done_in_the_end(tmp_path: Path) -> None:
-    watched = Thrower("kvmq-housekeeper")
+KEEPERS: Final = {
+    "kvmq-housekeeper": {"prepare_next", "write_checkpoint", "seal_next", "retain"},
+    "kvmq-offsets": {"sync_due", "sync"},
+}
+"""The threads that keep house, and calls that each is to make."""
+
+
+@pytest.mark.parametrize("name", KEEPERS)
+def test_whatever_strikes_a_housekeeper_all_its_work_is_done_in_the_end(
+    tmp_path: Path, name: str
+) -> None:
+    watched = Thrower(name)
     _keep_house(tmp_path / "watched", watched)
-    called = {step.called for step in watched.steps}
-    assert called >= {"prepare_next", "write_checkpoint", "seal_next", "retain", "sync"}
+    assert {step.called for step in watched.steps} >= KEEPERS[name]
     thrown = 0
     for number, (step, error) in enumerate(some(watched.steps, STEPS)):
-        thrower = Thrower("kvmq-housekeeper", step, error)
+        thrower = Thrower(name, step, error)
         _keep_house(tmp_path / str(number), thrower)
         thrown += thrower.has_thrown.is_set()
     assert thrown >= STEPS // 2
+
+
+def test_every_thread_of_a_store_is_struck_by_a_test(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", settings(write_mode="staged", flush="sync")) as store:
+        assert _threads(store).keys() == {"kvmq-flusher", *KEEPERS}
 
 
 @pytest.mark.parametrize("called", ["write_checkpoint", "sync_to_end", "write"])

@@ -103,6 +103,10 @@ def housekeeper(store: Store) -> Housekeeper:
     return store._engine.housekeepers[0]
 
 
+def housekeepers(store: Store) -> list[Housekeeper]:
+    return store._engine.housekeepers
+
+
 def stop_housekeepers(store: Store) -> None:
     """Nothing is done any more that no call asks for."""
     for one in store._engine.housekeepers:

@@ -42,7 +42,7 @@ class Thrower:
     """Watches the steps of threads whose names begin with one, and throws at one of them, once."""
 
     def __init__(self, thread: str, at: Step | None = None, error: Error = MemoryError) -> None:
-        self._thread = thread
+        self.thread = thread
         self._at = at
         self._error = error
         self.steps: dict[Step, None] = {}
@@ -74,7 +74,7 @@ class Thrower:
             "_remove",
         ) or not caller.f_code.co_filename.startswith(_SOURCE):
             return
-        if not threading.current_thread().name.startswith(self._thread):
+        if not threading.current_thread().name.startswith(self.thread):
             return
         step = Step(caller.f_code.co_filename[len(_ROOT) + 1 :], caller.f_lineno, called)
         self.steps[step] = None

@@ -10,9 +10,13 @@ import pytest
 import kvstore
 from kvstore import ArchiveAccess, KeyMissing, Store
 from tests.support.clock import VirtualClock
+from tests.tiering.catalog.moving import tiers as archives_of
 from tests.tiering.places.buckets import SECRET
 from tests.tiering.stores import config, held, tiers
 from tiering import KeyFile, PlaceError, Policy, Worker, restore
+from tiering.archive.archive_reader import Archive
+from tiering.archive.block import BlockGroup
+from tiering.executor.pool import Inline
 
 DAY = 86_400.0
 WARM = Policy(hot_for=DAY, warm_for=10 * DAY, warm="archive", clock_doubt=0.0)
@@ -119,3 +123,32 @@ def test_the_sizes_of_the_cache_change_no_answer(
         worker.run_once()
         assert held(again) == before
         assert held(again) == before
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_what_was_read_beside_a_message_is_not_given_once_its_key_is_destroyed(
+    store: Store, clock: VirtualClock, keys: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Small queues share a group, which is decoded as a whole."""
+    access = ArchiveAccess(keys=keys)
+    with reopened(store, clock, access) as again, Worker(again, WARM, executor=Inline()) as worker:
+        assert worker.run_once().failed == {}
+        real = Archive.read_group
+
+        def read(archive: Archive, number: int) -> BlockGroup:
+            group = real(archive, number)
+            if when == "meanwhile":
+                monkeypatch.setattr(Archive, "read_group", real)
+                worker.destroy_key("orders")
+            return group
+
+        monkeypatch.setattr(Archive, "read_group", read)
+        there = archives_of(again)
+        (first, *_) = (row.number for row in there.rows() if row.is_encrypted)
+        assert there.archive(first).directory.within(0) == range(3), "one group has three queues"
+        assert again.pull("orders", 0, 0, limit=1).messages
+        if when == "before":
+            worker.destroy_key("orders")
+        for queue in range(3):
+            with pytest.raises(kvstore.KeyDestroyed):
+                again.pull("orders", queue, 0)

@@ -16,9 +16,11 @@ from kvstore import ArchiveAccess, Message, Store
 from tests.support.clock import VirtualClock
 from tests.tiering.archive.making import make, plain_queues
 from tests.tiering.catalog.moving import config, hand_over, sealed, tiers
+from tiering import Policy, Worker
 from tiering.archive.archive_reader import Archive
 from tiering.archive.block import BlockGroup
 from tiering.catalog.tiers import Tiers
+from tiering.executor.pool import Inline
 from tiering.worker import runs
 
 QUEUES, SEGMENTS = 40, 4
@@ -98,6 +100,29 @@ def test_what_is_known_of_readers_and_queues_is_bounded(
     monkeypatch.setattr(Tiers, "_messages", looked)
     assert read_everything(store) == 2 * 3 * QUEUES * SEGMENTS
     assert 0 < most <= 2 * BOUND
+
+
+def test_of_archives_that_have_left_nothing_is_kept(tmp_path: Path, clock: VirtualClock) -> None:
+    policy = Policy(hot_for=1.0, warm_for=100.0, warm="archive", clock_doubt=0.0, grace=0.0)
+    with kvstore.open(tmp_path / "gone", config(clock)) as store:
+        store.create_topic("t", queues=1)
+        with Worker(store, policy, executor=Inline()) as worker:
+            sizes = []
+            for _ in range(20):
+                store.put("t", b"m", queue=0, keys=["k"])
+                store.seal()
+                clock.advance(60.0)
+                assert worker.run_once().failed == {}
+                assert store.query("t", "nowhere") == []
+                assert store.query("t", "k")
+                there = tiers(store)
+                sizes.append((
+                    there._filters.memory_bytes, len(there._filters._filters),
+                    len(there._opened.sizes()), there.cache_stats().blocks, len(there._queues),
+                ))  # fmt: skip
+            assert len(worker.archives()) <= 3
+    for each in zip(*sizes, strict=True):
+        assert max(each) == max(each[:5])
 
 
 def groups_read(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[BlockGroup]:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 import kvstore
-from kvstore import Message, Store
+from kvstore import Message, Store, TopicConfig
 from tests.support.clock import VirtualClock
 from tests.tiering.stores import config, held
 from tiering import Policy, Worker
+from tiering.catalog.catalog import TOPICS_MAX
 from tiering.executor.pool import Inline
 from tiering.operations.erase import count_in_archive, count_in_segment
 
@@ -114,3 +115,23 @@ def test_what_is_left_of_a_deleted_topic_is_found_by_its_name(store: Store) -> N
     with Worker(store, NOW, executor=Inline()) as worker:
         report = worker.erase(topic="orders")
         assert (report.messages, report.is_proven) == (4, True)
+
+
+def test_an_archive_of_very_many_topics_is_searched_too(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    """The catalog does not say which: they are more than it notes."""
+    with kvstore.open(tmp_path / "many", config(clock)) as store:
+        names = [f"t{n}" for n in range(TOPICS_MAX + 1)]
+        store.create_topics([TopicConfig(name=name, queues=1) for name in names])
+        store.put_batch([Message(name, b"m", queue=0) for name in names])
+        store.seal()
+        clock.advance(1)
+        with Worker(store, NOW, executor=Inline()) as worker:
+            assert worker.run_once().failed == {}
+            assert worker.erasure_plan(topic="t7").messages == 1
+            report = worker.erase(topic="t7")
+            assert (report.is_proven, report.messages) == (True, 1)
+            assert report.checked == TOPICS_MAX
+        assert store.pull("t7", 0, 0).messages == []
+        assert len(store.pull("t8", 0, 0).messages) == 1

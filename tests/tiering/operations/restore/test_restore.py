@@ -173,6 +173,28 @@ def test_a_damaged_archive_is_told_and_costs_itself_alone(
         assert store.get("orders", 1, end - 1).topic == "orders"
 
 
+@pytest.mark.parametrize("topics", [None, ["orders"]])
+def test_what_damaged_archives_or_topics_left_out_have_is_not_given_again(
+    tmp_path: Path, place: Path, topics: list[str] | None
+) -> None:
+    """The archives may be mended, and brought back."""
+    with kvstore.open(tmp_path / "lost") as lost:
+        ids = max(topic.id for topic in lost.topics())
+        behind = max(row.last_position for row in decode_rows(lost.handover.rows()))
+        number = max(row.number for row in decode_rows(lost.handover.rows()))
+    paths = {path: int(path.name[:20]) // SEGMENT for path in place.rglob("*.kvarc")}
+    last = [path for path, segment in paths.items() if segment == max(paths.values())]
+    for path in last:
+        path.chmod(0o644)
+        path.write_bytes(path.read_bytes()[:-5])
+    report = tiering.restore(place, tmp_path / "new", topics=topics)
+    assert len(report.problems) == len(last)
+    with kvstore.open(tmp_path / "new") as store:
+        assert store.put("orders", b"new", queue=0).position > behind
+        assert store.create_topic("new").id > ids
+        assert store.handover.take_number() > number
+
+
 def test_of_a_merge_and_what_it_replaced_the_merge_counts(
     tmp_path: Path, place: Path, clock: VirtualClock
 ) -> None:
