@@ -23,9 +23,12 @@ import numpy as np
 from bench.archives import records
 from bench.figure import Figure, Options
 from kvstore.files import LocalFiles
+from tiering.archive.archive_reader import Archive
 from tiering.archive.columns.records import RecordBatch
 from tiering.archive.manifest import ArchivedTopic
+from tiering.archive.tail import FileSource
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
+from tiering.catalog.catalog import row_of
 from tiering.executor.pool import Executor, Pool
 from tiering.merge.merge import merge_with
 from tiering.merge.partition import Merged, MergeInput, MergeJob
@@ -144,9 +147,12 @@ def _archives(folder: Path, options: Options) -> MergeJob:
             at += len(raw)
         data = _archive(b"".join(parts), places, known, (position, position + at))
         (folder / f"{number:02}").write_bytes(data)
-        inputs.append(
-            MergeInput(place=str(folder), key=f"{number:02}", size=len(data), store_id=_STORE)
-        )
+        source = FileSource(folder / f"{number:02}", LocalFiles())
+        row = row_of(
+            Archive.open(source).manifest, number=number, place=str(folder), key=f"{number:02}",
+            tier="warm", size=len(data), crc=0,
+        )  # fmt: skip
+        inputs.append(MergeInput(place=str(folder), row=row))
         position += at
     return MergeJob(
         inputs=inputs, topics=known, settings=ArchiveSettings(), store_id=_STORE,

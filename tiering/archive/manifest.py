@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from kvstore.errors import FormatError
@@ -63,11 +64,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     `segments` are the ranges of the log, first position to end, whose messages the archive holds;
     `raw_bytes` is the size of their records. `generation` is 0 for an archive made from segments.
-    After a merge it is one more than the highest of the merged archives.
+    After a merge it is one more than the highest of the merged archives. `ancestors` are the ids of
+    other stores that made archives which were merged into this one: the store was restored from
+    theirs, or lost its index and has a new id.
     """
 
     format: int = FORMAT_VERSION
     store_id: str = STORE_ID_NONE
+    ancestors: tuple[str, ...] = ()
     segments: tuple[tuple[int, int], ...] = ()
     retention_class: str = ""
     generation: int = 0
@@ -98,6 +102,7 @@ _DEFAULTS = {
 class _StoredManifest(Manifest, frozen=True, kw_only=True):
     """A manifest as it is stored."""
 
+    ancestors: tuple[str, ...] | UnsetType = UNSET  # type: ignore[assignment]
     topics: tuple[_StoredTopic, ...] = ()  # type: ignore[assignment]
 
 
@@ -107,6 +112,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
     stored = msgspec.convert(
         replace(manifest, topics=topics), _StoredManifest, from_attributes=True
     )
+    if not manifest.ancestors:
+        stored = replace(stored, ancestors=UNSET)
     return msgspec.json.encode(stored, order="sorted")
 
 

@@ -86,6 +86,7 @@ class ArchiveOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """The origin of an archive's messages; see `Manifest`."""
 
     store_id: str = STORE_ID_NONE
+    ancestors: tuple[str, ...] = ()
     segments: tuple[tuple[int, int], ...] = ()
     retention_class: str = ""
     generation: int = 0
@@ -178,6 +179,7 @@ class ArchiveFile:
         some = len(positions) > 0
         return Manifest(
             store_id=origin.store_id,
+            ancestors=origin.ancestors,
             segments=origin.segments,
             retention_class=origin.retention_class,
             generation=origin.generation,

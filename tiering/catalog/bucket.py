@@ -251,15 +251,30 @@ def find_again(place: Place, store_id: str, number: int) -> list[tuple[bytes, by
 
 
 def _own_ids(found: Sequence[Manifest], store_id: str) -> set[str]:
-    """The ids under which a store has made archives, as the archives in its folder show them."""
+    """The ids under which a store has made archives, as the archives in its folder show them.
+
+    A store that was restored, or lost its index, has archives of the ids before, and those that it
+    merged name them. Its log went on behind them, so no range belongs to the archives of two ids,
+    merged ones aside; a range that does shows that two stores put their archives there.
+    """
     ids = {manifest.store_id for manifest in found}
-    if store_id in ids:
-        return {store_id, STORE_ID_NONE}
-    # The store lost its index, and has a new id. If it was once restored, there are archives of the
-    # store before it as well. Its log went on behind them, so no range belongs to both.
-    makers: dict[int, set[str]] = {}
+    later: dict[str, str] = {}
+
+    def last(one: str) -> str:
+        while one in later:
+            one = later[one]
+        return one
+
     for manifest in found:
+        for ancestor in manifest.ancestors:
+            if last(ancestor) != last(manifest.store_id):
+                later[last(ancestor)] = last(manifest.store_id)
+    mine = {one for one in ids if last(one) == last(store_id)}
+    owners: dict[tuple[int, bool], set[str]] = {}
+    for manifest in found if not mine else (m for m in found if m.store_id in mine):
         for first, _ in manifest.segments:
-            makers.setdefault(first, set()).add(manifest.store_id)
-    is_one = len(ids) == 1 or all(len(mine) == 1 for mine in makers.values())
-    return ids if is_one else {store_id, STORE_ID_NONE}
+            owners.setdefault((first, True), set()).add(last(manifest.store_id))
+            if not manifest.ancestors:
+                owners.setdefault((first, False), set()).add(manifest.store_id)
+    is_one = len(ids) == 1 or all(len(them) == 1 for them in owners.values())
+    return (mine or ids) | {STORE_ID_NONE} if is_one else {store_id, STORE_ID_NONE}

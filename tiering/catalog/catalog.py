@@ -242,3 +242,19 @@ def row_of(
         made_at=made_at,
         topics=pack_topics(topic.id for topic in manifest.topics) if few else None,
     )
+
+
+def disagreements(row: ArchiveRow, manifest: Manifest) -> list[str]:
+    """Where an archive's row and its manifest say different things: it is another archive then. Ids
+    of stores tell nothing: a store that was restored has archives that other stores made.
+    """
+    each = (
+        (name, getattr(row, name), getattr(manifest, name))
+        for name in (
+            "messages", "raw_bytes", "first_position", "last_position", "first_stored_at",
+            "last_stored_at", "retention_class", "generation",
+        )
+    )  # fmt: skip
+    return [
+        f"the catalog says {n} {said}, its manifest {has}" for n, said, has in each if said != has
+    ]

@@ -242,7 +242,7 @@ def pack_error(error: Exception) -> bytes:
     args = tuple(map(_plain, error.args))
     state = {name: _plain(value) for name, value in state.items()}
     for base in kind.__mro__:
-        own = args if base is kind else (f"{kind.__qualname__}: {error}",)
+        own = args if base is kind else (f"{kind.__qualname__}: {_text(error)}",)
         data = _dumped((base, own, state))
         if data is not None and _is_error(data):
             return data
@@ -273,6 +273,14 @@ def _tried(form: object, error: Exception) -> bytes | None:
     except Exception:  # whatever a foreign constructor raises
         return None
     return data if is_same and vars(found).keys() == vars(error).keys() else None
+
+
+def _text(error: Exception) -> str:
+    """The text of an error, or how the error prints, if it has none."""
+    try:
+        return str(error)
+    except Exception:  # whatever a foreign class raises
+        return shown(error)
 
 
 def _is_error(data: bytes) -> bool:

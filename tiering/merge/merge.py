@@ -226,7 +226,7 @@ class _Merge:
         made = self._write(gone) if plan.partitions else None
         kept = made.manifest.messages if made is not None else 0
         if kept + dropped.total != plan.messages:
-            first = job.inputs[0].key
+            first = job.inputs[0].row.key
             raise ArchiveDamaged(
                 f"{first} and {len(job.inputs) - 1} more hold {plan.messages} messages, of which "
                 f"{kept} were kept and {dropped.total} dropped; nothing was changed", first,

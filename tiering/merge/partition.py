@@ -31,8 +31,9 @@ from tiering.archive.archive_reader import Archive
 from tiering.archive.columns.packed import I64
 from tiering.archive.directory import DirectoryRows
 from tiering.archive.layout import NO_QUEUE
-from tiering.archive.manifest import ArchivedTopic
+from tiering.archive.manifest import STORE_ID_NONE, ArchivedTopic, Manifest
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings
+from tiering.catalog.catalog import ArchiveRow, disagreements
 from tiering.executor.erasure_predicate import ErasurePredicate
 from tiering.executor.segment_encoder import BuiltArchive
 from tiering.keys.crypto import KeyProvider, KeysAtHand
@@ -58,24 +59,22 @@ that is cut a block that is not full.
 
 
 class MergeInput(msgspec.Struct, frozen=True, kw_only=True):
-    """An archive to merge: where it is, with the settings of that place, and the id of the store
-    that made it. `unkept` are the ids of topics whose messages in it are over.
+    """An archive to merge: its row in the catalog, and where it is, with the settings of that
+    place. `unkept` are the ids of topics whose messages in it are over.
     """
 
     place: str
-    key: str
-    size: int
-    store_id: str
+    row: ArchiveRow
     options: dict[str, object] = {}
     unkept: frozenset[int] = frozenset()
 
     def __repr__(self) -> str:
-        return f"MergeInput({self.place}/{self.key})"
+        return f"MergeInput({self.place}/{self.row.key})"
 
     def open(self, keys: KeyProvider | None) -> Archive:
         """Opens the archive, with the places and files of this machine."""
         place = open_place(self.place, options=self.options or None)
-        return Archive.open(place.source(self.key, self.size), keys=keys)
+        return Archive.open(place.source(self.row.key, self.row.size), keys=keys)
 
 
 class MergeJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,7 +216,7 @@ class _Blocks(NamedTuple):
 def plan_merge(archives: Sequence[Archive], job: MergeJob) -> MergePlan:
     """The plan of a merge, from the directories of the archives, which are the job's inputs.
 
-    Raises `ArchiveDamaged` if one is damaged, or of another store than the job says.
+    Raises `ArchiveDamaged` if one is damaged, or not the archive that the catalog has.
     """
     found = _Planner(job)
     for archive, one in zip(archives, job.inputs, strict=True):
@@ -240,8 +239,9 @@ class _Planner:
 
     def add(self, archive: Archive, one: MergeInput) -> None:
         """Adds one archive."""
-        if archive.manifest.store_id != one.store_id:
-            raise ArchiveDamaged(f"{archive.name} is another store's", archive.name)
+        others = disagreements(one.row, archive.manifest)
+        if others:
+            raise ArchiveDamaged(f"{archive.name} is another archive: {others[0]}", archive.name)
         rows = archive.rows()
         left_out = set()
         for topic, topic_id in zip(archive.manifest.topics, rows.topic_ids.tolist(), strict=True):
@@ -294,6 +294,7 @@ class _Planner:
             left_out=self._left_out,
             origin=ArchiveOrigin(
                 store_id=job.store_id,
+                ancestors=_ancestors([a.manifest for a in archives], job.store_id),
                 segments=tuple(sorted({s for a in archives for s in a.manifest.segments})),
                 retention_class=job.retention_class,
                 generation=max(archive.manifest.generation for archive in archives) + 1,
@@ -314,6 +315,12 @@ class _Planner:
             rows.queues[kept], rows.first_offset[kept], rows.last_offset[kept],
             rows.raw_bytes[kept], np.full(len(kept), number, np.int64), kept.astype(np.int64),
         )  # fmt: skip
+
+
+def _ancestors(merged: Sequence[Manifest], store_id: str) -> tuple[str, ...]:
+    """The ids of all other stores that had a part in merged archives."""
+    ids = {one for said in merged for one in (said.store_id, *said.ancestors)}
+    return tuple(sorted(ids - {store_id, STORE_ID_NONE}))
 
 
 def _cuts(blocks: _Blocks, partition_bytes: int) -> list[Where]:

@@ -29,6 +29,7 @@ from tiering.archive.coder import CodecName
 from tiering.archive.columns.integers import bounds_of
 from tiering.archive.columns.packed import I64
 from tiering.archive.columns.records import RecordBatch
+from tiering.archive.directory import Members
 from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import ArchivedTopic, Manifest
 from tiering.archive.writer import (
@@ -74,8 +75,8 @@ def rewrite(
     """
     said = archive.manifest
     origin = ArchiveOrigin(
-        store_id=said.store_id, segments=said.segments, retention_class=said.retention_class,
-        generation=said.generation,
+        store_id=said.store_id, ancestors=said.ancestors, segments=said.segments,
+        retention_class=said.retention_class, generation=said.generation,
     )  # fmt: skip
     window = Window(archive, 0)  # one group at a time: what follows may not be wanted
 
@@ -131,10 +132,15 @@ def plan_rebase(archive: Archive, topics: Mapping[str, ArchivedTopic]) -> Rebase
     """
     sizes: list[I64] = []
     old: list[I64] = []
-    for group in _groups(archive):
-        kept = _kept(group, topics)
-        sizes.append(np.where(kept, group.record_sizes(), 0))
-        old.append(group.columns.position)
+    for place in archive.all_groups():
+        kept = _kept(archive, place.members, topics)
+        sizes.append(np.zeros(len(kept), np.int64))
+        old.append(np.zeros(len(kept), np.int64))
+        # A group without a wanted message is not read: its key may be lost, or its bytes damaged.
+        if kept.any():
+            group = archive.lazy_group(place)
+            sizes[-1][kept] = group.record_sizes()[kept]
+            old[-1] = group.columns.position
     each = np.concatenate([np.empty(0, np.int64), *sizes])
     order = np.argsort(np.concatenate([np.empty(0, np.int64), *old]), kind="stable")
     positions = np.empty(len(each), np.int64)
@@ -143,18 +149,16 @@ def plan_rebase(archive: Archive, topics: Mapping[str, ArchivedTopic]) -> Rebase
     return RebasePlan(topics, positions, int(each.sum()), int(np.count_nonzero(each)))
 
 
-def _groups(archive: Archive) -> Iterator[BlockGroup]:
-    """All groups; their bodies are read only when they are asked for."""
-    return map(archive.lazy_group, archive.all_groups())
-
-
-def _kept(group: BlockGroup, topics: Mapping[str, ArchivedTopic]) -> NDArray[np.bool_]:
-    members = group.members
+def _kept(
+    archive: Archive, members: Members, topics: Mapping[str, ArchivedTopic]
+) -> NDArray[np.bool_]:
+    """Which messages of a group are taken."""
+    names = [topic.name for topic in archive.manifest.topics]
     each = [
-        topic in topics and queue != NO_QUEUE
+        names[topic] in topics and queue != NO_QUEUE
         for topic, queue in zip(members.topics, members.queues, strict=True)
     ]
-    return np.repeat(np.array(each, np.bool_), members.ranges.counts)
+    return np.repeat(np.array(each, np.bool_), members.counts)
 
 
 def rebase(
@@ -173,10 +177,12 @@ def rebase(
 
     def fill(writer: ArchiveWriter) -> Iterator[None]:
         done = 0
-        for group in archive.groups():
-            here = taken.positions[done : done + group.count]
-            done += group.count
+        for place in archive.all_groups():
+            count = int(place.members.counts.sum())
+            here = taken.positions[done : done + count]
+            done += count
             if (here >= 0).any():
+                group = archive.read_group(place.members.first)
                 _add(writer, group, here, base, taken.topics)
             yield
 

@@ -186,8 +186,8 @@ class _Attach:
                 for topic in one.manifest.topics
                 if topic.name in described and topic.id == described[topic.name].id
             }
-            taken = plan_rebase(one.archive, mine)
-            if taken.messages:
+            taken = plan_rebase(one.archive, mine) if mine else None
+            if taken is not None and taken.messages:
                 coming.append(_ArchivePart(one, taken))
         if not coming:
             place = self._source.place.name
@@ -307,20 +307,20 @@ def _described(
     found: Sequence[OpenedArchive], wanted: Collection[str] | None, place: Place
 ) -> dict[str, ArchivedTopic]:
     """The wanted topics (see `topics_of`), with room for all queues."""
-    queues: dict[tuple[str, int], int] = {}
+    described = topics_of(found, wanted, place)
+    queues: dict[str, int] = {}
     for one in found:
-        ids = {topic.name: topic.id for topic in one.manifest.topics}
-        for held in ranges_of(one.archive, ""):
-            key = held.topic, ids[held.topic]
-            queues[key] = max(queues.get(key, 0), held.queue + 1)
-    return {
-        name: with_room(topic, queues.get((name, topic.id), 0))
-        for name, topic in topics_of(found, wanted, place).items()
-    }
+        for held in _wanted(one, described):
+            queues[held.topic] = max(queues.get(held.topic, 0), held.queue + 1)
+    return {name: with_room(topic, queues.get(name, 0)) for name, topic in described.items()}
 
 
 def _wanted(one: OpenedArchive, described: Mapping[str, ArchivedTopic]) -> Iterator[OffsetRange]:
-    ids = {topic.name: topic.id for topic in one.manifest.topics}
-    for held in ranges_of(one.archive, one.object.key):
-        if held.topic in described and ids[held.topic] == described[held.topic].id:
-            yield held
+    """The ranges of the wanted topics in an archive, which is not opened if it has none."""
+    mine = {
+        topic.name
+        for topic in one.manifest.topics
+        if topic.name in described and topic.id == described[topic.name].id
+    }
+    if mine:
+        yield from (held for held in ranges_of(one.archive, one.object.key) if held.topic in mine)

@@ -151,13 +151,13 @@ class Searcher:
         self, row: ArchiveRow, match: ErasurePredicate, check: Callable[[], None]
     ) -> MatchCount:
         """Counts the matches in an archive. Raises the error that keeps it from being read."""
-        if not self._may_hold(row, match):
+        if not self.may_hold(row, match):
             return MatchCount(messages=row.messages)
         keys = self._context.keys_for([self._context.manifest_of(row)])
         one = self._context.input_of(row)
         return self._context.executor.run(check, count_in_archive, one, match, keys)
 
-    def _may_hold(self, row: ArchiveRow, match: ErasurePredicate) -> bool:
+    def may_hold(self, row: ArchiveRow, match: ErasurePredicate) -> bool:
         """Whether an archive may hold messages that match, by its row alone."""
         if match.before is not None and row.first_stored_at >= match.before:
             return False
@@ -231,14 +231,17 @@ class DestroyReport(msgspec.Struct, frozen=True, kw_only=True):
     with messages of the topic that nobody can read any more. `readable` are the names of those with
     messages that were never encrypted, or with another key. `segments` are the sealed ones with
     messages of the topic; records of the log are never encrypted. `Worker.erase` is for the
-    readable ones. `failed` names archives that could not be looked at, with the reason: their
-    encrypted messages are gone with the key.
+    readable ones. `removed` are the names of objects that are gone: they had been replaced, and may
+    have held messages from before the topic had a key. `failed` names archives that could not be
+    looked at, and objects that could not be removed, with the reason: encrypted messages in them
+    are gone with the key.
     """
 
     topic: str
     archives: list[str] = []
     readable: list[str] = []
     segments: list[int] = []
+    removed: list[str] = []
     failed: dict[str, str] = {}
 
     @property
@@ -309,19 +312,27 @@ class Eraser:
         self._erase_segments(match, report)
         self._erase_archives(match, report)
         self._handover.forget_keys()
-        note = _noted_in(report.failed)
-        with noting_errors(note, "files of segments", StoreError, OSError):
-            self._handover.remove_left()
-        self._replacer.hasten_retired()
-        for row in self._context.rows("retired"):
-            with noting_errors(note, row.name, StoreError, OSError):
-                self._context.remove_retired(row)
-                report.removed.append(row.name)
-        removed, stay = self._replacer.erase_leftovers()
-        report.removed += removed
-        report.failed.update(stay)
+        report.removed += self._remove_replaced(lambda _: True, report.failed)
         self._prove(match, report)
         return report
+
+    def _remove_replaced(
+        self, must_go: Callable[[ArchiveRow], bool], failed: dict[str, str]
+    ) -> list[str]:
+        """Removes files and objects in which messages may be that neither log nor catalog has any
+        more: of retired archives those that must go. Returns their names.
+        """
+        note = _noted_in(failed)
+        with noting_errors(note, "files of segments", StoreError, OSError):
+            self._handover.remove_left()
+        removed = []
+        for row in self._replacer.hasten_retired(must_go):
+            with noting_errors(note, row.name, StoreError, OSError):
+                if self._context.remove_retired(row):
+                    removed.append(row.name)
+        leftovers, stay = self._replacer.erase_leftovers()
+        failed.update(stay)
+        return removed + leftovers
 
     def _erase_segments(self, match: ErasurePredicate, report: ErasureReport) -> None:
         def build(
@@ -398,14 +409,19 @@ class Eraser:
                     known = keys_at_hand(keys, [], [(topic, one.key_id)] if one.key_id else [])
                     gone = one.key_id is not None and not (known is not None and known.reading)
                     (archives if gone else readable).append(row.name)
+        # Objects that were replaced may be from before the topic had a key.
+        self._search.begin()
+        match = ErasurePredicate(topic=topic, copies_in=frozenset())
+        removed = self._remove_replaced(lambda row: self._search.may_hold(row, match), failed)
         # The index has no figures of the active segment.
         self._store.seal()
         self._store.checkpoint()
         stats = self._store.segments()
         segments = [s.number for s in stats if any(t.topic == topic for t in s.topics)]
         return DestroyReport(
-            topic=topic, archives=archives, readable=readable, segments=segments, failed=failed
-        )
+            topic=topic, archives=archives, readable=readable, segments=segments,
+            removed=removed, failed=failed,
+        )  # fmt: skip
 
     # --- the proof ---
 

@@ -98,6 +98,8 @@ class ClassResolver:
 
     def archives(self, rows: Iterable[ArchiveRow], today: Today, now_ms: int) -> list[Archived]:
         """The live archives of a catalog as the policy sees them."""
+        rows = list(rows)
+        self._forget_others(rows)
         return [
             Archived(
                 row.key, row.tier, row.size, row.raw_bytes, row.last_stored_at,
@@ -106,6 +108,13 @@ class ClassResolver:
             for row in rows
             if row.state == "live"
         ]  # fmt: skip
+
+    def _forget_others(self, rows: Sequence[ArchiveRow]) -> None:
+        """Forgets the topics of archives that the catalog does not have any more."""
+        if self._learned:
+            learned = self._learned
+            self._learned = {r.number: learned[r.number] for r in rows if r.number in learned}
+            self._same = {known: known for known in self._learned.values()}
 
     def class_of(self, row: ArchiveRow, today: Today, now_ms: int) -> RetentionClass:
         """The class by which an archive is judged now."""

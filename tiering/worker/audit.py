@@ -27,7 +27,7 @@ from kvstore.index.archived import Catalog
 from tiering.archive.archive_check import archive_problems
 from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.tail import Source
-from tiering.catalog.catalog import ArchiveRow, decode_rows
+from tiering.catalog.catalog import ArchiveRow, decode_rows, disagreements
 from tiering.catalog.pipeline import go_on
 from tiering.errors import PlaceError
 from tiering.executor.pool import Executor
@@ -224,7 +224,9 @@ def _problems(row: ArchiveRow, place: Place, keys: KeyProvider | None) -> list[A
                 source = _Copy(row.name, size, copy)  # type: ignore[arg-type]
             archive = Archive.open(source, keys=keys)
             found += [AuditProblem(row.name, p.block, p.reason) for p in archive_problems(archive)]
-            found += [AuditProblem(row.name, -1, told) for told in _disagreements(row, archive)]
+            found += [
+                AuditProblem(row.name, -1, told) for told in disagreements(row, archive.manifest)
+            ]
     except (StoreError, OSError) as e:
         found.append(AuditProblem(row.name, -1, str(e)))
     return found
@@ -242,18 +244,6 @@ class _Copy:
         """See `Source.read`."""
         self._file.seek(offset)
         return self._file.read(size)
-
-
-def _disagreements(row: ArchiveRow, archive: Archive) -> Iterable[str]:
-    """Where catalog and manifest say different things."""
-    manifest = archive.manifest
-    for name in (
-        "messages", "raw_bytes", "first_position", "last_position", "first_stored_at",
-        "last_stored_at", "retention_class", "generation",
-    ):  # fmt: skip
-        said, has = getattr(row, name), getattr(manifest, name)
-        if said != has:
-            yield f"the catalog says {name} {said}, its manifest {has}"
 
 
 # --- orphans ---

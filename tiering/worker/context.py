@@ -178,10 +178,7 @@ class WorkContext:
     def input_of(self, row: ArchiveRow, unkept: frozenset[int] = frozenset()) -> MergeInput:
         """An archive as a job for another process names it."""
         place = self.place_of(row)
-        return MergeInput(
-            place=place.name, key=row.key, size=row.size, options=self.options_of(place),
-            unkept=unkept, store_id=row.key.partition("/")[0],
-        )  # fmt: skip
+        return MergeInput(place=place.name, row=row, options=self.options_of(place), unkept=unkept)
 
     def open_archive(self, row: ArchiveRow) -> Archive:
         """Opens an archive, without keys."""
@@ -191,16 +188,19 @@ class WorkContext:
         """The manifest of an archive."""
         return self.open_archive(row).manifest
 
-    def remove_retired(self, row: ArchiveRow) -> None:
-        """Removes a retired archive's object and row. A file is overwritten first if the object was
-        to go at once: it may hold messages that are erased. Another store's object stays.
+    def remove_retired(self, row: ArchiveRow) -> bool:
+        """Removes a retired archive's object and row; returns whether the object is gone: another
+        store's stays. A file is overwritten first if the object was to go at once: it may hold
+        messages that are erased.
         """
-        if is_own(row, self.handover.store_id):
+        own = is_own(row, self.handover.store_id)
+        if own:
             place = self.place_of(row)
             if row.delete_at is None:
                 self.overwrite(place, row.key)
             place.delete(row.key)
         self.handover.set_rows([(row.catalog_key, None)])
+        return own
 
     def overwrite(self, place: Place, key: str) -> None:
         """Overwrites an object that is a file; not if it has another name, under which it stays."""

@@ -257,12 +257,17 @@ class Replacer:
 
     # --- after an erasure ---
 
-    def hasten_retired(self) -> None:
-        """Makes all retired archives' objects go at once; the rows say so, for a later run to do
-        where this one fails.
+    def hasten_retired(self, must_go: Callable[[ArchiveRow], bool]) -> list[ArchiveRow]:
+        """Makes objects of retired archives go at once; returns the rows, which say so, for a later
+        run to do where this one fails.
         """
-        rows = [msgspec.structs.replace(r, delete_at=None) for r in self._context.rows("retired")]
+        rows = [
+            msgspec.structs.replace(row, delete_at=None)
+            for row in self._context.rows("retired")
+            if must_go(row)
+        ]
         self._handover.set_rows([(row.catalog_key, encode_row(row)) for row in rows])
+        return rows
 
     def erase_leftovers(self) -> tuple[list[str], dict[str, str]]:
         """Removes the leftovers of interrupted puts and attaches of this store; files are

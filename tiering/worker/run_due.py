@@ -285,8 +285,8 @@ class AgendaRunner:
             place = self._context.place_of(row).name
             if (row.delete_at is None or now >= row.delete_at) and not self._waits.is_on(place):
                 with noting_errors(failed, row.key, Exception):
-                    self._context.remove_retired(row)
-                    run.removed.append(row.name)
+                    if self._context.remove_retired(row):
+                        run.removed.append(row.name)
 
 
 def name_of(segment: int) -> str:

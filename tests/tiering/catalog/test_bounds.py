@@ -117,7 +117,7 @@ def test_of_archives_that_have_left_nothing_is_kept(tmp_path: Path, clock: Virtu
                 assert store.query("t", "k")
                 there = tiers(store)
                 sizes.append((
-                    there._filters.memory_bytes, len(there._filters._filters),
+                    there._filters.memory_bytes,
                     len(there._opened.sizes()), there.cache_stats().blocks, len(there._queues),
                 ))  # fmt: skip
             assert len(worker.archives()) <= 3

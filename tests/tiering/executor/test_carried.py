@@ -126,6 +126,16 @@ def test_an_error_of_a_class_that_nobody_else_can_import_is_the_nearest_that_is(
     assert "Local" in str(again)
 
 
+def test_an_error_that_has_no_text_is_carried_all_the_same() -> None:
+    class Silent(OSError):
+        def __str__(self) -> str:
+            raise RuntimeError("nothing to say")
+
+    again = unpack_error(pack_error(Silent(5, "a")))
+    assert type(again) is OSError
+    assert "Silent" in str(again)
+
+
 def test_the_other_process_raises_what_its_work_raised() -> None:
     pool = Pool()
     try:

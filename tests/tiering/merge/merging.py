@@ -15,6 +15,7 @@ from tests.tiering.archive.making import ORIGIN, SMALL_BLOCKS, Made, MemorySourc
 from tiering.archive.archive_reader import Archive
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveSettings
+from tiering.catalog.catalog import row_of
 from tiering.executor.pool import Executor, Pool
 from tiering.merge.merge import merge
 from tiering.merge.partition import Merged, MergeInput, MergeJob
@@ -58,24 +59,27 @@ def topics_of(*archives: bytes | Made) -> dict[int, ArchivedTopic]:
     return found
 
 
+def input_of(data: bytes, place: str, key: str, unkept: frozenset[int] = frozenset()) -> MergeInput:
+    """An archive as a job names it."""
+    row = row_of(
+        Archive.open(MemorySource(data)).manifest, number=0, place=place, key=key, tier="warm",
+        size=len(data), crc=0,
+    )  # fmt: skip
+    return MergeInput(place=place, row=row, unkept=unkept)
+
+
 def merged(
     archives: Sequence[bytes],
     topics: dict[int, ArchivedTopic] | None = None,
     settings: ArchiveSettings = SMALL_BLOCKS,
     unkept: Sequence[frozenset[int]] = (),
-    made_by: str = STORE,
+    catalog: Sequence[bytes] = (),
     **job: Any,
 ) -> Result:
-    """The archives merged into one."""
+    """The archives merged into one; `catalog` are those that the catalog has instead."""
     inputs = [
-        MergeInput(
-            place="",
-            key=str(n),
-            size=len(data),
-            store_id=made_by,
-            unkept=unkept[n] if unkept else frozenset(),
-        )
-        for n, data in enumerate(archives)
+        input_of(data, "", str(n), unkept[n] if unkept else frozenset())
+        for n, data in enumerate(catalog or archives)
     ]
     opened = [
         Archive.open(MemorySource(data, f"archive {n}"), keys=settings.keys)

@@ -15,6 +15,7 @@ from tests.tiering.archive.making import (
     plain_queues,
 )
 from tests.tiering.merge.merging import (
+    STORE,
     deal,
     made_of,
     merged,
@@ -128,10 +129,21 @@ def test_a_damaged_block_ends_the_merge() -> None:
         merged([bytes(broken)])
 
 
-def test_another_stores_archive_is_refused() -> None:
-    (data,) = made_of([plain_queues(messages=3)])
-    with pytest.raises(ArchiveDamaged, match="another store"):
-        merged([data], made_by="f" * 32)
+def test_another_archive_than_the_catalog_has_is_refused() -> None:
+    data, other = made_of([plain_queues(messages=3), plain_queues(messages=4)])
+    with pytest.raises(ArchiveDamaged, match="another archive"):
+        merged([data], catalog=[other])
+
+
+def test_a_merge_names_the_stores_of_which_it_has_archives() -> None:
+    archives = made_of(deal(plain_queues(messages=4), lambda _, offset: offset % 2))
+    assert merged(archives).open().manifest.ancestors == ()
+    new, newer = "e" * 32, "f" * 32
+    first = merged(archives, store_id=new)
+    assert first.open().manifest.ancestors == (STORE,)
+    again = merged([first.data], store_id=newer).open().manifest
+    assert (again.store_id, again.ancestors) == (newer, tuple(sorted((STORE, new))))
+    assert merged([first.data], store_id=new).open().manifest.ancestors == (STORE,)
 
 
 def test_what_is_read_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from tests.tiering.merge.merging import (
     Records,
     Shuffled,
     deal,
+    input_of,
     made_of,
     merged,
     records_in,
@@ -41,7 +42,6 @@ from tiering.merge.merge import merge, merge_with
 from tiering.merge.partition import (
     Dropped,
     Merged,
-    MergeInput,
     MergeJob,
     partition_jobs,
     plan_merge,
@@ -108,10 +108,7 @@ class Made:
         inputs = []
         for number, data in enumerate(archives):
             (folder / f"{number}.kvarc").write_bytes(data)
-            one = MergeInput(
-                place=str(folder), key=f"{number}.kvarc", size=len(data), store_id=STORE
-            )  # fmt: skip
-            inputs.append(one)
+            inputs.append(input_of(data, str(folder), f"{number}.kvarc"))
         given: dict[str, Any] = {
             "inputs": inputs, "topics": topics_of(*archives), "settings": SMALL_BLOCKS,
             "store_id": STORE, "retention_class": "week", "path": str(folder / "merged"),
@@ -122,7 +119,7 @@ class Made:
     def open(self) -> list[Archive]:
         return [
             Archive.open(
-                FileSource(self.folder / one.key, LocalFiles()), keys=self.job.settings.keys
+                FileSource(self.folder / one.row.key, LocalFiles()), keys=self.job.settings.keys
             )
             for one in self.job.inputs
         ]

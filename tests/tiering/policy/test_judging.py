@@ -136,6 +136,19 @@ def test_an_archive_is_opened_once_and_only_if_its_topics_make_a_difference() ->
     assert manifests.read == [1, 2]
 
 
+def test_of_archives_that_have_left_the_catalog_nothing_is_kept() -> None:
+    manifests = Manifests({n: [1, n + 1] for n in range(1, 101)})
+    resolver = ClassResolver(manifests)
+    known = today(t1=Retention(cold_for=DAY))
+    for n in range(1, 101):
+        rows = [msgspec.structs.replace(ROW, number=m, key=f"k{m}") for m in range(n, n + 5)]
+        resolver.archives(rows, known, at(10))
+        resolver.topics_of(msgspec.structs.replace(ROW, number=n, key=f"k{n}"))
+        assert len(resolver._learned) <= 6
+        assert len(resolver._same) <= 6
+    assert manifests.read == list(range(1, 105))
+
+
 def test_one_that_cannot_be_read_is_judged_by_its_name_and_asked_again_by_the_next_run() -> None:
     manifests = Manifests({1: [1], 2: [1]})
     resolver = ClassResolver(manifests)

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
+from kvstore.errors import shown
 from tiering.errors import SparkFailed, SparkUnsuitable
 from tiering.executor.pool import Executor, WorkerDied, pack_error, unpack_error
 from tiering.executor.segment_encoder import SegmentJob
@@ -280,7 +281,7 @@ def _answered(work: Callable[..., object], args: tuple[object, ...]) -> bytes:
     try:
         return pickle.dumps((True, found), pickle.HIGHEST_PROTOCOL)
     except Exception as e:
-        told = SparkFailed(f"a task answered what can't be sent ({e}): {found!r}")
+        told = SparkFailed(f"a task answered what can't be sent ({e}): {shown(found)}")
         return pickle.dumps((False, pack_error(told)), pickle.HIGHEST_PROTOCOL)
 
 

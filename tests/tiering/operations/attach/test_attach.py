@@ -8,11 +8,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import kvstore
 import tiering
-from kvstore import Message, PullStatus, Store, StoreConfig, StoredMessage, TopicNotFound
+from kvstore import (
+    ArchiveDamaged,
+    Message,
+    PullStatus,
+    Retention,
+    Store,
+    StoreConfig,
+    StoredMessage,
+    TopicNotFound,
+)
+from kvstore.files import LocalFiles
 from kvstore.record.encode import encode_record
 from kvstore.record.properties import property_crc_suffix
 from tests.support.clock import VirtualClock
@@ -21,9 +32,12 @@ from tests.support.files import copy_folder
 from tests.tiering.killer import Killer
 from tests.tiering.places.buckets import SECRET, open_bucket
 from tests.tiering.spark.sink.jobs import Job, write
-from tiering import AttachConflict, NothingToRestore, Policy, Worker
+from tiering import AttachConflict, KeyFile, NothingToRestore, Policy, Worker
+from tiering.archive.archive_reader import Archive
+from tiering.archive.tail import FileSource
 from tiering.catalog.catalog import decode_rows
 from tiering.errors import TieringBusy
+from tiering.executor.pool import Inline
 from tiering.merge.rewrite import at_position
 from tiering.places.commits import Commit
 
@@ -619,6 +633,62 @@ def test_encrypted_topics_come_with_their_keys(tmp_path: Path, clock: VirtualClo
             same(read_queue(store, *queue), messages)
         kinds = [row.is_encrypted for row in decode_rows(store.handover.rows())]
         assert any(kinds)
+
+
+@pytest.mark.parametrize("harm", ["a key that is not at hand", "damage", "of a class of its own"])
+def test_of_archives_only_what_was_asked_for_is_read(
+    tmp_path: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    keys = KeyFile(tmp_path / "keys")
+    with kvstore.open(tmp_path / "source", config(clock)) as store:
+        for topic in ("other", "wanted"):
+            store.create_topic(topic, queues=1)
+        if harm == "of a class of its own":
+            store.alter_topic("other", retention=Retention(warm_for=1e8))
+        if harm == "a key that is not at hand":
+            keys.make("other")
+        put_large(store, "other")
+        put_large(store, "wanted")
+        store.seal()
+        clock.advance(3600)
+        policy = msgspec.structs.replace(POLICY, block_bytes=4096)
+        with Worker(store, policy, keys=keys, executor=Inline()) as worker:
+            assert worker.run_once().failed == {}
+    source = tmp_path / "source" / "archive"
+    if harm == "damage":
+        (path,) = source.rglob("*.kvarc")
+        data = bytearray(path.read_bytes())
+        archive = Archive.open(FileSource(path, LocalFiles()))
+        (number,) = archive.blocks(archive.manifest.topics[0].id, 0)[:1]
+        data[archive.directory.group(number).at + 40] ^= 1
+        path.chmod(0o644)
+        path.write_bytes(data)
+    read: list[str] = []
+    monkeypatch.setattr(Archive, "decode_group", noting(read, Archive.decode_group))
+    with kvstore.open(tmp_path / "store", config(clock)) as store:
+        if harm != "of a class of its own":
+            with pytest.raises(ArchiveDamaged):
+                tiering.attach(store, source, topics=["other"])
+        read.clear()
+        report = tiering.attach(store, source, topics=["wanted"])
+        assert (report.topics, report.messages) == (["wanted"], 15)
+        assert set(read) == {"wanted"}
+        assert len(read_queue(store, "wanted", 0)) == 15
+
+
+def put_large(store: Store, topic: str) -> None:
+    """Too much to share a group with others."""
+    store.put_batch([Message(topic, bytes(1000) + b"%d" % n, queue=0) for n in range(15)])
+
+
+def noting(read: list[str], real: Callable[..., Any]) -> Callable[..., Any]:
+    """Notes the topics of the groups that are decoded."""
+
+    def decode(archive: Archive, place: Any, *args: Any, **named: Any) -> Any:
+        read.extend(archive.manifest.topics[n].name for n in place.members.topics)
+        return real(archive, place, *args, **named)
+
+    return decode
 
 
 def test_records_with_a_crc_of_their_own_keep_a_right_one(

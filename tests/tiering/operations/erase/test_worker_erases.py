@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import kvstore
-from kvstore import CallerError, ConfigError, Message, Store, StoredMessage
+from kvstore import CallerError, ConfigError, Message, Retention, Store, StoredMessage
 from kvstore.files import LocalFiles
 from tests.support.clock import VirtualClock
+from tests.support.everyfile import EveryFile
 from tests.tiering.stores import config, fill, held
 from tiering import KeyFile, Policy, Worker
 from tiering.archive.archive_reader import Archive
 from tiering.archive.tail import FileSource
+from tiering.catalog.catalog import decode_rows, read_topics
+from tiering.executor.pool import Inline
 from tiering.places.place import open_place
 
 DAY = 86_400.0
@@ -276,6 +281,60 @@ def test_destroying_a_key_tells_what_can_be_read_all_the_same(store: Store, tmp_
         assert {name.partition("archive/")[2] for name in report.readable} == plain
         assert len(report.segments) == 2
         assert not report.is_whole
+
+
+def test_with_the_key_go_objects_that_were_replaced_and_have_the_topic_in_the_clear(
+    store: Store, tmp_path: Path, clock: VirtualClock
+) -> None:
+    """Though their time of grace is not over; those that lack the topic stay for it."""
+    keys = KeyFile(tmp_path / "keys")
+    policy = msgspec.structs.replace(WARM, codec="lz4", grace=1e6)
+    store.alter_topic("events", retention=Retention(warm_for=20 * DAY))
+    with Worker(store, policy, keys=keys) as worker:
+        store.put_batch([Message("orders", SECRET, queue=0), Message("events", b"x", queue=0)])
+        store.seal()
+        clock.advance(2 * DAY)
+        assert worker.run_once().failed == {}
+        assert files_with(store, SECRET)
+        keys.make("orders")
+        assert worker.reencrypt().failed == {}
+        assert worker.merge().failed == {}
+        replaced = [row for row in decode_rows(store.handover.rows()) if row.state == "retired"]
+        with_it = {row.name for row in replaced if "encrypted" not in row.retention_class
+                   and store.topic("orders").id in read_topics(row.topics or b"")}  # fmt: skip
+        assert files_with(store, SECRET)
+        assert {row.name for row in replaced} > with_it > set()
+        folder = store.path / "archive" / store.handover.store_id.hex()
+        (folder / ".x.kvarc.part").write_bytes(SECRET)
+        report = worker.destroy_key("orders")
+        assert report.is_whole
+        assert with_it < set(report.removed)
+        assert files_with(store, SECRET) == []
+        assert any(row.state == "retired" for row in decode_rows(store.handover.rows()))
+        assert store.pull("events", 0, 0).messages
+
+
+def test_a_replaced_object_that_cannot_be_removed_is_told_with_the_destroyed_key(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    keys, files = KeyFile(tmp_path / "keys"), EveryFile()
+    with kvstore.open(tmp_path / "store", config(clock, files=files)) as store:
+        store.create_topic("e", queues=1)
+        store.put("e", SECRET, queue=0)
+        store.seal()
+        clock.advance(2 * DAY)
+        with Worker(store, WARM, keys=keys, executor=Inline()) as worker:
+            assert worker.run_once().failed == {}
+            keys.make("e")
+            assert worker.reencrypt().failed == {}
+            files.fail("erase", nth=1, error=errno.EIO, half=False)
+            report = worker.destroy_key("e")
+            files.mend()
+            assert not report.is_whole
+            assert len(report.failed) == 1
+            assert report.removed == []
+            worker.run_once()
+            assert files_with(store, SECRET) == []
 
 
 def test_an_archive_that_is_not_there_keeps_no_key_from_being_destroyed(

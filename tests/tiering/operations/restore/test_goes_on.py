@@ -6,16 +6,20 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import pytest
 
 import kvstore
 import tiering
-from kvstore import Message
+from kvstore import Message, Store
 from tests.support.clock import VirtualClock
+from tests.tiering.spark.sink.jobs import made_up, write
 from tests.tiering.stores import config
-from tiering import Policy, Worker
+from tiering import KeyFile, Policy, Worker
+from tiering.catalog.catalog import decode_rows
+from tiering.executor.pool import Inline
 
 POLICY = Policy(hot_for=60.0, warm="archive", clock_doubt=0.0, grace=0.0)
 
@@ -50,6 +54,69 @@ def test_a_restored_store_merges_and_erases(
             assert again.query("a", "k1") == []
         assert sorted((store.path / "archive").rglob("*.kvarc")) == objects
         assert store.pull("a", 0, 0, limit=100).messages == before
+
+
+COLD: Final = Policy(hot_for=60.0, cold="cold", clock_doubt=0.0, grace=0.0)
+
+
+@pytest.mark.parametrize("policy", [POLICY, COLD], ids=["where they are", "moved"])
+@pytest.mark.parametrize("is_taken_over", [False, True], ids=["beside", "taken over"])
+@pytest.mark.parametrize("made", ["by a worker", "by jobs"])
+def test_what_other_makers_have_archived_is_erased_merged_and_written_under_todays_keys(
+    tmp_path: Path, clock: VirtualClock, made: str, is_taken_over: bool, policy: Policy
+) -> None:
+    """Their ids stand in the archives, also in those that went cold under a name of this store."""
+    source = tmp_path / "source"
+    if made == "by jobs":
+        for job in ("aa", "bb", "cc"):
+            write(source, [row | {"keys": ["k1"]} for row in made_up("a", 3)], name=job)
+    else:
+        with kvstore.open(tmp_path / "store", config(clock)) as store:
+            store.create_topic("a", queues=1)
+            with Worker(store, msgspec.structs.replace(POLICY, warm=str(source))) as worker:
+                for _ in range(3):
+                    store.put_batch([Message("a", b"m", queue=0, keys=("k1",)) for _ in range(3)])
+                    store.seal()
+                    clock.advance(100.0)
+                    assert worker.run_once().failed == {}
+    path, keys = tmp_path / "again", KeyFile(tmp_path / "keys")
+    tiering.restore(source, path, take_over=is_taken_over, config=config(clock))
+    with kvstore.open(path, config(clock)) as again:
+        again.create_topic("b", queues=1)
+        clock.advance(1e9)  # jobs note the time that it really is
+        before = held_by(again)
+        assert len(before) == 9
+        with Worker(again, policy, keys=keys, executor=Inline()) as worker:
+            assert worker.run_once().failed == {}
+            is_moved = policy is COLD
+            assert {a.tier for a in worker.archives()} == {"cold" if is_moved else "warm"}
+            rows = decode_rows(again.handover.rows())
+            assert all(row.crc for row in rows if row.tier == "cold")
+            keys.make("a")
+            assert worker.reencrypt().failed == {}
+            assert worker.part("a").failed == {}
+            assert worker.merge().failed == {}
+            is_own = is_moved or is_taken_over
+            assert len(worker.archives()) == (1 if is_own else 3)
+            assert all(row.is_encrypted == is_own for row in decode_rows(again.handover.rows())
+                       if row.state == "live")  # fmt: skip
+            assert held_by(again) == before
+            put = again.put("a", b"the last", queue=0, keys=["k2"])
+            report = worker.erase(key="k1")
+            assert (report.is_proven, report.failed) == (True, {})
+            assert held_by(again) == [b"the last"]
+            assert again.get("a", 0, put.offset).keys == ["k2"]
+            assert worker.verify().ok
+
+
+def held_by(store: Store) -> list[bytes]:
+    found: list[bytes] = []
+    low, high = store.bounds("a", 0)
+    while low < high:
+        page = store.pull("a", 0, low, limit=50)
+        found += [m.body for m in page.messages]
+        low = page.next_offset
+    return found
 
 
 def test_a_restored_store_lets_archives_of_the_other_go_and_their_objects_lie(
@@ -102,3 +169,64 @@ def test_a_restored_store_that_loses_its_index_finds_all_archives_again(
     kvstore.rebuild(path, config(clock))
     with kvstore.open(path, config(clock)) as again:
         assert again.pull("a", 0, 0).messages == before
+
+
+@pytest.mark.parametrize("is_restored", [True, False])
+def test_a_store_that_loses_its_index_after_a_merge_finds_all_archives_again(
+    tmp_path: Path, clock: VirtualClock, is_restored: bool
+) -> None:
+    """What was merged still lies there for the time of grace, under the id of before."""
+    graced = msgspec.structs.replace(POLICY, grace=1e6)
+    path = tmp_path / "store"
+    bodies: list[bytes] = []
+    for turn in range(4):
+        with kvstore.open(path, config(clock)) as store:
+            if not turn:
+                store.create_topic("a", queues=1)
+            assert held_by(store) == bodies
+            with Worker(store, graced, executor=Inline()) as worker:
+                for n in range(3):
+                    bodies.append(b"%d of %d" % (n, turn))
+                    store.put("a", bodies[-1], queue=0)
+                    store.seal()
+                    clock.advance(100.0)
+                    assert worker.run_once().failed == {}
+                merged = worker.merge()
+                assert (merged.failed, bool(merged.merged)) == ({}, True)
+        if is_restored and not turn:
+            tiering.restore(path / "archive", tmp_path / "new", copy=True, config=config(clock))
+            path = tmp_path / "new"
+        else:
+            shutil.rmtree(path / "index")
+            kvstore.rebuild(path, config(clock))
+
+
+def test_archives_of_two_stores_in_one_folder_are_told_apart(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    """Though one of them was restored from the other, and has rewritten archives of it there."""
+    place = tmp_path / "store" / "archive"
+    with kvstore.open(tmp_path / "store", config(clock)) as store:
+        store.create_topic("a", queues=1)
+        with Worker(store, POLICY, executor=Inline()) as worker:
+            store.put("a", b"both", queue=0, keys=["k1"])
+            store.put("a", b"both", queue=0)
+            store.seal()
+            clock.advance(100.0)
+            assert worker.run_once().failed == {}
+            tiering.restore(place, tmp_path / "other", config=config(clock))
+            store.put("a", b"mine", queue=0)
+            store.seal()
+            clock.advance(100.0)
+            assert worker.run_once().failed == {}
+    there = msgspec.structs.replace(POLICY, warm=str(place))
+    with kvstore.open(tmp_path / "other", config(clock)) as other:
+        other.put("a", b"another's", queue=0)
+        with Worker(other, there, executor=Inline()) as worker:
+            assert worker.erase(key="k1").is_proven
+            clock.advance(100.0)
+            assert worker.run_once().failed == {}
+    shutil.rmtree(tmp_path / "store" / "index")
+    kvstore.rebuild(tmp_path / "store", config(clock))
+    with kvstore.open(tmp_path / "store", config(clock)) as store:
+        assert b"another's" not in (held_by(store) if store.topics() else [])
