@@ -129,7 +129,7 @@ def _keep_house(folder: Path, thrower: Thrower) -> None:
 
 
 KEEPERS: Final = {
-    "kvmq-housekeeper": {"prepare_next", "write_checkpoint", "seal_next", "retain"},
+    "kvmq-housekeeper": {"prepare_next", "write_checkpoint", "seal_next", "drop_next"},
     "kvmq-offsets": {"sync_due", "sync"},
 }
 """The threads that keep house, and calls that each is to make."""
