@@ -68,6 +68,8 @@ GROUPS_CACHED_BYTES_MAX: Final = 16 << 20
 """Bytes of the groups of small queues' blocks, decoded: 16 MiB. One group is kept whatever it
 takes.
 """
+LEFT_FOR: Final = 3_600_000
+"""Milliseconds for which superseded archives stay that are found again: an hour, as by default."""
 QUEUE_BLOCKS_CACHED_MAX: Final = 1 << 16
 """The number of blocks whose offsets are kept in memory, over all queues."""
 
@@ -436,9 +438,14 @@ class Tiers:
         """See `Archived.split_overlaps`."""
         return split_overlaps(held, self.archive)
 
-    def find_again(self, store_id: bytes, number: int) -> list[tuple[bytes, bytes]]:
+    def find_again(
+        self, store_id: bytes, number: int, in_log: Callable[[int], bool]
+    ) -> list[tuple[bytes, bytes]]:
         """See `Archived.find_again`."""
-        return find_again(self._place_at(FOLDER), store_id.hex(), number)
+        delete_at = self._clock.now_ms() + LEFT_FOR
+        return find_again(
+            self._place_at(FOLDER), store_id.hex(), number, in_log=in_log, delete_at=delete_at
+        )
 
     def stats(self) -> list[TierStats]:
         """See `Archived.stats`."""

@@ -108,7 +108,8 @@ class Unreadable(LocalFiles):
 
 def test_rows_are_found_again_of_the_archives_that_no_other_supersedes(tmp_path: Path) -> None:
     """A merge counts and not what it was made of; of two archives of one segment the later counts;
-    one that can't be read, or is no archive, hides no other."""
+    one that can't be read, or is no archive, hides no other. The others are retired. One of a
+    segment that the log has is left alone."""
     store = bytes(range(16))
 
     def put(number: int, *segments: tuple[int, int], generation: int = 0) -> str:
@@ -126,21 +127,28 @@ def test_rows_are_found_again_of_the_archives_that_no_other_supersedes(tmp_path:
         return key
 
     first, second, third, fourth = [(at, at + 10) for at in range(0, 40, 10)]
-    put(1, first)
-    put(2, second)
+    old = [put(1, first), put(2, second)]
     merged = put(3, first, second, generation=1)
-    put(4, third)
+    old.append(put(4, third))
     again = put(5, third)
-    alone = put(6, fourth)
-    (tmp_path / f"{alone}.bad").write_bytes(bytes(1000))
+    in_log = put(6, fourth)
+    (tmp_path / f"{in_log}.bad").write_bytes(bytes(1000))
     files = Unreadable()
+    gone: list[str] = []
 
     def found() -> list[str]:
         place = open_place(tmp_path, files=files)
-        rows = decode_rows(find_again(place, store.hex(), 70))
+        rows = decode_rows(
+            find_again(place, store.hex(), 70, in_log=lambda at: at >= 30, delete_at=99)
+        )
         assert sorted(row.number for row in rows) == list(range(70, 70 + len(rows)))
-        return sorted(row.key for row in rows)
+        retired = [row for row in rows if row.state == "retired"]
+        assert all(row.delete_at == 99 for row in retired)
+        gone[:] = sorted(row.key for row in retired)
+        return sorted(row.key for row in rows if row.state == "live")
 
-    assert found() == sorted([merged, again, alone])
+    assert found() == sorted([merged, again])
+    assert gone == sorted(old)
     files.ending = Path(merged).name
-    assert len(found()) == 4
+    assert found() == sorted([*old[:2], again])
+    assert gone == old[2:]
