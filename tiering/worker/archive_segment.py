@@ -119,7 +119,11 @@ class SegmentArchiver:
                 arriving.append(arriving_of(row, archive))
             self._context.check()
             self._handover.hand_over(
-                [due.number], arriving, encoded.unkept, erase=without is not None
+                [due.number],
+                arriving,
+                encoded.unkept,
+                over=encoded.over,
+                erase=without is not None,
             )
         finally:
             self.discard(due, encoded)

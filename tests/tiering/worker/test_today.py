@@ -208,6 +208,28 @@ def test_what_goes_unread_with_an_archive_or_without_one_is_told_with_its_count_
     assert _told(caplog) == {}
 
 
+@pytest.mark.parametrize("how", ["merge", "erase"])
+def test_what_goes_unread_because_its_time_was_over_as_its_neighbours_were_rewritten_is_told(
+    store: Store, clock: VirtualClock, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    counts = {topic: _count(store, topic) for topic in ("orders", "events")}
+    store.create_group("g")
+    store.commit_offset("g", "orders", 0, 7)
+    clock.advance(2 * DAY)
+    with Worker(store, WARM) as worker:
+        if how == "merge":
+            worker.run_once()
+        store.alter_topic("orders", retention=Retention(warm_for=DAY))
+        clock.advance(2 * DAY)
+        if how == "merge":
+            assert worker.merge().merged
+        else:
+            assert worker.erase(topic="events", key="k3").is_proven
+    assert _count(store, "orders") == 0
+    assert _told(caplog) == {"orders": counts["orders"] - 7}
+    assert store.stats().deleted_unread == counts["orders"] - 7
+
+
 def _count(store: Store, topic: str) -> int:
     return sum(high - low for low, high in (store.bounds(topic, q) for q in range(QUEUES[topic])))
 
