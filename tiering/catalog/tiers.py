@@ -474,17 +474,21 @@ class Tiers:
         for row in self.rows():
             if row.state != "live":
                 continue
-            try:
-                size = self.place(row).size(row.key)
-                if size != row.size:
-                    told = f"has {size} bytes, the catalog says {row.size}"
-                    out.append(ArchiveProblem(row.name, told))
-                elif thorough:
-                    found = archive_problems(self.archive(row.number))
-                    out += [ArchiveProblem(row.name, str(problem)) for problem in found]
-            except StoreError as e:
-                out.append(ArchiveProblem(row.name, str(e)))
+            found = self._problems(row, thorough=thorough)
+            # An archive that was replaced, or went elsewhere, meanwhile has none.
+            if found and self._rows.get(row.number) == row:
+                out += [ArchiveProblem(row.name, problem) for problem in found]
         return out
+
+    def _problems(self, row: ArchiveRow, *, thorough: bool) -> list[str]:
+        try:
+            size = self.place(row).size(row.key)
+            if size != row.size:
+                return [f"has {size} bytes, the catalog says {row.size}"]
+            found = archive_problems(self.archive(row.number)) if thorough else ()
+            return [str(problem) for problem in found]
+        except StoreError as e:
+            return [str(e)]
 
     def close(self) -> None:
         """Ends the reader threads; reads that are under way are finished."""

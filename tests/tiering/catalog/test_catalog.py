@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+from collections import Counter
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,10 +16,12 @@ import kvstore
 from kvstore import StoreError
 from kvstore.errors import FormatError
 from kvstore.files import LocalFiles
-from kvstore.index.keys import archive_key
+from kvstore.index.keys import ARCHIVES, PLACES, archive_key
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.tiering.archive.making import plain_queues
 from tests.tiering.catalog.moving import answers, config, filled, hand_over, tiers
+from tiering import ErasureReport, Policy, Worker
 from tiering.archive.columns.records import RecordBatch
 from tiering.archive.writer import ArchiveOrigin, ArchiveWriter
 from tiering.catalog.bucket import find_again
@@ -152,3 +157,45 @@ def test_rows_are_found_again_of_the_archives_that_no_other_supersedes(tmp_path:
     files.ending = Path(merged).name
     assert found() == sorted([*old[:2], again])
     assert gone == old[2:]
+
+
+@pytest.mark.parametrize("behind", [(ARCHIVES, 1), (PLACES, 1), (PLACES, 2), (PLACES, 3)])
+def test_archives_that_are_merged_while_a_store_is_verified_are_no_problem(
+    tmp_path: Path,
+    clock: VirtualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    behind: tuple[str, int],
+) -> None:
+    policy = Policy(hot_for=1.0, warm="archive", watermarks=None, clock_doubt=0.0, grace=0.0)
+    with filled(tmp_path / "a", clock) as store:
+        store.seal()
+        clock.advance(3600)
+        with Worker(store, policy) as worker:
+            worker.run_once()
+            families, merged = inside.families(store), list[str]()
+            read, reads = families.rows, Counter[str]()
+
+            def rows(name: str, *asked: Any) -> Iterator[tuple[bytes, bytes]]:
+                yield from read(name, *asked)
+                reads[name] += 1
+                if behind == (name, reads[name]):
+                    merged.extend(worker.merge().merged)
+
+            monkeypatch.setattr(families, "rows", rows)
+            assert store.verify(archives=True).problems == []
+            assert merged
+
+
+def test_a_segment_that_is_erased_while_others_before_it_stay_is_no_problem(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    policy = Policy(hot_for=1e9, warm="archive", watermarks=None, clock_doubt=0.0)
+    with filled(tmp_path / "a", clock) as store:
+        store.create_topic("late", queues=1)
+        store.put("late", b"secret")
+        store.seal()
+        with Worker(store, policy) as worker:
+            erased: list[ErasureReport] = []
+            report = store.verify(lambda *_: erased.append(worker.erase(topic="late")))
+        assert report.problems == []
+        assert len(erased[0].segments) == 1
