@@ -241,9 +241,9 @@ class SegmentHandover:
         `unkept` are the queues (topic id, queue) of which the segments' messages are in no archive:
         expired, or erased. `over` are those of them that nobody named: a warning counts their
         messages that no group has read. With `erase` the segments' files are overwritten first,
-        even if the store's settings don't ask for it. Raises `CallerError`, with nothing changed, for a segment
-        that is not there or not sealed, and for a queue that is in neither the archives nor
-        `unkept`.
+        even if the store's settings don't ask for it. Raises `CallerError`, with nothing changed,
+        for a segment that is not there or not sealed, and for a queue that is in neither the
+        archives nor `unkept`.
         """
         self._log.check_writable()
         with self._upkeep.leaving:

@@ -56,3 +56,20 @@ class VirtualClock:
     def set_hour(self, hour: int) -> None:
         """Let time pass until the local hour is `hour`."""
         self.advance((hour - self.local_hour()) % 24 * 3600)
+
+
+class FineClock(VirtualClock):
+    """A clock whose time moves by microseconds, and which says whole milliseconds only."""
+
+    cut_ms = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._micros = self._wall * 1000
+
+    def now_ms(self) -> int:
+        return self._micros // 1000
+
+    def pass_us(self, micros: int) -> None:
+        self._micros += micros
+        self._elapsed += micros / 1e6

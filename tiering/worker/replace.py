@@ -214,8 +214,7 @@ class Replacer:
         built = [part.merged.made for part in parts if part.merged.made is not None]
         rows, queues, at_once = parts[0].rows, parts[0].merged.queues, parts[0].at_once
         put = [self._publisher.publish(archive, *self._place_for(rows[0])) for archive in built]
-        grace = whole_ms(self._context.policy.grace)
-        delete_at = None if at_once else self._context.trusted.now_ms() + grace
+        delete_at = None if at_once else self._context.grace_ends()
         # Retired rows keep the numbers: readers that are under way ask for these.
         retired = [
             msgspec.structs.replace(old, state="retired", delete_at=delete_at) for old in rows

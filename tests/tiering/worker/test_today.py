@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from kvstore import Retention, Store, TopicConfig
 from kvstore.errors import ArchiveDamaged
-from tests.support.clock import VirtualClock
-from tests.tiering.stores import QUEUES, fill, held
+from tests.support.clock import FineClock, VirtualClock
+from tests.tiering.stores import QUEUES, fill, filled, held
 from tiering import Policy, Worker
 from tiering.archive.manifest import Manifest
 from tiering.catalog.catalog import ArchiveRow, decode_rows, encode_row
@@ -206,6 +208,23 @@ def test_what_goes_unread_with_an_archive_or_without_one_is_told_with_its_count_
     with Worker(store, WARM) as worker:
         worker.run_once()
     assert _told(caplog) == {}
+
+
+def test_an_object_that_was_replaced_late_in_a_millisecond_stays_for_the_whole_grace(
+    tmp_path: Path,
+) -> None:
+    fine = FineClock()
+    policy = Policy(hot_for=1.0, warm="archive", watermarks=None, clock_doubt=0.0, grace=0.3)
+    with filled(tmp_path / "fine", fine) as store:
+        fine.pass_us(10_000_000)
+        with Worker(store, policy) as worker:
+            old = worker.run_once().archives
+            fine.pass_us(900)
+            assert worker.merge().merged == old
+            fine.pass_us(299_999)
+            assert worker.run_once().removed == []
+            fine.pass_us(1_001)
+            assert len(worker.run_once().removed) == len(old)
 
 
 @pytest.mark.parametrize("how", ["merge", "erase"])
