@@ -174,6 +174,26 @@ def test_what_a_look_sees_is_what_one_without_a_memory_sees(
         assert check().segments == []
 
 
+def test_a_topic_that_is_deleted_while_its_segment_is_read_is_no_damage_of_the_index(
+    store: Store, clock: VirtualClock
+) -> None:
+    before = {key: messages for key, messages in held(store).items() if key[0] == "orders"}
+    clock.advance(2 * DAY)
+    doomed = ["events"]
+
+    def delete(what: str, *_: int) -> None:
+        if what.startswith("encoding") and doomed:
+            store.delete_topic(doomed.pop())
+
+    with Worker(store, WARM, progress=delete) as worker:
+        (why,) = worker.run_once().failed.values()
+        assert "was deleted" in why
+        assert worker.run_once().failed == {}
+    store.create_topic("events", queues=2)
+    assert {key: messages for key, messages in held(store).items() if messages} == before
+    assert store.verify(archives=True).problems == []
+
+
 def test_what_goes_unread_with_an_archive_or_without_one_is_told_with_its_count_and_topics(
     store: Store, clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
