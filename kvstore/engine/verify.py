@@ -31,7 +31,6 @@ from kvstore.errors import (
     FormatTooOld,
     SegmentDamaged,
 )
-from kvstore.index.families import Families
 from kvstore.index.index import Index
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
@@ -212,46 +211,28 @@ def _check_held(
     rows = families.rows(ARCHIVES, b"")
     # An archive that comes is among the others before the catalog, and a location, names it.
     known = {read_archive_key(key)[1] for key, _ in rows} & _numbers(cold)
-    locations = _locations(families, b"", None)
+    locations: dict[tuple[int, int], list[Location]] = {}
+    for key, value in families.rows(PLACES, b""):
+        topic, queue, location = read_location(key, value)
+        there = locations.setdefault((topic, queue), [])
+        if there and there[-1].segment == NOWHERE:
+            there.pop()  # says nothing where something came behind it
+        there.append(location)
     for number in sorted(known):
         try:
             held = cold.archived.contents(number).held
         except (ArchiveDamaged, ArchiveUnavailable, FormatTooNew, FormatTooOld):
             continue  # reported already
         for one in held:
-            queue = one.topic, one.queue
-            if one.topic not in names or _names(locations.get(queue, []), one.first, number):
+            there = locations.get((one.topic, one.queue), [])
+            at = bisect_right(there, one.first, key=lambda location: location.first) - 1
+            is_named = at >= 0 and there[at].is_archived and there[at].archive == number
+            if one.topic not in names or is_named:
                 continue
-            # Again, as it is now: the archive may have been replaced, or the topic deleted.
-            first, end = location_key(*queue, 0), location_key(one.topic, one.queue + 1, 0)
-            there = _locations(families, first, end).get(queue, [])
-            if (
-                not _names(there, one.first, number)
-                and number in _numbers(cold)
-                and _is_there(context.topics, one.topic)
-            ):
+            # The archive may have been replaced meanwhile, or the topic deleted.
+            if number in _numbers(cold) and _is_there(context.topics, one.topic):
                 what = f"archive {number} has messages from here on, where no location names it"
                 report.add(Problem("index", what, -1, names[one.topic], one.queue, one.first))
-
-
-def _locations(
-    families: Families, first: bytes, end: bytes | None
-) -> dict[tuple[int, int], list[Location]]:
-    """The locations of each queue, by offset."""
-    found: dict[tuple[int, int], list[Location]] = {}
-    for key, value in families.rows(PLACES, first, end):
-        topic, queue, location = read_location(key, value)
-        there = found.setdefault((topic, queue), [])
-        if there and there[-1].segment == NOWHERE:
-            there.pop()  # says nothing where something came behind it
-        there.append(location)
-    return found
-
-
-def _names(there: list[Location], offset: int, archive: int) -> bool:
-    """Whether the location of an offset names an archive."""
-    at = bisect_right(there, offset, key=lambda location: location.first) - 1
-    return at >= 0 and there[at].is_archived and there[at].archive == archive
 
 
 def _is_there(topics: Topics, number: int) -> bool:

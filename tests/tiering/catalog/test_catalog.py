@@ -159,12 +159,14 @@ def test_rows_are_found_again_of_the_archives_that_no_other_supersedes(tmp_path:
     assert gone == old[2:]
 
 
-@pytest.mark.parametrize("behind", [(ARCHIVES, 1), (PLACES, 1), (PLACES, 2), (PLACES, 3)])
+@pytest.mark.parametrize("is_behind", [False, True])
+@pytest.mark.parametrize("read_of", [(ARCHIVES, 1), (PLACES, 1), (PLACES, 2), (PLACES, 3)])
 def test_archives_that_are_merged_while_a_store_is_verified_are_no_problem(
     tmp_path: Path,
     clock: VirtualClock,
     monkeypatch: pytest.MonkeyPatch,
-    behind: tuple[str, int],
+    read_of: tuple[str, int],
+    is_behind: bool,
 ) -> None:
     policy = Policy(hot_for=1.0, warm="archive", watermarks=None, clock_doubt=0.0, grace=0.0)
     with filled(tmp_path / "a", clock) as store:
@@ -176,9 +178,12 @@ def test_archives_that_are_merged_while_a_store_is_verified_are_no_problem(
             read, reads = families.rows, Counter[str]()
 
             def rows(name: str, *asked: Any) -> Iterator[tuple[bytes, bytes]]:
-                yield from read(name, *asked)
                 reads[name] += 1
-                if behind == (name, reads[name]):
+                is_struck = read_of == (name, reads[name])
+                if is_struck and not is_behind:
+                    merged.extend(worker.merge().merged)
+                yield from read(name, *asked)
+                if is_struck and is_behind:
                     merged.extend(worker.merge().merged)
 
             monkeypatch.setattr(families, "rows", rows)
