@@ -220,9 +220,7 @@ class Engine:
             last_stored=lambda: self.writer.last_stored,
             is_closed=lambda: self.is_closed,
         )
-        self.handover = SegmentHandover(
-            self.context, self.upkeep, self.archives, on_arrival=self.waiting.everybody
-        )
+        self.handover = SegmentHandover(self.context, self.upkeep, self.archives)
         """The calls of a tiering worker."""
         self.housekeepers = self._begin_housekeeping(config)
 

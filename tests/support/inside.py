@@ -6,6 +6,7 @@ this file alone; a test holds all others to that.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,13 @@ def flusher(store: Store) -> Flusher:
 def threads_at(signal: Signal) -> int:
     """How many threads wait for a signal."""
     return len(signal._waiters)
+
+
+def wake_threads_at(signal: Signal) -> None:
+    """Wake the threads that wait for a signal, which stays as it is."""
+    while signal._waiters:
+        with contextlib.suppress(IndexError):  # the last one went by itself
+            signal._waiters.pop().release()
 
 
 def threads_at_the_disk(store: Store) -> int:

@@ -8,6 +8,7 @@ that. No test needs the disk: those of power cuts have a file layer that forgets
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -17,13 +18,14 @@ _WANTED: Final = 6 << 30
 
 
 def stores_in_memory() -> None:
-    """From here on, pytest makes its folders in memory if there is room."""
+    """From here on, pytest and `tempfile` make folders in memory if there is room."""
     if "PYTEST_DEBUG_TEMPROOT" in os.environ or not os.access(_MEMORY, os.W_OK):
         return
     disk = os.statvfs(_MEMORY)
     free = min(disk.f_bavail * disk.f_frsize, _available())
     if free >= _WANTED:
-        os.environ["PYTEST_DEBUG_TEMPROOT"] = str(_MEMORY)
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = os.environ["TMPDIR"] = str(_MEMORY)
+        tempfile.tempdir = None  # it looks again
 
 
 def _available() -> int:

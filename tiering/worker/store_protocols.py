@@ -124,7 +124,6 @@ class HandOver(Protocol):
         arriving: Sequence[Arriving],
         unkept: Collection[Queue] = (),
         *,
-        over: Collection[Queue] = (),
         erase: bool = False,
     ) -> int: ...
     def swap(
@@ -134,7 +133,6 @@ class HandOver(Protocol):
         *,
         queues: Iterable[Queue] | None = None,
         rows: Iterable[Row] = (),
-        over: Mapping[int, Collection[int]] = ...,
     ) -> None: ...
     def expire_archive(self, archive: int, name: str, rows: Iterable[Row]) -> None: ...
     def held_ranges(self, topic: int, queue: int) -> tuple[list[HeldRange], int]: ...

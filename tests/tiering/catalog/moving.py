@@ -24,6 +24,8 @@ from tiering.places.place import open_place
 BLOCKS: Final = ArchiveSettings(block_bytes=4096)
 PLACE: Final = "archive"
 SEGMENT: Final = 64 << 10
+SOON_MS: Final = 3000
+"""Some messages come within this time."""
 
 Records = dict[Queue, list[bytes]]
 ClassOf = Callable[[TopicInfo], str | None]
@@ -299,5 +301,6 @@ def _by_time(
             out[name, queue, "time", time, upper] = asked(
                 store.offset_at, name, queue, time, upper=upper
             )
-        out[name, "from", time] = store.query(name, "all", begin=time)
+        out[name, "from", time] = store.query(name, "all", begin=time, limit=5)
         out[name, "to", time] = store.query(name, "all", end=time, limit=5)
+        out[name, "between", time] = store.query(name, "all", begin=time, end=time + SOON_MS)
