@@ -302,7 +302,7 @@ def test_the_example_run_decodes_to_the_entries_runs_lists() -> None:
     found = unpack(value)
     assert [tuple(e) for e in np.stack(found, axis=1).tolist()] == ENTRIES
     assert count_of(value) == len(ENTRIES)
-    assert positions_of(value) == [e[0] for e in ENTRIES]
+    assert positions_of(value).tolist() == [e[0] for e in ENTRIES]
     for entry in ENTRIES:
         assert row(*entry) in text
 

@@ -16,6 +16,7 @@ from kvstore.errors import CallerError, MessageIllegal, StoreNotFound
 from kvstore.files import local_path
 from kvstore.index.families import Batch
 from kvstore.meta.groups import GroupConfig, GroupInfo
+from kvstore.meta.offsets import Commit
 from kvstore.meta.topics import TopicConfig, TopicInfo
 from kvstore.record.validate import check_group, check_topic
 from kvstore.rocketmq.config_values import Configuration, Offset
@@ -70,18 +71,38 @@ def _all_offsets(engine: Engine) -> Iterator[Offset]:
 def import_configuration(engine: Engine, folder: str | Path) -> ConfigImport:
     """See `Store.import_rocketmq_config`."""
     found = _configuration(engine, local_path(folder, "a configuration"))
+    while True:
+        wanted = _missing_offsets(engine, found)
+        # In the order in which commits take the locks.
+        with engine.popping.setting(wanted), engine.topics.lock, engine.groups.lock:
+            if _missing_offsets(engine, found) == wanted:
+                return _import_all(engine, found)
+
+
+def _missing_offsets(engine: Engine, found: Configuration) -> list[Commit]:
+    """The offsets that topics and groups of the store lack."""
+    missing = []
+    for group, topic, queue, offset in found.all_offsets():
+        known, used = engine.groups.find(group), engine.topics.find(topic)
+        if known is not None and used is not None and queue < used.read_queues:
+            bounds = engine.reader.bounds(used.id << 32 | queue)
+            if engine.offsets.get(known.id, used.id, queue, bounds) is None:
+                missing.append(Commit(known.id, used.id, queue, offset))
+    return missing
+
+
+def _import_all(engine: Engine, found: Configuration) -> ConfigImport:
     notes = list(found.notes)
-    with engine.topics.lock, engine.groups.lock:
-        topics, kept_topics = _new_topics(engine, found, notes)
-        groups, kept_groups = _new_groups(engine, found, notes)
-        batch = engine.index.families.batch()
-        made = engine.topics.put_new(batch, topics)
-        new = engine.groups.put_new(batch, groups)
-        offsets, kept = _stage_offsets(engine, batch, found, made, new, notes)
-        engine.index.families.write(batch, sync=True)
-        engine.topics.written(made)
-        engine.groups.written(new)
-        engine.offsets.written()
+    topics, kept_topics = _new_topics(engine, found, notes)
+    groups, kept_groups = _new_groups(engine, found, notes)
+    batch = engine.index.families.batch()
+    made = engine.topics.put_new(batch, topics)
+    new = engine.groups.put_new(batch, groups)
+    offsets, kept = _stage_offsets(engine, batch, found, made, new, notes)
+    engine.index.families.write(batch, sync=True)
+    engine.topics.written(made)
+    engine.groups.written(new)
+    engine.offsets.written()
     return ConfigImport(
         topics=len(made),
         groups=len(new),

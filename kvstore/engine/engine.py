@@ -220,7 +220,9 @@ class Engine:
             last_stored=lambda: self.writer.last_stored,
             is_closed=lambda: self.is_closed,
         )
-        self.handover = SegmentHandover(self.context, self.upkeep, self.archives)
+        self.handover = SegmentHandover(
+            self.context, self.upkeep, self.archives, on_arrival=self.waiting.everybody
+        )
         """The calls of a tiering worker."""
         self.housekeepers = self._begin_housekeeping(config)
 

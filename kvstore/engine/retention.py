@@ -17,7 +17,7 @@ offset never points into nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from kvstore.config import Retention, StoreConfig
@@ -131,18 +131,24 @@ def unread_in(
     return _untaken(families, held)
 
 
-def unread_in_archive(families: Families, archive: int) -> dict[int, int]:
-    """The same of an archive, by the locations that name it. Offsets that the archive lacks, where
-    compaction or damage left gaps, are counted too.
+def unread_in_archives(
+    families: Families, going: Mapping[int, Collection[int] | None]
+) -> dict[int, int]:
+    """The same of archives, by the locations that name them: by archive number the ids of the
+    topics that go, None for all. Offsets that an archive lacks, where compaction or damage left
+    gaps, are counted too.
     """
     held: dict[Queue, list[tuple[int, int]]] = {}
     begun: tuple[Queue, int] | None = None
-    for key, value in families.rows(PLACES, b""):
+    for key, value in families.rows(PLACES, b"") if going else ():
         topic, queue, location = read_location(key, value)
         if begun is not None and begun[0] == (topic, queue):
             held.setdefault((topic, queue), []).append((begun[1], location.first))
-        is_its = location.is_archived and location.archive == archive
-        begun = ((topic, queue), location.first) if is_its else None
+        begun = None
+        if location.is_archived and location.archive in going:
+            topics = going[location.archive]
+            if topics is None or topic in topics:
+                begun = (topic, queue), location.first
     return _untaken(families, held)
 
 

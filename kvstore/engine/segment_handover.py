@@ -19,12 +19,13 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.engine.engine_context import EngineContext
-from kvstore.engine.retention import unread_in, unread_in_archive
+from kvstore.engine.retention import unread_in, unread_in_archives
 from kvstore.engine.stats import SegmentStats, stats_of
 from kvstore.engine.upkeep import Upkeep, drop_orphans
 from kvstore.errors import CallerError, StoreError
@@ -58,8 +59,13 @@ class SegmentHandover:
     """The calls of a tiering worker, see the module. `store.handover` is one."""
 
     def __init__(
-        self, context: EngineContext, upkeep: Upkeep, archived: Callable[[], Archived]
+        self,
+        context: EngineContext,
+        upkeep: Upkeep,
+        archived: Callable[[], Archived],
+        on_arrival: Callable[[], None],
     ) -> None:
+        """`on_arrival` is called when messages have come that are not put."""
         self._context = context
         self._log = context.log
         self._index = context.index
@@ -70,6 +76,7 @@ class SegmentHandover:
         self.archived = archived
         """Gives the reader of the store's archives; made when it is first asked for."""
         self._tiered = upkeep.is_tiered
+        self._on_arrival = on_arrival
 
     # --- reading ---
 
@@ -203,6 +210,7 @@ class SegmentHandover:
 
                 self._index.change(put, arriving, keys)
                 self._topics.written(infos)
+        self._on_arrival()
 
     def attach(self) -> None:
         """Says that a worker looks after this store: from here on segments don't go by age or size
@@ -224,16 +232,18 @@ class SegmentHandover:
         arriving: Sequence[Arriving],
         unkept: Collection[Queue] = (),
         *,
+        over: Collection[Queue] = (),
         erase: bool = False,
     ) -> int:
         """Replaces segments by archives, and removes the segments; returns how many queues they
         had. The archives are where their rows say, and were read back.
 
         `unkept` are the queues (topic id, queue) of which the segments' messages are in no archive:
-        expired, or unreadable. With `erase` the segments' files are overwritten first, even if the
-        store's settings don't ask for it. Raises `CallerError`, with nothing changed, for a segment
-        that is not there or not sealed, and for a queue that is in neither the archives nor
-        `unkept`.
+        expired, or erased. `over` are those of them that nobody named: a warning counts their
+        messages that no group has read. With `erase` the segments' files are overwritten first,
+        even if the store's settings don't ask for it. Raises `CallerError`, with nothing changed,
+        for a segment that is not there or not sealed, and for a queue that is in neither the
+        archives nor `unkept`.
         """
         self._log.check_writable()
         with self._upkeep.leaving:
@@ -246,24 +256,24 @@ class SegmentHandover:
                     "or not sealed and in a checkpoint; ask `sealed` which are"
                 )
             is_erased = erase or self.config.secure_erase
-            # A caller named the messages to be erased; no warning is due for those.
-            gone = set() if erase else set(unkept)
+            gone = set(over)
             unread = [(n, unread_in(self._index.families, n, gone)) for n in segments if gone]
             with self._coming(arriving):
                 queues = self._index.swap_segments(
                     segments, arriving, unkept, there, erase=is_erased
                 )
-            for number in segments:
-                self._log.segments.remove(number, erase=is_erased)
+            # They are gone from here on, even if a file can't be removed.
             for number, messages in unread:
                 self._upkeep.tell_unread(f"part of segment {number} without an archive", messages)
+            for number in segments:
+                self._log.segments.remove(number, erase=is_erased)
         return queues
 
     def expire_archive(self, archive: int, name: str, rows: Iterable[Row]) -> None:
         """Deletes the messages of an expired archive and changes rows of the catalog; warns of
         messages that no group has read.
         """
-        unread = unread_in_archive(self._index.families, archive)
+        unread = unread_in_archives(self._index.families, {archive: None})
         self.swap([archive], rows=rows)
         self._upkeep.tell_unread(f"archive {name}, whose time is over", unread)
 
@@ -274,15 +284,21 @@ class SegmentHandover:
         *,
         queues: Iterable[Queue] | None = None,
         rows: Iterable[Row] = (),
+        over: Mapping[int, Collection[int]] = MappingProxyType({}),
     ) -> None:
         """Replaces `old` archives by new ones, and changes rows of the catalog, at once. A queue
         that no new archive has loses its messages. `queues` are all that the old archives hold
-        anything of (None: they are looked for, among all locations there are).
+        anything of (None: they are looked for, among all locations there are). `over` has, by
+        archive, the ids of topics that the new ones lack because their time is over: a warning
+        counts the messages of these that no group has read.
         """
         self._log.check_writable()
         changed = list(rows)
+        unread = unread_in_archives(self._index.families, over)
         with self._coming(arriving, changed):
             self._index.swap_archives(old, arriving, queues, changed)
+        archives = f"{len(over)} merged archive{'s' if len(over) > 1 else ''}"
+        self._upkeep.tell_unread(f"part of {archives}, whose time is over", unread)
 
     def forget_keys(self) -> None:
         """Removes the keys of messages that left the log from the key index now, even where they

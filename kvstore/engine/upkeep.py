@@ -314,10 +314,11 @@ class Upkeep:
                 unread = unread_in(self._index.families, why.number)
                 there = self._log.segments.numbers
                 self._index.retire(why.number, (why.number + 1) * size, there)
+                # They are gone from here on, even if the file can't be removed.
+                self.tell_unread(f"segment {why.number}, {why.reason}", unread)
                 if self._config.secure_erase:
                     self._index.dead_keys.mark_all_left()
                 self._log.segments.remove(why.number, erase=self._config.secure_erase)
-                self.tell_unread(f"segment {why.number}, {why.reason}", unread)
 
     def tell_unread(self, deleted: str, unread: dict[int, int]) -> None:
         """Logs deleted messages that no group has taken. (Deleted topics have no messages.)"""

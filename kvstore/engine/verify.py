@@ -6,7 +6,11 @@ in columns and compared with the columns of its own entries: every entry with it
 size, tag and time, every key's hash, a location for every queue. At last every location is compared
 with the run, or the archive, that has to stand behind it, and every archive with the catalog.
 
-Invariant: changes nothing; a problem is listed with its place, and the rest is still looked at.
+A store goes on while it is verified: topics are deleted, segments and archives go and come. So a
+problem is looked at again before it is listed, as far as one of these may be the reason.
+
+Invariants: changes nothing; a problem is listed with its place, and the rest is still looked at; a
+change that others make meanwhile is no problem.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from kvstore.errors import (
 from kvstore.index.index import Index
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
+    ARCHIVES,
     NO_ARCHIVE,
     NOWHERE,
     PLACES,
@@ -38,6 +43,7 @@ from kvstore.index.keys import (
     Location,
     RunKey,
     location_key,
+    read_archive_key,
     read_location,
     read_run_key,
     run_key,
@@ -46,6 +52,7 @@ from kvstore.index.keys import (
 from kvstore.index.runs import unpack
 from kvstore.log.commitlog import CommitLog
 from kvstore.meta.topic import KEY_LEVELS
+from kvstore.meta.topics import Topics
 from kvstore.opening.recovery import Progress
 from kvstore.read.cold import Cold
 from kvstore.record.check import property_crc_problem
@@ -110,8 +117,8 @@ def verify(context: EngineContext, progress: Progress | None, *, archives: bool)
         newest = segment.newest
         if report.problems_found > known:
             reader.look_again()
-            if reader.first_segment() > number:
-                report.forget(known)  # retention took the segment meanwhile
+            if reader.first_segment() > number or index.gone().has(number, log.segment_size):
+                report.forget(known)  # the segment went meanwhile
                 continue
         report.segments += 1
         if progress is not None:
@@ -120,7 +127,7 @@ def verify(context: EngineContext, progress: Progress | None, *, archives: bool)
     _check_places(index, names, reader.cold, report)
     _check_archives(reader.cold, archives, report)
     if archives and reader.cold is not None:
-        _check_held(index, names, reader.cold, report)
+        _check_held(context, names, reader.cold, report)
     report.seconds = log.clock.monotonic() - began
     return report
 
@@ -152,6 +159,7 @@ def _check_places(
     or names an archive of the catalog and has a location behind it.
     """
     get = index.families.get
+    numbers = _numbers(cold)
     before: tuple[int, int, Location] | None = None
     for key, value in index.families.rows(PLACES, b""):
         found = read_location(key, value)
@@ -159,7 +167,8 @@ def _check_places(
             _tell_location(names, before, "the queue's last location is an archive's", report)
         before = found
         if found[2].is_archived and found[2].archive != NO_ARCHIVE:
-            numbers = cold.archived.numbers() if cold is not None else ()
+            if found[2].archive not in numbers:
+                numbers = _numbers(cold)  # it may have come since
             if found[2].archive not in numbers and get(PLACES, key) == value:
                 what = f"location says archive {found[2].archive}, which the catalog does not have"
                 _tell_location(names, found, what, report)
@@ -176,6 +185,11 @@ def _check_places(
             report.add(Problem("index", what, -1, names[topic], queue, location.first))
 
 
+def _numbers(cold: Cold | None) -> frozenset[int]:
+    """The archives that locations may name."""
+    return frozenset() if cold is None else frozenset(cold.archived.numbers())
+
+
 def _tell_location(
     names: dict[int, str], found: tuple[int, int, Location], what: str, report: VerifyReport
 ) -> None:
@@ -189,16 +203,22 @@ def _check_archives(cold: Cold | None, thorough: bool, report: VerifyReport) -> 
             report.add(Problem("archive", f"{problem.archive}: {problem.message}"))
 
 
-def _check_held(index: Index, names: dict[int, str], cold: Cold, report: VerifyReport) -> None:
+def _check_held(
+    context: EngineContext, names: dict[int, str], cold: Cold, report: VerifyReport
+) -> None:
     """Every block of an archive is found by a location of its queue that names the archive."""
+    families = context.index.families
+    rows = families.rows(ARCHIVES, b"")
+    # An archive that comes is among the others before the catalog, and a location, names it.
+    known = {read_archive_key(key)[1] for key, _ in rows} & _numbers(cold)
     locations: dict[tuple[int, int], list[Location]] = {}
-    for key, value in index.families.rows(PLACES, b""):
+    for key, value in families.rows(PLACES, b""):
         topic, queue, location = read_location(key, value)
         there = locations.setdefault((topic, queue), [])
         if there and there[-1].segment == NOWHERE:
             there.pop()  # says nothing where something came behind it
         there.append(location)
-    for number in cold.archived.numbers():
+    for number in sorted(known):
         try:
             held = cold.archived.contents(number).held
         except (ArchiveDamaged, ArchiveUnavailable, FormatTooNew, FormatTooOld):
@@ -207,9 +227,18 @@ def _check_held(index: Index, names: dict[int, str], cold: Cold, report: VerifyR
             there = locations.get((one.topic, one.queue), [])
             at = bisect_right(there, one.first, key=lambda location: location.first) - 1
             is_named = at >= 0 and there[at].is_archived and there[at].archive == number
-            if one.topic in names and not is_named:
+            if one.topic not in names or is_named:
+                continue
+            # The archive may have been replaced meanwhile, or the topic deleted.
+            if number in _numbers(cold) and _is_there(context.topics, one.topic):
                 what = f"archive {number} has messages from here on, where no location names it"
                 report.add(Problem("index", what, -1, names[one.topic], one.queue, one.first))
+
+
+def _is_there(topics: Topics, number: int) -> bool:
+    """Whether a topic is in use; one that is just being deleted is not."""
+    with topics.lock:
+        return topics.name_of(number) is not None
 
 
 class _Segment:
@@ -238,7 +267,7 @@ class _Segment:
         self._number = number
         self._base = number * context.log.segment_size
         self._end = end
-        self._covered = context.index.checkpoint.position
+        self._covered = min(context.index.checkpoint.position, end)
         self._entries = array("q")
         self._key_hashes = array("q")
         self._key_positions = array("q")
@@ -311,6 +340,9 @@ class _Segment:
     def _compare_entries(self) -> None:
         should = np.frombuffer(self._entries, np.int64).reshape(-1, _FIELDS)
         says = self._index_entries()
+        # A checkpoint that was written meanwhile has added others.
+        added = self._index.checkpoint.position
+        says = says[(says[:, 0] < self._covered) | (says[:, 0] >= added)]
         self._report.entries += len(says)
         says = says[np.argsort(says[:, 0], kind="stable")]
         if len(says) == len(should) and (says == should).all():
@@ -326,6 +358,8 @@ class _Segment:
 
     def _tell(self, what: str, row: tuple[int, ...] | list[int]) -> None:
         position, queue, offset = row[:3]
+        if not _is_there(self._topics, queue >> 32):
+            return
         name = self._names.get(queue >> 32, "")
         self._report.add(Problem("index", what, position, name, queue & QUEUE_MASK, offset))
 

@@ -283,9 +283,12 @@ class Archived(Protocol):
         """The ranges, split so that none overlaps another; the archives are read for it."""
         ...
 
-    def find_again(self, store_id: bytes, number: int) -> list[tuple[bytes, bytes]]:
+    def find_again(
+        self, store_id: bytes, number: int, in_log: Callable[[int], bool]
+    ) -> list[tuple[bytes, bytes]]:
         """Rows for the catalog of a store that has lost its catalog: the archives in the store's
-        own folder, numbered from `number` on.
+        own folder, numbered from `number` on. `in_log` says whether the log has the segment of a
+        position, and so all messages of the archives of that segment.
         """
         ...
 

@@ -357,7 +357,8 @@ class QueueLocations:
         return key.first, it.value()
 
     def _cache_run(self, queue: int, first: int, segment: int, value: bytes, removals: int) -> I64:
-        column = np.array(runs.positions_of(value), dtype=np.int64) + segment * self._segment_size
+        column = runs.positions_of(value)
+        column += segment * self._segment_size
         with self._lock:
             if removals != self._removals:
                 return column  # read before its segment went: it must not be kept

@@ -230,11 +230,13 @@ def _positions_head(value: bytes) -> tuple[int, int, int]:
     return width, count, first
 
 
-def positions_of(value: bytes) -> list[int]:
+def positions_of(value: bytes) -> I64:
     """All positions of a run, in the segment."""
     width, count, first = _positions_head(value)
-    column = _column(value, _SIZE, width, count - 1)
-    return [first, *(first + np.cumsum(column)).tolist()]
+    found = np.empty(count, np.int64)
+    found[0] = first
+    found[1:] = _column(value, _SIZE, width, count - 1)
+    return np.cumsum(found, out=found)
 
 
 def unpack(value: bytes) -> Columns:

@@ -124,7 +124,7 @@ def place_archives(index: Index, log: CommitLog, archives: Callable[[], Archived
         return
     batch = families.batch()
     archived = archives()
-    if not archived.numbers():
+    if next(families.rows(ARCHIVES, b""), None) is None:
         _find_again(index, batch, archived, log)
     held: dict[int, Contents] = {}
     for number in archived.numbers():
@@ -149,24 +149,17 @@ def place_archives(index: Index, log: CommitLog, archives: Callable[[], Archived
 
 
 def _find_again(index: Index, batch: Batch, archived: Archived, log: CommitLog) -> None:
-    following = index.families.get(META, NEXT_ARCHIVE)
-    number = U32.unpack(following)[0] if following else 0
+    noted = index.families.get(META, NEXT_ARCHIVE)
+    number = U32.unpack(noted)[0] if noted else 0
     store_id = index.families.get(META, STORE_ID) or b""
-    rows = archived.find_again(store_id, number)
-    archived.note(rows)
     size, there = log.segment_size, set(log.segments.numbers)
+    rows = archived.find_again(store_id, number, lambda position: position // size in there)
+    archived.note(rows)
     for key, value in rows:
-        number = read_archive_key(key)[1]
-        try:
-            segments = archived.contents(number).segments
-        except (ArchiveDamaged, ArchiveUnavailable):
-            segments = ()
-        if not segments or any(a // size in there for a, _ in segments):
-            # Made, and never committed: the log has it all.
-            archived.note([(key, None)])
-            continue
         batch.put(ARCHIVES, key, value)
-        batch.put(META, NEXT_ARCHIVE, U32.pack(number + 1))
+    if rows:
+        following = max(read_archive_key(key)[1] for key, _ in rows) + 1
+        batch.put(META, NEXT_ARCHIVE, U32.pack(following))
 
 
 def _place_topics(index: Index, batch: Batch, held: Iterable[Contents]) -> set[int]:
@@ -178,7 +171,11 @@ def _place_topics(index: Index, batch: Batch, held: Iterable[Contents]) -> set[i
     known = {info.id for info in rows.values()}
     found = index.families.get(META, NEXT_TOPIC_ID)
     following = U32.unpack(found)[0] if found else 1
-    for topic in sorted((t for c in held for t in c.topics), key=lambda t: t.id, reverse=True):
+    # The newest archive describes a topic: an older one may have fewer queues, and a retention by
+    # which messages end too early.
+    newest = sorted(held, key=lambda c: max((end for _, end in c.segments), default=0))
+    described = {(topic.id, topic.name): topic for c in newest for topic in c.topics}
+    for topic in sorted(described.values(), key=lambda t: t.id, reverse=True):
         if topic.name in rows or topic.id < following:
             continue
         info = topic_info(topic)

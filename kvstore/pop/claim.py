@@ -416,7 +416,8 @@ class Claim:
 
     def _take_unread(self, queue: int, first: int) -> None:
         """Take unread messages of a queue, which begin at `first`."""
-        low, high = self._context.reader.bounds(self.topic.base + queue)
+        bounds = partial(self._context.reader.bounds, self.topic.base + queue)
+        low, high = bounds()
         at = max(first, low)
         begun = at
         stop = min(high, at + SCAN_MAX - self._looked) if self._wanted.matches is not None else high
@@ -426,7 +427,7 @@ class Claim:
         while at < stop and self._wants_more > end:
             count = min(self._left - end, stop - at)
             read = partial(self._read, queue, at, count)
-            result = ReadResult.of_queue(read, at, high, self.group.name)
+            result = ReadResult.of_queue(read, at, high, self.group.name, bounds)
             self._unavailable = result.unavailable or self._unavailable
             if result.end == at:
                 break

@@ -58,7 +58,9 @@ class PopContext:
             table.starts.pop(queue, None)
             return found.offset
         kept = table.starts.get(queue)
-        if kept is None or kept[0] is not group or kept[1] != bounds.next_offset:
+        # What was attached may stand before the start, and leave the queue's end where it was.
+        end = bounds.next_offset, self.reader.mark()
+        if kept is None or kept[0] is not group or kept[1] != end:
             start = start_of(self.reader, self.offsets, group, topic, queue)
-            kept = table.starts[queue] = group, bounds.next_offset, start
+            kept = table.starts[queue] = group, end, start
         return kept[2]

@@ -123,7 +123,8 @@ class OrderedClaim(Claim):
     def _take_unread(self, queue: int, first: int) -> None:
         """Takes unread messages of a queue whose turn it is; parks the others."""
         order = order_of(self._table, self._context.reader, self.topic, self.group.name)
-        low, high = self._context.reader.bounds(self.topic.base + queue)
+        bounds = partial(self._context.reader.bounds, self.topic.base + queue)
+        low, high = bounds()
         at, before = max(first, low), self._left
         end = max(0, before - self._room)
         self._places = PARKED_MAX - order.parked_in(queue)
@@ -132,7 +133,7 @@ class OrderedClaim(Claim):
             count = min(_READ_AT_ONCE, high - at)
             most = _READ_BYTES if self._is_limited else None
             read = partial(fetch, self._context.reader, self.topic, queue, at, count, most)
-            result = ReadResult.of_queue(read, at, high, self.group.name)
+            result = ReadResult.of_queue(read, at, high, self.group.name, bounds)
             self._unavailable = result.unavailable or self._unavailable
             if result.end == at:
                 break

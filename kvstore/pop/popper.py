@@ -112,14 +112,9 @@ class Popper:
     @contextmanager
     def committing(self, commits: Collection[Commit]) -> Iterator[None]:
         """Around committing offsets, which `InFlight` refuses where messages are locked."""
-        with ExitStack() as held:
-            tables: dict[tuple[int, int], InflightTable] = {}
-            for group, topic in sorted({(c.group, c.topic) for c in commits}):
-                # Also where there is no table yet: a first pop must not come in between.
-                tables[group, topic] = held.enter_context(self.tables.locked(group, topic))
+        with self.setting(commits) as tables:
             for group, topic, queue, offset in commits:
-                used = tables.get((group, topic))
-                if used is not None and used.lowest(queue) is not None:
+                if tables[group, topic].lowest(queue) is not None:
                     raise InFlight(
                         f"offset {offset} can't be committed: messages of queue {queue} are locked "
                         "by this group; ack them, or use reset_offset"
@@ -128,9 +123,24 @@ class Popper:
             yield
             for commit in back:
                 self.tables.set_back(*commit)
+
+    @contextmanager
+    def setting(
+        self, commits: Collection[Commit]
+    ) -> Iterator[dict[tuple[int, int], InflightTable]]:
+        """Around writing offsets: nothing is popped meanwhile from these topics by these groups.
+        Messages may be unread by it, for which a pop waits. Gives the tables by group and topic.
+        """
+        with ExitStack() as held:
+            tables: dict[tuple[int, int], InflightTable] = {}
+            for group, topic in sorted({(c.group, c.topic) for c in commits}):
+                # Also where there is no table yet: a first pop must not come in between.
+                tables[group, topic] = held.enter_context(self.tables.locked(group, topic))
+            yield tables
             for group, topic, queue, _ in commits:
-                if (group, topic) in tables:
-                    tables[group, topic].forget_next(queue)
+                tables[group, topic].forget_next(queue)
+            for table in tables.values():
+                self.waiting.freed(table, len(table.waiters))
 
     def _goes_back(self, commit: Commit) -> bool:
         """Whether a commit makes done messages unread again."""

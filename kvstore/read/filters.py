@@ -13,6 +13,7 @@ Invariant: a text that is no tag expression is refused with the place of its fau
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
@@ -29,14 +30,16 @@ from kvstore.record.values import StoredMessage
 
 Filter = Callable[[StoredMessage], bool]
 
-_NOT_IN_A_TAG: Final = re.compile(
-    r"""[\s\x00-\x1f\x7f-\x9f\xad\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff"""
-    r"""<>=!'"`(),;&|*"""
-    "\u2260\u2264\u2265\uff01\uff1c\uff1d\uff1e"
-    "\u00b4\u00ab\u00bb\u2018-\u201f\u2039\u203a]"
+_SIGNS: Final = frozenset("<>=!'\"`(),;&|*")
+_UNSEEN: Final = re.compile(
+    r"[\s\x00-\x1f\x7f-\x9f\xad\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]"
 )
-"""Blanks and invisible characters, then ASCII's signs; then the other signs that compare, and the
-quotes into which programs that handle text turn ASCII's.
+"""Blanks and invisible characters."""
+_NAMED: Final = re.compile(
+    "EQUAL|LESS-THAN|GREATER-THAN|QUOTATION MARK|CORNER BRACKET|^ACUTE ACCENT"
+)
+"""Beyond ASCII: in Unicode's names of signs that compare, and of quotes, into which programs that
+handle text turn ASCII's.
 """
 _EXAMPLE: Final = "amount > 5 AND region = 'eu'"
 _SHOWN_MAX: Final = 80
@@ -58,9 +61,11 @@ def compile_tags(expression: str) -> Filter | None:
             raise fault(
                 expression, at, "a tag was expected; write tags as 'a || b', or '*' for all"
             )
-        strange = _NOT_IN_A_TAG.search(tag)
-        if strange is not None:
-            raise _no_tag(expression, tag, expression.index(tag, at) + strange.start())
+        strange = next(
+            (n for n, character in enumerate(tag) if not _may_be_in_a_tag(character)), -1
+        )
+        if strange >= 0:
+            raise _no_tag(expression, tag, expression.index(tag, at) + strange)
         tags.add(tag)
         at += len(part) + len(TAG_SEPARATOR)
 
@@ -68,6 +73,18 @@ def compile_tags(expression: str) -> Filter | None:
         return message.tag in tags
 
     return wanted
+
+
+def _may_be_in_a_tag(character: str) -> bool:
+    """Whether a tag in an expression may have a character."""
+    if character.isascii():
+        return character not in _SIGNS and not _UNSEEN.match(character)
+    return not (
+        _UNSEEN.match(character)
+        # A wide or a small form of a sign is taken for the sign.
+        or unicodedata.normalize("NFKC", character) in _SIGNS
+        or _NAMED.search(unicodedata.name(character, ""))
+    )
 
 
 def _no_tag(expression: str, tag: str, at: int) -> FilterIllegal:

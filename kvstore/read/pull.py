@@ -31,7 +31,7 @@ from kvstore.errors import (
     RecordDamaged,
     shown,
 )
-from kvstore.message import PullResult, PullStatus, StoredMessage
+from kvstore.message import Bounds, PullResult, PullStatus, StoredMessage
 from kvstore.meta.topics import Topic
 from kvstore.read.cold import READ_ERRORS, UNAVAILABLE_ERRORS, with_next
 from kvstore.read.filters import Filter
@@ -286,10 +286,16 @@ class ReadResult:
 
     @classmethod
     def of_queue(
-        cls, read: Callable[[], list[StoredMessage]], at: int, high: int, group: str
+        cls,
+        read: Callable[[], list[StoredMessage]],
+        at: int,
+        high: int,
+        group: str,
+        bounds: Callable[[], Bounds],
     ) -> ReadResult:
-        """The messages that `read` reads from an offset on, of a queue that ends at `high`. None if
-        they are lost; none, and the same offset, if they can't be read now.
+        """The messages that `read` reads from an offset on, of a queue that ends at `high` and has
+        these `bounds`. None if they are lost or gone; none, and the same offset, if they can't be
+        read now.
         """
         result = cls(at)
         try:
@@ -297,7 +303,7 @@ class ReadResult:
         except UNAVAILABLE_ERRORS as e:
             result.unavailable = e
         except READ_ERRORS as e:
-            result.end = passed_over(e, at, group)
+            result.end = _going_on(e, at, group, bounds())
         else:
             result._messages = found
             result.end = found[-1].offset + 1 if found else high
@@ -325,7 +331,7 @@ class ReadResult:
                     at = following
                     continue
                 except READ_ERRORS as e:
-                    at = passed_over(e, at, group)
+                    at = _going_on(e, at, group, reader.bounds(topic.base + queue))
                     continue
                 if not found:
                     return  # the queue holds no message from here on
@@ -349,6 +355,13 @@ def passed_over(error: RecordDamaged | ArchiveDamaged, at: int, group: str) -> i
     """Logs that a group goes on behind damage met at an offset; returns the offset there."""
     _log.error("kvmq passed over messages that group %r popped: %s", group, str(error))
     return _behind(error, at)
+
+
+def _going_on(error: RecordDamaged | ArchiveDamaged, at: int, group: str, bounds: Bounds) -> int:
+    """The offset at which a group goes on behind messages that can't be read. Where the queue has
+    begun behind them meanwhile, retention took them, and nothing is damaged.
+    """
+    return bounds.min_offset if at < bounds.min_offset else passed_over(error, at, group)
 
 
 def _behind(error: RecordDamaged | ArchiveDamaged, at: int) -> int:

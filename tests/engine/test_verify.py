@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from kvstore import Message, Problem, RecordDamaged, Retention, Store, StoreConfig
-from kvstore.index.keys import MESSAGE_KEYS, PLACES, RUNS
+from kvstore.index.keys import MESSAGE_KEYS, PLACES, RUNS, segment_range
 from kvstore.index.runs import HEADER
 from tests.support import inside
 from tests.support.clock import VirtualClock
@@ -219,6 +222,34 @@ def test_what_retention_takes_while_it_is_looked_at_is_no_problem(opens: Opens) 
     report = store.verify(retain)
     assert gone[0] >= 4
     assert (report.problems, report.problems_found) == ([], 0)
+
+
+def test_what_is_put_and_checkpointed_while_it_is_looked_at_is_no_problem(filled: Store) -> None:
+    def go_on(*_: object) -> None:
+        filled.put("t", b"more", queue=0, keys=["k"])
+        filled.checkpoint()
+
+    report = filled.verify(go_on)
+    assert (report.problems, report.problems_found) == ([], 0)
+    assert report.records == report.entries == 120
+
+
+def test_a_topic_that_is_deleted_while_it_is_looked_at_is_no_problem(
+    filled: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled.create_topic("u", 1)
+    filled.put_batch([Message("u", b"%d" % n, keys=["k"]) for n in range(10)])
+    families, doomed = inside.families(filled), ["u"]
+    read, where = families.rows, segment_range(2, 3)
+
+    def rows(name: str, *asked: Any) -> Iterator[tuple[bytes, bytes]]:
+        if name == RUNS and asked == where and doomed:
+            filled.delete_topic(doomed.pop())  # its records were read, its entries were not
+        return read(name, *asked)
+
+    monkeypatch.setattr(families, "rows", rows)
+    report = filled.verify()
+    assert (doomed, report.problems, report.problems_found) == ([], [], 0)
 
 
 def test_a_place_too_many_is_found(filled: Store) -> None:

@@ -69,7 +69,7 @@ def holds(columns: Columns, starts: list[int]) -> None:
     for value, start, end in zip(values, starts, ends, strict=True):
         own = columns.positions[start:end].tolist()
         assert count_of(value) == end - start
-        assert positions_of(value) == own
+        assert positions_of(value).tolist() == own
         assert unpack(value).tag_hashes.tolist() == columns.tag_hashes[start:end].tolist()
 
 

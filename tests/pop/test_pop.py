@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 import kvstore
 from kvstore import CallerError, Message, Popped, Store, StoreConfig
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.naming import named
 from tests.support.popping import put
@@ -480,6 +483,45 @@ def test_retention_may_take_what_is_unread_or_locked(tmp_path: Path, clock: Virt
         clock.advance(2)
         assert store.pop("g", "t", 20) == []
         assert store.lag("g", "t")[0].lag == 0
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize(("locked", "look"), [(True, 1), (False, 3)])
+def test_messages_that_retention_takes_from_under_a_pop_are_not_told_as_damage(
+    tmp_path: Path,
+    clock: VirtualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    locked: bool,
+    ordered: bool,
+    look: int,
+) -> None:
+    config = settings(clock=clock, retention=kvstore.Retention(max_bytes=0), delete_interval=0)
+    with kvstore.open(tmp_path / "store", config) as store:
+        store.create_topic("t", queues=1)
+        store.create_group("g", ordered=ordered)
+        for n in range(10):
+            store.put("t", b"", message_group=f"m{n}")
+        if locked:
+            assert len(store.pop("g", "t", 10, 1.0)) == 10
+            clock.advance(2)
+        store.seal()
+        put(store, 3, 0)
+        store.checkpoint()
+        reader, looks, taken = inside.reader(store), itertools.count(1), list[int]()
+        bounds = reader.bounds
+
+        def strike(key: int) -> kvstore.Bounds:
+            found = bounds(key)
+            if next(looks) == look:
+                taken.append(store.apply_retention())
+            return found
+
+        monkeypatch.setattr(reader, "bounds", strike)
+        found = [p.message.offset for p in store.pop("g", "t", 20)]
+        assert taken == [1]
+        assert found == ([10] if ordered else [10, 11, 12])
+        assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
 
 
 @pytest.mark.parametrize("locked", [False, True])

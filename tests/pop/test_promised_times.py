@@ -12,7 +12,7 @@ import pytest
 import kvstore
 from kvstore import Store, StoreConfig
 from kvstore.clock import SystemClock, cut_ms, whole_ms
-from tests.support.clock import VirtualClock
+from tests.support.clock import FineClock, VirtualClock
 
 ROOT: Final = Path(kvstore.__file__).resolve().parent.parent
 INSTANTS: Final = {
@@ -24,23 +24,6 @@ INSTANTS: Final = {
 }
 """How many conversions a file has of a point in time, or of a time that has passed: these are no
 promises."""
-
-
-class FineClock(VirtualClock):
-    """A clock whose time moves by microseconds, and which says whole milliseconds only."""
-
-    cut_ms = 1
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._micros = self._wall * 1000
-
-    def now_ms(self) -> int:
-        return self._micros // 1000
-
-    def pass_us(self, micros: int) -> None:
-        self._micros += micros
-        self._elapsed += micros / 1e6
 
 
 @pytest.fixture

@@ -116,6 +116,42 @@ def test_a_reset_wakes_who_waits(store: Store, pool: ThreadPoolExecutor) -> None
     assert bodies(one.result(SOON)) == [b"1"]
 
 
+def test_a_commit_that_makes_messages_unread_wakes_who_waits(
+    store: Store, pool: ThreadPoolExecutor
+) -> None:
+    store.put("t", b"1", queue=0)
+    store.ack(store.pop("g", "t")[0].receipt)
+    one = waiting(pool, store)
+    time.sleep(ASLEEP)
+    store.commit_offset("g", "t", 0, 0)
+    assert bodies(one.result(SOON)) == [b"1"]
+    store.create_group("late", start="end")
+    other = waiting(pool, store, "late", queue=0)
+    time.sleep(ASLEEP)
+    store.commit_offsets([("late", "t", 0, 0)])
+    assert bodies(other.result(SOON)) == [b"1"]
+
+
+def test_an_import_of_offsets_waits_for_a_pop_under_way_and_wakes_who_waits(
+    store: Store, pool: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    with kvstore.open(tmp_path / "other", settings()) as other:
+        other.create_topic("t", queues=2)
+        other.create_group("late")
+        other.commit_offset("late", "t", 0, 0)
+        other.export_rocketmq(tmp_path / "exported")
+    store.put("t", b"1", queue=0)
+    store.create_group("late", start="end")
+    one = waiting(pool, store, "late")
+    time.sleep(ASLEEP)
+    with inside.table(store, "late").lock:
+        imported = pool.submit(store.import_rocketmq_config, tmp_path / "exported")
+        time.sleep(ASLEEP)
+        assert not imported.done()
+    assert imported.result(SOON).offsets == 1
+    assert bodies(one.result(SOON)) == [b"1"]
+
+
 def test_an_ack_wakes_who_waits_for_room_in_flight(store: Store, pool: ThreadPoolExecutor) -> None:
     store.create_group("capped", max_in_flight=1)
     store.put_batch([Message("t", b"%d" % n, queue=0) for n in range(3)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -144,17 +145,39 @@ def test_the_error_shows_a_condition_and_a_strange_tag_as_sql_that_works(store: 
 def test_the_characters_that_the_document_lists_are_refused_and_no_others() -> None:
     page = Path(__file__).parents[2] / "docs" / "filters.md"
     lines = page.read_text().splitlines()
-    first = next(at for at, line in enumerate(lines) if line.startswith("    < >"))
-    listed = " ".join(lines[first : first + 2]).split()
-    assert len(listed) == 34
+    listed = next(line for line in lines if line.startswith("    < >")).split()
+    assert len(listed) == 14
+    behind = " ".join(lines).partition("Beyond ASCII it refuses")[2].partition("accent).")[0]
+    examples = re.findall("`(.)`", behind)
+    assert len(examples) == 16
+    words = re.findall("[A-Z-]{5,}(?: [A-Z]+)?", behind)
+    assert words == ["EQUAL", "LESS-THAN", "GREATER-THAN", "QUOTATION MARK", "CORNER BRACKET"]
+    refused = set()
     for character in filter(
-        str.isprintable, map(chr, [*range(33, 0x3000), *range(0xFF01, 0xFFE0)])
+        str.isprintable, map(chr, [*range(33, 0x3100), *range(0xFE30, 0xFFE0)])
     ):
-        if character in listed:
-            with pytest.raises(FilterIllegal):
-                compile_filter(f"a{character}b")
-        else:
+        try:
             assert compile_filter(f"a{character}b")
+        except FilterIllegal:
+            refused.add(character)
+    assert refused >= {*listed, *examples}
+    for character in refused - {*listed, "\u00b4"}:
+        name = unicodedata.name(character)
+        form = unicodedata.normalize("NFKC", character)
+        assert form in listed or any(word in name for word in words), name
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "amount\u22675", "amount\u22665", "amount\u2a7e5", "amount\ufe655", "amount\u226f5",
+        "amount\u22485", "\uff02paid\uff02", "\uff07paid\uff07", "\u300cpaid\u300d",
+        "\u301dpaid\u301e", "paid\uff0cshipped", "paid\uff5cshipped", "\uff08paid\uff09",
+    ],
+)  # fmt: skip
+def test_signs_as_other_keyboards_write_them_are_refused(expression: str) -> None:
+    with pytest.raises(FilterIllegal, match=r"kvstore\.sql"):
+        compile_filter(expression)
 
 
 def test_a_long_text_that_cant_be_a_tag_has_a_short_error() -> None:
@@ -166,7 +189,8 @@ def test_a_long_text_that_cant_be_a_tag_has_a_short_error() -> None:
 def test_any_other_tag_that_rocketmq_writes_is_a_tag_here(store: Store) -> None:
     tags = [
         "paid", "TagA", "v2.1", "a-b_c", "a:b/c", "50%", "é", "订单", "#1@x", "a+b", "$x", "~",
-        "TRUE", "{a}", "[b]", "^c", "a\\b", "?", "\U0001f600",
+        "TRUE", "{a}", "[b]", "^c", "a\\b", "?", "\U0001f600", "a\u2192b",
+        "\u00b15", "\u3231", "a\uff0bb",
     ]  # fmt: skip
     store.put_batch([Message("t", b"", queue=0, tag=tag) for tag in tags])
     for offset, tag in enumerate(tags):

@@ -65,6 +65,9 @@ class VirtualClock:
         with self._lock:
             self._wall += round(seconds * 1000)
             self._elapsed += seconds
+        self._wake()
+
+    def _wake(self) -> None:
         for event, until in tuple(self._waits):
             if self._elapsed >= until:
                 inside.wake_threads_at(event)
@@ -77,3 +80,21 @@ class VirtualClock:
     def set_hour(self, hour: int) -> None:
         """Let time pass until the local hour is `hour`."""
         self.advance((hour - self.local_hour()) % 24 * 3600)
+
+
+class FineClock(VirtualClock):
+    """A clock whose time moves by microseconds, and which says whole milliseconds only."""
+
+    cut_ms = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._micros = self._wall * 1000
+
+    def now_ms(self) -> int:
+        return self._micros // 1000
+
+    def pass_us(self, micros: int) -> None:
+        self._micros += micros
+        self._elapsed += micros / 1e6
+        self._wake()

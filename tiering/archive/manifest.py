@@ -59,6 +59,10 @@ class ArchivedTopic(_TopicFields, frozen=True, kw_only=True):
     last_stored_at: int = 0
 
 
+Shares = dict[str, tuple[tuple[int, int], ...]]
+"""Names of shares, and the ranges of the log of which they are."""
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of an archive. Times are ms since the epoch, positions bytes in the log.
 
@@ -67,12 +71,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     After a merge it is one more than the highest of the merged archives. `ancestors` are the ids of
     other stores that made archives which were merged into this one: the store was restored from
     theirs, or lost its index and has a new id.
+
+    `shares` says which archives this one supersedes, see `shares_of`; empty: those of its class.
     """
 
     format: int = FORMAT_VERSION
     store_id: str = STORE_ID_NONE
     ancestors: tuple[str, ...] = ()
     segments: tuple[tuple[int, int], ...] = ()
+    shares: Shares = {}
     retention_class: str = ""
     generation: int = 0
     codec: str = "zstd"
@@ -103,6 +110,7 @@ class _StoredManifest(Manifest, frozen=True, kw_only=True):
     """A manifest as it is stored."""
 
     ancestors: tuple[str, ...] | UnsetType = UNSET  # type: ignore[assignment]
+    shares: Shares | UnsetType = UNSET  # type: ignore[assignment]
     topics: tuple[_StoredTopic, ...] = ()  # type: ignore[assignment]
 
 
@@ -114,7 +122,34 @@ def encode_manifest(manifest: Manifest) -> bytes:
     )
     if not manifest.ancestors:
         stored = replace(stored, ancestors=UNSET)
+    if not manifest.shares:
+        stored = replace(stored, shares=UNSET)
     return msgspec.json.encode(stored, order="sorted")
+
+
+def shares_of(manifest: Manifest) -> Shares:
+    """The shares of the log's ranges that an archive has, by name.
+
+    The messages that a segment gives to one archive are a share, named by the class of that
+    archive. Whatever is made of an archive later has its shares; a topic that is parted from it has
+    shares of its own. So of two archives with the same share one is made of the other.
+    """
+    return manifest.shares or {manifest.retention_class: manifest.segments}
+
+
+def joined_shares(
+    every: Sequence[Manifest], retention_class: str, part: int | None = None
+) -> Shares:
+    """The shares of an archive of a class that is made of others; `part` is the id of the topic
+    that is parted from them, if one is.
+    """
+    found: dict[str, set[tuple[int, int]]] = {}
+    for said in every:
+        for name, ranges in shares_of(said).items():
+            own = name if part is None else f"{name}/{part}"
+            found.setdefault(own, set()).update(ranges)
+    joined = {name: tuple(sorted(ranges)) for name, ranges in sorted(found.items())}
+    return {} if joined.keys() == {retention_class} else joined
 
 
 def _with_defaults(topic: ArchivedTopic) -> ArchivedTopic:

@@ -53,6 +53,7 @@ from tiering.archive.manifest import (
     STORE_ID_NONE,
     ArchivedTopic,
     Manifest,
+    Shares,
     encode_manifest,
     topic_figures,
 )
@@ -88,6 +89,7 @@ class ArchiveOrigin(msgspec.Struct, frozen=True, kw_only=True):
     store_id: str = STORE_ID_NONE
     ancestors: tuple[str, ...] = ()
     segments: tuple[tuple[int, int], ...] = ()
+    shares: Shares = {}
     retention_class: str = ""
     generation: int = 0
 
@@ -181,6 +183,7 @@ class ArchiveFile:
             store_id=origin.store_id,
             ancestors=origin.ancestors,
             segments=origin.segments,
+            shares=origin.shares,
             retention_class=origin.retention_class,
             generation=origin.generation,
             codec=settings.codec,

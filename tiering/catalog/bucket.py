@@ -2,7 +2,7 @@
 
 The idea: objects are named by store, position and number, and each archive states its ranges of the
 log. So a place of archives is a catalog, except for archives that a merge has superseded: of two
-archives with the same ranges and the same class the one of the higher generation is current. All
+archives with the same share of the same ranges the one of the higher generation is current. All
 who read a place open its archives by `open_several`, and choose by `newest`. A job's archive counts
 if a commit names it.
 
@@ -19,9 +19,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from typing import Final, NamedTuple, Protocol, TypeVar
 
+import msgspec
+
 from kvstore.errors import ArchiveDamaged, FormatTooNew, FormatTooOld
 from tiering.archive.archive_reader import open_lazily
-from tiering.archive.manifest import STORE_ID_NONE, Manifest
+from tiering.archive.manifest import STORE_ID_NONE, Manifest, shares_of
 from tiering.catalog.catalog import FOLDER, encode_row, row_of
 from tiering.catalog.pipeline import go_on, pipelined
 from tiering.errors import (
@@ -193,15 +195,15 @@ def open_several(
 
 def newest(every: Iterable[One]) -> list[One]:
     """The archives that no other supersedes, in log order. An archive is superseded if those of
-    higher generations cover all its ranges of the log, in the same class.
+    higher generations have all its shares of the log.
     """
     kept = []
-    covered: dict[str, set[tuple[int, int]]] = {}
+    covered: set[tuple[str, tuple[int, int]]] = set()
     for one in sorted(every, key=lambda one: (-one.manifest.generation, -one.object.number)):
-        said = one.manifest
-        mine = covered.setdefault(said.retention_class, set())
-        if not (said.segments and mine.issuperset(said.segments)):
-            mine.update(said.segments)
+        shares = shares_of(one.manifest)
+        mine = {(name, stretch) for name, ranges in shares.items() for stretch in ranges}
+        if not (mine and covered.issuperset(mine)):
+            covered |= mine
             kept.append(one)
     return sorted(kept, key=lambda one: (one.manifest.first_position, one.object.number))
 
@@ -213,8 +215,13 @@ class FoundArchive(NamedTuple):
     manifest: Manifest
 
 
-def find_again(place: Place, store_id: str, number: int) -> list[tuple[bytes, bytes]]:
-    """Rows of the archives in a store's own folder, numbered from `number` on."""
+def find_again(
+    place: Place, store_id: str, number: int, *, in_log: Callable[[int], bool], delete_at: int
+) -> list[tuple[bytes, bytes]]:
+    """Rows of the archives in a store's own folder, numbered from `number` on. Superseded ones are
+    retired, and go at `delete_at`: they may hold messages that are erased later. `in_log` says
+    whether the log has the segment of a position; archives of such segments are left alone.
+    """
 
     def look(one: ArchiveObject) -> FoundArchive:
         try:
@@ -239,14 +246,26 @@ def find_again(place: Place, store_id: str, number: int) -> list[tuple[bytes, by
                 "%s/%s is of store %s, and left alone; `kvmq restore` makes a store of it",
                 place.name, one.object.key, one.manifest.store_id,
             )  # fmt: skip
-    mine = newest(one for one in found if one.manifest.store_id in own)
+    mine = [
+        one
+        for one in found
+        if one.manifest.store_id in own
+        and one.manifest.segments
+        and not any(in_log(first) for first, _ in one.manifest.segments)
+    ]
+    live = newest(mine)
+    current = {one.object.key for one in live}
     rows = [
         row_of(
             one.manifest, number=number + i, place=FOLDER, key=one.object.key, tier="warm",
             size=one.object.size, crc=0,
         )
-        for i, one in enumerate(mine)
+        for i, one in enumerate([*live, *(one for one in mine if one.object.key not in current)])
     ]  # fmt: skip
+    rows[len(live) :] = [
+        msgspec.structs.replace(row, state="retired", delete_at=delete_at)
+        for row in rows[len(live) :]
+    ]
     return [(row.catalog_key, encode_row(row)) for row in rows]
 
 

@@ -68,6 +68,8 @@ GROUPS_CACHED_BYTES_MAX: Final = 16 << 20
 """Bytes of the groups of small queues' blocks, decoded: 16 MiB. One group is kept whatever it
 takes.
 """
+LEFT_FOR: Final = 3_600_000
+"""Milliseconds for which superseded archives stay that are found again: an hour, as by default."""
 QUEUE_BLOCKS_CACHED_MAX: Final = 1 << 16
 """The number of blocks whose offsets are kept in memory, over all queues."""
 
@@ -436,9 +438,14 @@ class Tiers:
         """See `Archived.split_overlaps`."""
         return split_overlaps(held, self.archive)
 
-    def find_again(self, store_id: bytes, number: int) -> list[tuple[bytes, bytes]]:
+    def find_again(
+        self, store_id: bytes, number: int, in_log: Callable[[int], bool]
+    ) -> list[tuple[bytes, bytes]]:
         """See `Archived.find_again`."""
-        return find_again(self._place_at(FOLDER), store_id.hex(), number)
+        delete_at = self._clock.now_ms() + LEFT_FOR
+        return find_again(
+            self._place_at(FOLDER), store_id.hex(), number, in_log=in_log, delete_at=delete_at
+        )
 
     def stats(self) -> list[TierStats]:
         """See `Archived.stats`."""
@@ -467,17 +474,21 @@ class Tiers:
         for row in self.rows():
             if row.state != "live":
                 continue
-            try:
-                size = self.place(row).size(row.key)
-                if size != row.size:
-                    told = f"has {size} bytes, the catalog says {row.size}"
-                    out.append(ArchiveProblem(row.name, told))
-                elif thorough:
-                    found = archive_problems(self.archive(row.number))
-                    out += [ArchiveProblem(row.name, str(problem)) for problem in found]
-            except StoreError as e:
-                out.append(ArchiveProblem(row.name, str(e)))
+            found = self._problems(row, thorough=thorough)
+            # An archive that was replaced, or went elsewhere, meanwhile has none.
+            if found and self._rows.get(row.number) == row:
+                out += [ArchiveProblem(row.name, problem) for problem in found]
         return out
+
+    def _problems(self, row: ArchiveRow, *, thorough: bool) -> list[str]:
+        try:
+            size = self.place(row).size(row.key)
+            if size != row.size:
+                return [f"has {size} bytes, the catalog says {row.size}"]
+            found = archive_problems(self.archive(row.number)) if thorough else ()
+            return [str(problem) for problem in found]
+        except StoreError as e:
+            return [str(e)]
 
     def close(self) -> None:
         """Ends the reader threads; reads that are under way are finished."""

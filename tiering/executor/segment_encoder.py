@@ -95,7 +95,8 @@ class BuiltArchive(WrittenArchive, frozen=True, kw_only=True):
 
 class EncodedSegment(msgspec.Struct, frozen=True, kw_only=True):
     """The archives of a segment, and the messages that are not in them. `unkept` are the queues
-    (topic id, queue) without a message in any archive: the plan drops them, or all were erased.
+    (topic id, queue) without a message in any archive: the plan drops them (`over`), or all their
+    messages were erased.
     `left_out` counts records of deleted topics, and erased ones. If the job erases messages,
     `whole` lists the messages of kept queues as they were before. `unplanned` are topics that the
     job does not name, each with the position of its last record; `left_out` counts theirs, too.
@@ -103,6 +104,7 @@ class EncodedSegment(msgspec.Struct, frozen=True, kw_only=True):
 
     archives: list[BuiltArchive]
     unkept: list[tuple[int, int]]
+    over: list[tuple[int, int]]
     messages: int
     left_out: int
     unplanned: dict[str, int] = {}
@@ -173,24 +175,26 @@ class _SegmentEncoder:
             self._order = self._order[live[self._order]]
             self._ranges = self._queue_ranges()
         by_class: dict[str, set[int]] = {}
-        unkept = []
+        over = []
         for number in self._by_name:
             plan = self._plans[number]
             if plan is None:
                 continue
             if plan.retention_class is None:
                 queues = np.unique(found.queues[self._live & (found.topics == number)])
-                unkept += [(plan.topic.id, queue) for queue in queues.tolist()]
+                over += [(plan.topic.id, queue) for queue in queues.tolist()]
             else:
                 by_class.setdefault(plan.retention_class, set()).add(number)
         built = (self._write(name, numbers) for name, numbers in sorted(by_class.items()))
         archives = [archive for archive in built if archive is not None]
+        unkept = list(over)
         if whole is not None:
             left = {(q.topic, q.queue) for archive in archives for q in archive.queues}
             unkept += [(q.topic, q.queue) for q in whole if (q.topic, q.queue) not in left]
         return EncodedSegment(
             archives=archives,
             unkept=unkept,
+            over=over,
             whole=whole,
             messages=sum(a.manifest.messages for a in archives),
             left_out=len(found.starts) - int(np.count_nonzero(live)),

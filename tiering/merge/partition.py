@@ -31,7 +31,7 @@ from tiering.archive.archive_reader import Archive
 from tiering.archive.columns.packed import I64
 from tiering.archive.directory import DirectoryRows
 from tiering.archive.layout import NO_QUEUE
-from tiering.archive.manifest import STORE_ID_NONE, ArchivedTopic, Manifest
+from tiering.archive.manifest import STORE_ID_NONE, ArchivedTopic, Manifest, joined_shares
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings
 from tiering.catalog.catalog import ArchiveRow, disagreements
 from tiering.executor.erasure_predicate import ErasurePredicate
@@ -79,8 +79,9 @@ class MergeInput(msgspec.Struct, frozen=True, kw_only=True):
 
 class MergeJob(msgspec.Struct, frozen=True, kw_only=True):
     """One merge. `topics` are those that exist, by id: others were deleted. `path` is the file to
-    write. If another process does it, the keys of `settings` have to be `KeysAtHand`. A partition
-    has about `partition_bytes` of records; another number may make other bytes.
+    write. If another process does it, the keys of `settings` have to be `KeysAtHand`. `part` is the
+    id of a topic that is parted from the others. A partition has about `partition_bytes` of
+    records; another number may make other bytes.
     """
 
     inputs: Sequence[MergeInput]
@@ -91,6 +92,7 @@ class MergeJob(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     compaction: Compaction | None = None
     without: ErasurePredicate | None = None
+    part: int | None = None
     partition_bytes: int = PARTITION_BYTES
 
 
@@ -296,6 +298,7 @@ class _Planner:
                 store_id=job.store_id,
                 ancestors=_ancestors([a.manifest for a in archives], job.store_id),
                 segments=tuple(sorted({s for a in archives for s in a.manifest.segments})),
+                shares=joined_shares([a.manifest for a in archives], job.retention_class, job.part),
                 retention_class=job.retention_class,
                 generation=max(archive.manifest.generation for archive in archives) + 1,
             ),

@@ -76,7 +76,7 @@ def rewrite(
     said = archive.manifest
     origin = ArchiveOrigin(
         store_id=said.store_id, ancestors=said.ancestors, segments=said.segments,
-        retention_class=said.retention_class, generation=said.generation,
+        shares=said.shares, retention_class=said.retention_class, generation=said.generation,
     )  # fmt: skip
     window = Window(archive, 0)  # one group at a time: what follows may not be wanted
 

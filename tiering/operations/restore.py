@@ -1,10 +1,10 @@
 """Restores a store from archives alone.
 
 The idea: objects are named by store, position and number, and each describes itself, so a place is
-a catalog. An archive is superseded and left out if a newer generation of the same class has its
-range of the log. An archive that is wanted whole is attached where it is, or copied. One that is
-wanted in part is written anew, with that part alone, into the target's own folder. The store itself
-is founded by kvstore, on plain data.
+a catalog. An archive is superseded and left out if a newer generation has its shares of the log. An
+archive that is wanted whole is attached where it is, or copied. One that is wanted in part is
+written anew, with that part alone, into the target's own folder. The store itself is founded by
+kvstore, on plain data.
 
 Invariants: the source is only read; the target has no byte of topics and times that were not asked
 for, and names no archive that has one; a damaged archive is reported and costs itself alone; a

@@ -29,6 +29,7 @@ from kvstore.index.archived import Arriving
 from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import ArchivedTopic
 from tiering.catalog.catalog import ArchiveRow, Tier, encode_row
+from tiering.errors import TieringBusy
 from tiering.executor.erasure_predicate import ErasurePredicate
 from tiering.executor.segment_encoder import (
     BuiltArchive,
@@ -119,7 +120,11 @@ class SegmentArchiver:
                 arriving.append(arriving_of(row, archive))
             self._context.check()
             self._handover.hand_over(
-                [due.number], arriving, encoded.unkept, erase=without is not None
+                [due.number],
+                arriving,
+                encoded.unkept,
+                over=encoded.over,
+                erase=without is not None,
             )
         finally:
             self.discard(due, encoded)
@@ -200,6 +205,11 @@ class SegmentArchiver:
             return
         wrong = next(row for row in _differing(found, says) + _differing(says, found))
         queue = wrong[:2]
+        if queue[0] not in {info.id for info in self._store.topics()}:
+            raise TieringBusy(
+                f"topic {queue[0]} was deleted while segment {number} was read; the segment stays, "
+                "and a later run archives it without that topic"
+            )
         raise IndexDamaged(
             f"segment {number} and the index disagree about queue {queue[1]} of topic "
             f"{queue[0]}: {_of(found, queue)} against {_of(says, queue)} (messages, first and last "

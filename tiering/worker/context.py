@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from kvstore.clock import Clock
+from kvstore.clock import Clock, cut_ms, whole_ms
 from kvstore.errors import KeyMissing, StoreError
 from kvstore.files import Files
 from kvstore.index.archived import Catalog
@@ -143,6 +143,11 @@ class WorkContext:
         """
         width = self.executor.width if most is None else min(self.executor.width, most)
         return pipelined(width, self.check, items, work)
+
+    def grace_ends(self) -> int:
+        """When an object goes that is replaced now, ms since the epoch."""
+        grace = whole_ms(self.policy.grace)
+        return self.trusted.now_ms() + (grace and grace + cut_ms(self.clock))
 
     # --- archives ---
 

@@ -49,7 +49,8 @@ class Replaced(msgspec.Struct, frozen=True, kw_only=True):
 class Replacement(msgspec.Struct, frozen=True, kw_only=True):
     """A new archive, in a file at `path` (if anything was left for one), that is to take the place
     of `rows`. `at_once`: their objects are not to be read any more. `compaction` says how it was
-    compacted, if it was.
+    compacted, if it was. `over` has, by the number of an old archive, the ids of topics that were
+    left out because their time is over.
     """
 
     rows: list[ArchiveRow]
@@ -57,6 +58,7 @@ class Replacement(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     at_once: bool
     compaction: Compaction | None
+    over: dict[int, frozenset[int]] = {}
 
 
 class Replacer:
@@ -143,6 +145,10 @@ class Replacer:
         return Replacement(
             rows=list(rows), merged=merged, path=path, at_once=job.without is not None,
             compaction=job.compaction,
+            over={
+                row.number: one.unkept
+                for row, one in zip(rows, job.inputs, strict=True) if one.unkept
+            },
         )  # fmt: skip
 
     def rebuild(
@@ -208,8 +214,7 @@ class Replacer:
         built = [part.merged.made for part in parts if part.merged.made is not None]
         rows, queues, at_once = parts[0].rows, parts[0].merged.queues, parts[0].at_once
         put = [self._publisher.publish(archive, *self._place_for(rows[0])) for archive in built]
-        grace = whole_ms(self._context.policy.grace)
-        delete_at = None if at_once else self._context.trusted.now_ms() + grace
+        delete_at = None if at_once else self._context.grace_ends()
         # Retired rows keep the numbers: readers that are under way ask for these.
         retired = [
             msgspec.structs.replace(old, state="retired", delete_at=delete_at) for old in rows
@@ -222,6 +227,7 @@ class Replacer:
                 [arriving_of(row, archive) for row, archive in zip(put, built, strict=True)],
                 queues=queues,
                 rows=[(old.catalog_key, encode_row(old)) for old in retired],
+                over={number: ids for part in parts for number, ids in part.over.items()},
             )
         self._publisher.confirm(put)
         return put

@@ -17,8 +17,8 @@ Invariants: an archive in which nothing would change is not touched, so a second
 an archive that fails stays as it was, is noted, and the others go on; messages whose key is
 destroyed are not re-encrypted. Both parts were read back before one batch puts them in the place of
 the old one; the messages of both, and those of deleted topics, are all that the old one has; one of
-the two keeps the old one's class, so that a list of the place alone shows that the old one is
-superseded.
+the two keeps the old one's shares of the log (see `manifest.shares_of`), so that a list of the
+place alone shows that the old one is superseded, and nothing else is. It is published last.
 """
 
 from __future__ import annotations
@@ -317,12 +317,14 @@ class TopicSeparator:
         ids = ({topic.id}, job.topics.keys() - {topic.id})
         parts: list[Replacement] = []
         try:
-            for number, (name, own) in enumerate(zip(classes, ids, strict=True)):
+            for number in (1, 0):  # the rest, then the topic
+                is_parted = number == 0 and parts[0].merged.made is not None
                 one = msgspec.structs.replace(
-                    job, topics={i: job.topics[i] for i in own}, retention_class=name,
-                    path=f"{job.path}.{number}",
+                    job, topics={i: job.topics[i] for i in ids[number]},
+                    retention_class=classes[number], path=f"{job.path}.{number}",
+                    part=topic.id if is_parted else None,
                 )  # fmt: skip
-                parts.append(self._replacer.build([row], one, self._context.check))
+                parts.insert(0, self._replacer.build([row], one, self._context.check))
             _check_whole(row, manifest, job, [part.merged for part in parts])
             return self._replacer.replace_by(parts)
         finally:

@@ -24,7 +24,6 @@ from contextlib import closing
 
 import msgspec
 
-from kvstore.clock import whole_ms
 from kvstore.errors import StoreClosed
 from tiering.catalog.catalog import ArchiveRow, Tier, encode_row, kept_as
 from tiering.errors import (
@@ -87,7 +86,7 @@ class Relocator:
         cold = msgspec.structs.replace(
             row, place=copy.place, key=copy.key, tier="cold", crc=copy.crc
         )
-        old = self._retired(row, copy.number, self._context.trusted.now_ms())
+        old = self._retired(row, copy.number)
         self._handover.set_rows([(r.catalog_key, encode_row(r)) for r in (cold, old)])
         self._publisher.intents.forget(copy.number)
 
@@ -98,15 +97,15 @@ class Relocator:
         if not kind.is_over(now - row.last_stored_at):
             return False
         number = self._handover.take_number()
-        gone = self._retired(row, number, now)
+        gone = self._retired(row, number)
         rows = [(row.catalog_key, None), (gone.catalog_key, encode_row(gone))]
         self._handover.expire_archive(row.number, row.name, rows)
         return True
 
-    def _retired(self, row: ArchiveRow, number: int, now: int) -> ArchiveRow:
+    def _retired(self, row: ArchiveRow, number: int) -> ArchiveRow:
         """A row that only keeps an object until its time has come."""
-        delete_at = now + whole_ms(self._context.policy.grace)
-        return msgspec.structs.replace(row, number=number, state="retired", delete_at=delete_at)
+        until = self._context.grace_ends()
+        return msgspec.structs.replace(row, number=number, state="retired", delete_at=until)
 
 
 MOVING = "moving what is due"

@@ -124,6 +124,7 @@ class HandOver(Protocol):
         arriving: Sequence[Arriving],
         unkept: Collection[Queue] = (),
         *,
+        over: Collection[Queue] = (),
         erase: bool = False,
     ) -> int: ...
     def swap(
@@ -133,6 +134,7 @@ class HandOver(Protocol):
         *,
         queues: Iterable[Queue] | None = None,
         rows: Iterable[Row] = (),
+        over: Mapping[int, Collection[int]] = ...,
     ) -> None: ...
     def expire_archive(self, archive: int, name: str, rows: Iterable[Row]) -> None: ...
     def held_ranges(self, topic: int, queue: int) -> tuple[list[HeldRange], int]: ...

@@ -149,9 +149,9 @@ class InflightTable:
         """Queue -> how many of its messages filters have refused, where its next offset is known
         and there are any.
         """
-        self.starts: dict[int, tuple[GroupInfo, int, int]] = {}
-        """Queue without a next offset -> where its group would begin, the group as it was then, and
-        the queue's end. It holds for these.
+        self.starts: dict[int, tuple[GroupInfo, tuple[int, int], int]] = {}
+        """Queue without a next offset -> where its group would begin; before it the group as it was
+        then, the queue's end, and the reader's mark. It holds for these.
         """
         self.turn = 0
         self.prefetched: dict[int, list[StoredMessage]] = {}

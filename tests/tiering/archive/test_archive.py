@@ -31,7 +31,7 @@ from tiering.archive import archive_reader, block_writer, indexes, tail
 from tiering.archive.archive_check import archive_problems
 from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.columns.records import RecordBatch
-from tiering.archive.manifest import ArchivedTopic
+from tiering.archive.manifest import ArchivedTopic, decode_manifest, encode_manifest
 from tiering.archive.writer import ArchiveSettings, ArchiveWriter
 
 SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
@@ -272,6 +272,12 @@ def test_the_manifest_says_what_is_in_it() -> None:
         ("topic0", 100, 60), ("topic1", 101, 60),
     ]  # fmt: skip
     assert sum(topic.raw_bytes for topic in manifest.topics) == manifest.raw_bytes
+
+
+def test_fields_of_a_later_manifest_are_passed_over() -> None:
+    manifest = make(plain_queues(1, 1, 3)).open()[0].manifest
+    later = encode_manifest(manifest)[:-1] + b',"a_later_field":{"x":[1]}}'
+    assert decode_manifest(later) == decode_manifest(encode_manifest(manifest))
 
 
 def test_a_topic_is_kept_with_all_that_makes_it_again() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+from collections import Counter
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,10 +16,12 @@ import kvstore
 from kvstore import StoreError
 from kvstore.errors import FormatError
 from kvstore.files import LocalFiles
-from kvstore.index.keys import archive_key
+from kvstore.index.keys import ARCHIVES, PLACES, archive_key
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.tiering.archive.making import plain_queues
 from tests.tiering.catalog.moving import answers, config, filled, hand_over, tiers
+from tiering import ErasureReport, Policy, Worker
 from tiering.archive.columns.records import RecordBatch
 from tiering.archive.writer import ArchiveOrigin, ArchiveWriter
 from tiering.catalog.bucket import find_again
@@ -108,7 +113,8 @@ class Unreadable(LocalFiles):
 
 def test_rows_are_found_again_of_the_archives_that_no_other_supersedes(tmp_path: Path) -> None:
     """A merge counts and not what it was made of; of two archives of one segment the later counts;
-    one that can't be read, or is no archive, hides no other."""
+    one that can't be read, or is no archive, hides no other. The others are retired. One of a
+    segment that the log has is left alone."""
     store = bytes(range(16))
 
     def put(number: int, *segments: tuple[int, int], generation: int = 0) -> str:
@@ -126,21 +132,75 @@ def test_rows_are_found_again_of_the_archives_that_no_other_supersedes(tmp_path:
         return key
 
     first, second, third, fourth = [(at, at + 10) for at in range(0, 40, 10)]
-    put(1, first)
-    put(2, second)
+    old = [put(1, first), put(2, second)]
     merged = put(3, first, second, generation=1)
-    put(4, third)
+    old.append(put(4, third))
     again = put(5, third)
-    alone = put(6, fourth)
-    (tmp_path / f"{alone}.bad").write_bytes(bytes(1000))
+    in_log = put(6, fourth)
+    (tmp_path / f"{in_log}.bad").write_bytes(bytes(1000))
     files = Unreadable()
+    gone: list[str] = []
 
     def found() -> list[str]:
         place = open_place(tmp_path, files=files)
-        rows = decode_rows(find_again(place, store.hex(), 70))
+        rows = decode_rows(
+            find_again(place, store.hex(), 70, in_log=lambda at: at >= 30, delete_at=99)
+        )
         assert sorted(row.number for row in rows) == list(range(70, 70 + len(rows)))
-        return sorted(row.key for row in rows)
+        retired = [row for row in rows if row.state == "retired"]
+        assert all(row.delete_at == 99 for row in retired)
+        gone[:] = sorted(row.key for row in retired)
+        return sorted(row.key for row in rows if row.state == "live")
 
-    assert found() == sorted([merged, again, alone])
+    assert found() == sorted([merged, again])
+    assert gone == sorted(old)
     files.ending = Path(merged).name
-    assert len(found()) == 4
+    assert found() == sorted([*old[:2], again])
+    assert gone == old[2:]
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+@pytest.mark.parametrize("read_of", [(ARCHIVES, 1), (PLACES, 1), (PLACES, 2), (PLACES, 3)])
+def test_archives_that_are_merged_while_a_store_is_verified_are_no_problem(
+    tmp_path: Path,
+    clock: VirtualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    read_of: tuple[str, int],
+    is_behind: bool,
+) -> None:
+    policy = Policy(hot_for=1.0, warm="archive", watermarks=None, clock_doubt=0.0, grace=0.0)
+    with filled(tmp_path / "a", clock) as store:
+        store.seal()
+        clock.advance(3600)
+        with Worker(store, policy) as worker:
+            worker.run_once()
+            families, merged = inside.families(store), list[str]()
+            read, reads = families.rows, Counter[str]()
+
+            def rows(name: str, *asked: Any) -> Iterator[tuple[bytes, bytes]]:
+                reads[name] += 1
+                is_struck = read_of == (name, reads[name])
+                if is_struck and not is_behind:
+                    merged.extend(worker.merge().merged)
+                yield from read(name, *asked)
+                if is_struck and is_behind:
+                    merged.extend(worker.merge().merged)
+
+            monkeypatch.setattr(families, "rows", rows)
+            assert store.verify(archives=True).problems == []
+            assert merged
+
+
+def test_a_segment_that_is_erased_while_others_before_it_stay_is_no_problem(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    policy = Policy(hot_for=1e9, warm="archive", watermarks=None, clock_doubt=0.0)
+    with filled(tmp_path / "a", clock) as store:
+        store.create_topic("late", queues=1)
+        store.put("late", b"secret")
+        store.seal()
+        with Worker(store, policy) as worker:
+            erased: list[ErasureReport] = []
+            report = store.verify(lambda *_: erased.append(worker.erase(topic="late")))
+        assert report.problems == []
+        assert len(erased[0].segments) == 1

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from kvstore import Retention, Store, TopicConfig
 from kvstore.errors import ArchiveDamaged
-from tests.support.clock import VirtualClock
-from tests.tiering.stores import QUEUES, fill, held
+from tests.support.clock import FineClock, VirtualClock
+from tests.tiering.stores import QUEUES, fill, filled, held
 from tiering import Policy, Worker
 from tiering.archive.manifest import Manifest
 from tiering.catalog.catalog import ArchiveRow, decode_rows, encode_row
@@ -172,6 +174,26 @@ def test_what_a_look_sees_is_what_one_without_a_memory_sees(
         assert check().segments == []
 
 
+def test_a_topic_that_is_deleted_while_its_segment_is_read_is_no_damage_of_the_index(
+    store: Store, clock: VirtualClock
+) -> None:
+    before = {key: messages for key, messages in held(store).items() if key[0] == "orders"}
+    clock.advance(2 * DAY)
+    doomed = ["events"]
+
+    def delete(what: str, *_: int) -> None:
+        if what.startswith("encoding") and doomed:
+            store.delete_topic(doomed.pop())
+
+    with Worker(store, WARM, progress=delete) as worker:
+        (why,) = worker.run_once().failed.values()
+        assert "was deleted" in why
+        assert worker.run_once().failed == {}
+    store.create_topic("events", queues=2)
+    assert {key: messages for key, messages in held(store).items() if messages} == before
+    assert store.verify(archives=True).problems == []
+
+
 def test_what_goes_unread_with_an_archive_or_without_one_is_told_with_its_count_and_topics(
     store: Store, clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -206,6 +228,45 @@ def test_what_goes_unread_with_an_archive_or_without_one_is_told_with_its_count_
     with Worker(store, WARM) as worker:
         worker.run_once()
     assert _told(caplog) == {}
+
+
+def test_an_object_that_was_replaced_late_in_a_millisecond_stays_for_the_whole_grace(
+    tmp_path: Path,
+) -> None:
+    fine = FineClock()
+    policy = Policy(hot_for=1.0, warm="archive", watermarks=None, clock_doubt=0.0, grace=0.3)
+    with filled(tmp_path / "fine", fine) as store:
+        fine.pass_us(10_000_000)
+        with Worker(store, policy) as worker:
+            old = worker.run_once().archives
+            fine.pass_us(900)
+            assert worker.merge().merged == old
+            fine.pass_us(299_999)
+            assert worker.run_once().removed == []
+            fine.pass_us(1_001)
+            assert len(worker.run_once().removed) == len(old)
+
+
+@pytest.mark.parametrize("how", ["merge", "erase"])
+def test_what_goes_unread_because_its_time_was_over_as_its_neighbours_were_rewritten_is_told(
+    store: Store, clock: VirtualClock, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    counts = {topic: _count(store, topic) for topic in ("orders", "events")}
+    store.create_group("g")
+    store.commit_offset("g", "orders", 0, 7)
+    clock.advance(2 * DAY)
+    with Worker(store, WARM) as worker:
+        if how == "merge":
+            worker.run_once()
+        store.alter_topic("orders", retention=Retention(warm_for=DAY))
+        clock.advance(2 * DAY)
+        if how == "merge":
+            assert worker.merge().merged
+        else:
+            assert worker.erase(topic="events", key="k3").is_proven
+    assert _count(store, "orders") == 0
+    assert _told(caplog) == {"orders": counts["orders"] - 7}
+    assert store.stats().deleted_unread == counts["orders"] - 7
 
 
 def _count(store: Store, topic: str) -> int:

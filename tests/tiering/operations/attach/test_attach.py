@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from kvstore import (
 from kvstore.files import LocalFiles
 from kvstore.record.encode import encode_record
 from kvstore.record.properties import property_crc_suffix
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.contents import read_all, read_queue
 from tests.support.files import copy_folder
@@ -144,6 +148,40 @@ def test_attached_messages_are_read_in_every_way(tmp_path: Path, clock: VirtualC
         for queue_, messages in due.items():
             same(found_all[queue_][:-1], messages)
             assert found_all[queue_][-1].body == b"on"
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_messages_attached_before_a_groups_start_are_popped_also_by_who_found_none_before(
+    tmp_path: Path, clock: VirtualClock, waits: bool
+) -> None:
+    target = tmp_path / "target"
+    with kvstore.open(target, config(clock)) as store:
+        store.create_topic("orders", queues=2)
+        put(store, clock, 10)
+    copy_folder(target, tmp_path / "source")
+    with kvstore.open(tmp_path / "source", config(clock)) as source:
+        source.seal()
+        clock.advance(3600)
+        with Worker(source, POLICY) as worker:
+            worker.run_once()
+    with kvstore.open(target, config(clock, retention=Retention(hot_for=1.0))) as store:
+        store.seal()
+        assert store.apply_retention() == 1
+        store.create_group("g")
+        asked = partial(store.pop, "g", "orders", 5)
+        assert asked() == []
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(asked, wait=20.0) if waits else None
+            while waiting is not None and not inside.table(store, "g", "orders").waiters:
+                time.sleep(0.001)
+            tiering.attach(store, tmp_path / "source" / "archive")
+            try:
+                # The clock stands still: only a wake-up ends the wait.
+                found = asked() if waiting is None else waiting.result(10.0)
+                assert len(found) == 5
+                assert len(store.pop("g", "orders", 100)) == 5
+            finally:
+                clock.advance(60)
 
 
 def test_archives_of_a_bucket_are_attached(

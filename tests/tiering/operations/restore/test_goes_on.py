@@ -13,7 +13,7 @@ import pytest
 
 import kvstore
 import tiering
-from kvstore import Message, Store
+from kvstore import Message, Retention, Store
 from tests.support.clock import VirtualClock
 from tests.tiering.spark.sink.jobs import made_up, write
 from tests.tiering.stores import config
@@ -109,11 +109,11 @@ def test_what_other_makers_have_archived_is_erased_merged_and_written_under_toda
             assert worker.verify().ok
 
 
-def held_by(store: Store) -> list[bytes]:
+def held_by(store: Store, topic: str = "a", queue: int = 0) -> list[bytes]:
     found: list[bytes] = []
-    low, high = store.bounds("a", 0)
+    low, high = store.bounds(topic, queue)
     while low < high:
-        page = store.pull("a", 0, low, limit=50)
+        page = store.pull(topic, queue, low, limit=50)
         found += [m.body for m in page.messages]
         low = page.next_offset
     return found
@@ -230,3 +230,175 @@ def test_archives_of_two_stores_in_one_folder_are_told_apart(
     kvstore.rebuild(tmp_path / "store", config(clock))
     with kvstore.open(tmp_path / "store", config(clock)) as store:
         assert b"another's" not in (held_by(store) if store.topics() else [])
+
+
+DAY: Final = 86_400.0
+DAYS: Final = msgspec.structs.replace(POLICY, warm_for=30 * DAY)
+
+
+@pytest.mark.parametrize("grace", [0.0, 1e6])
+def test_the_archives_beside_a_parted_one_of_their_class_are_restored_and_found_again(
+    tmp_path: Path, clock: VirtualClock, grace: float
+) -> None:
+    """The topic's part is of their class, of their range of the log, and of a higher generation.
+    It supersedes the archive that it was parted from, which may still be there, and no other."""
+    path, policy = tmp_path / "store", msgspec.structs.replace(DAYS, grace=grace)
+    with (
+        kvstore.open(path, config(clock)) as store,
+        Worker(store, policy, executor=Inline()) as worker,
+    ):
+        for topic in "abc":
+            store.create_topic(topic, queues=1)
+        store.alter_topic("c", retention=Retention(warm_for=20 * DAY))
+        for turn in range(2):
+            for topic in "abc":
+                store.put(topic, b"%d" % turn, queue=0)
+            store.seal()
+            clock.advance(100.0)
+            assert worker.run_once().failed == {}
+        store.alter_topic("a", retention=Retention(warm_for=20 * DAY))
+        parted = worker.part("a")
+        assert (parted.failed, len(parted.merged)) == ({}, 2)
+        assert worker.run_once().failed == {}
+
+    def check(name: str) -> None:
+        with kvstore.open(tmp_path / name, config(clock)) as store:
+            assert [held_by(store, topic) for topic in "abc"] == [[b"0", b"1"]] * 3
+            assert store.verify(archives=True).problems == []
+
+    tiering.restore(path / "archive", tmp_path / "parted", copy=True, config=config(clock))
+    check("parted")
+    with (
+        kvstore.open(path, config(clock)) as store,
+        Worker(store, policy, executor=Inline()) as worker,
+    ):
+        merged = worker.merge()
+        assert (merged.failed, bool(merged.merged)) == ({}, True)
+    tiering.restore(path / "archive", tmp_path / "merged", copy=True, config=config(clock))
+    check("merged")
+    for _ in range(2):
+        shutil.rmtree(path / "index")
+        kvstore.rebuild(path, config(clock))
+        check("store")
+
+
+def test_after_a_part_of_which_one_archive_was_put_nothing_of_the_other_is_lost(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    path = tmp_path / "store"
+    with (
+        kvstore.open(path, config(clock)) as store,
+        Worker(store, DAYS, executor=Inline()) as worker,
+    ):
+        for topic in "ab":
+            store.create_topic(topic, queues=1)
+            store.put(topic, b"0", queue=0)
+        store.seal()
+        clock.advance(100.0)
+        assert worker.run_once().failed == {}
+        # The topic that is parted gets the class that the archive has, too.
+        store.alter_topic("b", retention=Retention(warm_for=20 * DAY))
+        assert worker.part("a").failed == {}
+        old, first, second = sorted(
+            (path / "archive").rglob("*.kvarc"), key=lambda p: p.name.split("-")[1]
+        )
+        assert old.name.split("-")[2] == first.name.split("-")[2]
+    second.unlink()
+    tiering.restore(path / "archive", tmp_path / "again", config=config(clock))
+    with kvstore.open(tmp_path / "again", config(clock)) as again:
+        assert {topic: held_by(again, topic) for topic in "ab"} == {"a": [b"0"], "b": [b"0"]}
+
+
+def test_topics_that_are_found_again_are_as_the_newest_archive_has_them(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    """An older one knows fewer queues, and a retention by which messages might end too early."""
+    path, longer = tmp_path / "store", Retention(warm_for=90 * DAY)
+    with (
+        kvstore.open(path, config(clock)) as store,
+        Worker(store, DAYS, executor=Inline()) as worker,
+    ):
+        store.create_topic("a", queues=1)
+        for queues in (1, 3):
+            store.alter_topic("a", queues=queues, retention=longer if queues == 3 else Retention())
+            for queue in range(queues):
+                store.put("a", b"of %d" % queues, queue=queue)
+            store.seal()
+            clock.advance(100.0)
+            assert worker.run_once().failed == {}
+        store.alter_topic("a", queues=1, read_queues=3)
+        store.put("a", b"of 3, read", queue=0)
+        store.seal()
+        clock.advance(100.0)
+        assert worker.run_once().failed == {}
+    shutil.rmtree(path / "index")
+    kvstore.rebuild(path, config(clock))
+    with kvstore.open(path, config(clock)) as store:
+        found = store.topic("a")
+        assert (found.read_queues, found.write_queues, found.retention) == (3, 1, longer)
+        assert [held_by(store, "a", queue) for queue in range(3)] == [
+            [b"of 1", b"of 3", b"of 3, read"], [b"of 3"], [b"of 3"],
+        ]  # fmt: skip
+
+
+def test_superseded_archives_of_before_the_index_was_lost_go_and_are_erased(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    """Otherwise they would hold erased messages, and bring them back when it is lost again."""
+    path = tmp_path / "store"
+    graced = msgspec.structs.replace(POLICY, grace=1e6, codec="lz4")
+    objects = path / "archive"
+
+    def lose_index() -> Store:
+        shutil.rmtree(path / "index")
+        kvstore.rebuild(path, config(clock))
+        return kvstore.open(path, config(clock))
+
+    with (
+        kvstore.open(path, config(clock)) as store,
+        Worker(store, graced, executor=Inline()) as worker,
+    ):
+        for topic in "ab":
+            store.create_topic(topic, queues=1)
+        for _ in range(2):
+            for topic in "ab":
+                store.put(topic, b"a secret of " + topic.encode(), queue=0)
+            store.seal()
+            clock.advance(100.0)
+            assert worker.run_once().failed == {}
+        assert worker.merge().failed == {}
+    with lose_index() as store, Worker(store, graced, executor=Inline()) as worker:
+        assert len(list(objects.rglob("*.kvarc"))) == 3
+        assert [len(held_by(store, topic)) for topic in "ab"] == [2, 2]
+        assert len(worker.archives()) == 1
+        assert worker.erase(topic="a").is_proven
+        assert all(b"secret of a" not in p.read_bytes() for p in objects.rglob("*.kvarc"))
+        assert len(list(objects.rglob("*.kvarc"))) == 1
+        assert worker.erase(topic="b").is_proven
+        assert list(objects.rglob("*.kvarc")) == []
+    with lose_index() as store:
+        assert store.topics() == []
+
+
+def test_a_rebuild_brings_nothing_back_that_waits_to_be_removed(
+    tmp_path: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a store without any other archives, whose index is copied into a new one."""
+    path = tmp_path / "store"
+    policy = msgspec.structs.replace(DAYS, grace=1e6)
+    with (
+        kvstore.open(path, config(clock)) as store,
+        Worker(store, policy, executor=Inline()) as worker,
+    ):
+        store.create_topic("a", queues=1)
+        store.put("a", b"over", queue=0)
+        store.seal()
+        clock.advance(100.0)
+        assert worker.run_once().failed == {}
+        clock.advance(40 * DAY)
+        assert worker.run_once().expired
+    monkeypatch.setattr("kvstore.opening.rebuild._drop_derived", lambda *_: False)
+    kvstore.rebuild(path, config(clock))
+    with kvstore.open(path, config(clock)) as store:
+        assert held_by(store) == []
+        assert [row.state for row in decode_rows(store.handover.rows())] == ["retired"]
