@@ -23,7 +23,7 @@ import msgspec
 
 from kvstore.errors import ArchiveDamaged, FormatTooNew, FormatTooOld
 from tiering.archive.archive_reader import open_lazily
-from tiering.archive.manifest import STORE_ID_NONE, Manifest, shares_of
+from tiering.archive.manifest import STORE_ID_NONE, Manifest, encode_manifest, shares_of
 from tiering.catalog.catalog import FOLDER, encode_row, row_of
 from tiering.catalog.pipeline import go_on, pipelined
 from tiering.errors import (
@@ -274,10 +274,13 @@ def _own_ids(found: Sequence[Manifest], store_id: str) -> set[str]:
 
     A store that was restored, or lost its index, has archives of the ids before, and those that it
     merged name them. Its log went on behind them, so no range belongs to the archives of two ids,
-    merged ones aside; a range that does shows that two stores put their archives there.
+    merged ones aside; a range that does shows that two stores put their archives there. But a
+    segment that was archived when the index was lost may still have been in the log, and is
+    archived again: then the archives of both ids say the same.
     """
     ids = {manifest.store_id for manifest in found}
     later: dict[str, str] = {}
+    same = {_without_id(manifest): manifest.store_id for manifest in found}
 
     def last(one: str) -> str:
         while one in later:
@@ -288,12 +291,20 @@ def _own_ids(found: Sequence[Manifest], store_id: str) -> set[str]:
         for ancestor in manifest.ancestors:
             if last(ancestor) != last(manifest.store_id):
                 later[last(ancestor)] = last(manifest.store_id)
+        other = same[_without_id(manifest)]
+        if last(other) != last(manifest.store_id):
+            later[last(manifest.store_id)] = last(other)
     mine = {one for one in ids if last(one) == last(store_id)}
     owners: dict[tuple[int, bool], set[str]] = {}
     for manifest in found if not mine else (m for m in found if m.store_id in mine):
         for first, _ in manifest.segments:
             owners.setdefault((first, True), set()).add(last(manifest.store_id))
             if not manifest.ancestors:
-                owners.setdefault((first, False), set()).add(manifest.store_id)
+                owners.setdefault((first, False), set()).add(same[_without_id(manifest)])
     is_one = len(ids) == 1 or all(len(them) == 1 for them in owners.values())
     return (mine or ids) | {STORE_ID_NONE} if is_one else {store_id, STORE_ID_NONE}
+
+
+def _without_id(manifest: Manifest) -> bytes:
+    """All that an archive says of itself but the store's id, and the topics' settings."""
+    return encode_manifest(msgspec.structs.replace(manifest, store_id=STORE_ID_NONE, topics=()))

@@ -402,3 +402,31 @@ def test_a_rebuild_brings_nothing_back_that_waits_to_be_removed(
     with kvstore.open(path, config(clock)) as store:
         assert held_by(store) == []
         assert [row.state for row in decode_rows(store.handover.rows())] == ["retired"]
+
+
+def test_a_segment_that_was_archived_before_the_index_was_lost_and_after_it_is_of_one_store(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    """A crash came before the segment's file went, and took the index; and it is lost again."""
+    path = tmp_path / "store"
+    bodies, segment, data = [b"0", b"1"], path, b""
+    with kvstore.open(path, config(clock)) as store:
+        store.create_topic("a", queues=1)
+        with Worker(store, POLICY, executor=Inline()) as worker:
+            for body in bodies:
+                store.put("a", body, queue=0)
+                store.seal()
+                segment = sorted((path / "commitlog").iterdir())[0]
+                data = segment.read_bytes()
+                clock.advance(100.0)
+                assert worker.run_once().failed == {}
+    segment.write_bytes(data)
+    for _ in range(3):
+        shutil.rmtree(path / "index")
+        kvstore.rebuild(path, config(clock))
+        with kvstore.open(path, config(clock)) as store:
+            assert held_by(store) == bodies
+            assert store.verify(archives=True).problems == []
+            with Worker(store, POLICY, executor=Inline()) as worker:
+                assert worker.run_once().failed == {}
+    assert not segment.exists()
