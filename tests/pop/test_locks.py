@@ -11,6 +11,8 @@ import pytest
 
 import kvstore
 from kvstore import Message, Popped, ReceiptExpired, Store, StoreConfig
+from kvstore.pop import popper
+from kvstore.pop.inflight import tables as tables_module
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.popping import offsets, put
@@ -300,10 +302,16 @@ def test_an_attempt_id_whose_locks_are_over_gets_what_there_is(
     assert offsets(store.pop("g", "t", 5, attempt_id="a")) == [1, 2]
 
 
-def test_an_attempt_id_is_remembered_whatever_many_others_there_were(store: Store) -> None:
+def test_an_attempt_id_is_remembered_whatever_many_others_there_were(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than any limit of the tables."""
+    monkeypatch.setattr(tables_module, "ENDED_MAX", 1000)
+    monkeypatch.setattr(tables_module, "_KEPT_MAX", 1000)
+    monkeypatch.setattr(popper, "ENDED_MAX", 1000)
     put(store, 1)
     first = store.pop("g", "t", 1, 3600.0, attempt_id="first")
-    for n in range(0, 10_000, 500):
+    for n in range(0, 4000, 500):
         put(store, 500)
         found = [store.pop("g", "t", attempt_id=f"{n + i}")[0] for i in range(500)]
         store.ack_batch([p.receipt for p in found])

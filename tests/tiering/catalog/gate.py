@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
+from types import FrameType
 from typing import Any
 
 from kvstore import Store
@@ -20,6 +23,9 @@ class Gate:
         self.asked: list[tuple[str, int, int]] = []
         self.waiting = threading.Semaphore(0)
         """Released by each read that finds it shut."""
+        self.company: list[threading.Thread] = []
+        """A read goes on only once all of these wait for something to come, or are at the gate."""
+        self._here: set[int] = set()
 
     def shut(self) -> None:
         self._open.clear()
@@ -35,9 +41,28 @@ class Gate:
         if not self._open.is_set():
             self.waiting.release()
         assert self._open.wait(60)
+        self._here.add(threading.get_ident())
+        while self._company_runs():
+            time.sleep(0.001)
+        self._here.remove(threading.get_ident())
+
+    def _company_runs(self) -> bool:
+        frames = sys._current_frames()
+        return any(
+            thread.ident is None or (thread.ident in frames and not waits(frames[thread.ident]))
+            for thread in self.company
+            if thread.ident not in self._here
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._place, name)
+
+
+def waits(frame: FrameType) -> bool:
+    """Whether a thread, which is at this frame, waits for an event that is not set yet."""
+    awaited = frame.f_locals.get("self")
+    is_set = isinstance(awaited, threading.Event) and awaited.is_set()
+    return frame.f_code.co_name == "wait" and not is_set
 
 
 class _Source:

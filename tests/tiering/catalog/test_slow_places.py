@@ -157,12 +157,9 @@ def test_eight_threads_that_want_one_block_make_one_request(store: Store) -> Non
     ]
     for call, most in calls:
         cold(store, gate)
-        threads = [threading.Thread(target=call) for _ in range(8)]
-        gate.shut()
+        gate.company = threads = [threading.Thread(target=call) for _ in range(8)]
         for thread in threads:
             thread.start()
-        assert gate.waiting.acquire(timeout=60)
-        gate.open()
         for thread in threads:
             thread.join()
         assert len(gate.asked) == len(set(gate.asked))
