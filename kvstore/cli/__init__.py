@@ -195,7 +195,7 @@ def _failed(error: BaseException, as_json: bool) -> int:
     if not isinstance(error, click.ClickException | StoreError | OSError):
         raise error
     text = error.format_message() if isinstance(error, click.ClickException) else str(error)
-    text = in_verbs("; ".join([text, *getattr(error, "__notes__", ())]))
+    text = "; ".join([in_verbs(text), *getattr(error, "__notes__", ())])
     if as_json:
         import json
 

@@ -82,6 +82,47 @@ def test_a_verb_names_the_call_that_does_the_same(
     assert f"does the same by {CALLS[words]}" in ran.err or CALLS[words] in ran.err
 
 
+EXACT: Final[dict[tuple[str, ...], str]] = {
+    ("erase", "topic", "DIR", "t", "--policy", "FILE", "--dry-run"):
+        "tiering.Worker(store, policy).erasure_plan(topic='t')",
+    ("group", "create", "DIR", "h", "--exist-ok"): "store.create_group('h', exist_ok=True)",
+    ("group", "alter", "DIR", "g", "--max-in-flight", "none"):
+        "store.alter_group('g', max_in_flight=None)",
+    ("topic", "alter", "DIR", "t", "--compression", "store"):
+        "store.alter_topic('t', compression=None)",
+    ("pop", "DIR", "g", "t", "--queue", "1", "--filter", "a", "--invisible", "5", "--ack"):
+        "store.pop('g', 't', 1, invisible_for=5.0, filter='a', queue=1) and store.ack(receipt)",
+    ("pop", "DIR", "g", "t", "--sql", "a > 5"):
+        "store.pop('g', 't', 1, filter=kvstore.sql('a > 5'))",
+    ("work", "DIR", "g", "t", "--filter", "a", "--queue", "1", "--", "true"):
+        "store.pop('g', 't', filter='a', queue=1) and store.ack(receipt)",
+    ("tier", "attach", "DIR", "archives", "--topic", "t", "--store-id", "12"):
+        "tiering.attach(store, 'archives', topics=['t'], options={'store_id': '12'})",
+    ("namespace", "create", "DIR", "n", "--topic", "t", "--group", "g", "--exist-ok"):
+        "store.create_namespace('n', topics=[kvstore.TopicConfig(name='t')], "
+        "groups=[kvstore.GroupConfig(name='g')], exist_ok=True)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", EXACT, ids=" ".join)
+def test_the_call_has_all_that_the_verb_was_given(
+    kvmq: Kvmq, opened: Path, words: tuple[str, ...]
+) -> None:
+    """A dry run named the call that erases; filters and topics were left out."""
+    named = {"DIR": opened / "store", "FILE": opened / "policy.toml"}
+    ran = kvmq(*(named.get(word, word) for word in words))
+    assert ran.code == 1, ran.err
+    assert ran.err.rstrip().endswith(f"does the same by {EXACT[words]}")
+    assert eval(f"lambda: ({EXACT[words]})")  # a program can have it so
+
+
+def test_a_rebuild_says_that_no_call_does_the_same(kvmq: Kvmq, opened: Path) -> None:
+    ran = kvmq("rebuild", opened / "store")
+    assert ran.code == 1
+    assert "is held open by" in ran.err
+    assert "no call of the program that has it open does the same" in ran.err
+
+
 def leaves(group: click.Command, name: str = "") -> Iterator[str]:
     if not isinstance(group, click.Group):
         yield name

@@ -14,6 +14,7 @@ from kvstore.cli.terminal.opening import (
     open_store,
     read_config,
     require_store,
+    telling,
 )
 from kvstore.cli.terminal.options import Access, LocalPath, access_options
 from kvstore.cli.terminal.output import Output, exit_if, output_option, show_report
@@ -62,7 +63,7 @@ def rebuild(out: Output, folder: Path, access: Access, config_file: Path | None)
     """
     require_store(folder)
     config = read_config(config_file, access)
-    with out.progress() as progress:
+    with out.progress() as progress, telling(None):
         report = kvstore.rebuild(folder, config=config, progress=progress)
     show_report(out, report)
 

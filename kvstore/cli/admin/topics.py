@@ -17,6 +17,7 @@ from kvstore import (
     TopicInfo,
 )
 from kvstore.cli.terminal.opening import (
+    Word,
     call_store,
     call_text,
     config_option,
@@ -251,7 +252,14 @@ def create_namespace(
     exist_ok: bool,
 ) -> None:  # fmt: skip
     """Create namespace NAME, with topics and groups, all or nothing."""
-    with open_store(out, folder, does=call_text("create_namespace", name)) as store:
+    does = call_text(
+        "create_namespace",
+        name,
+        topics=[Word(f"kvstore.TopicConfig(name={topic!r})") for topic in topics] or None,
+        groups=[Word(f"kvstore.GroupConfig(name={group!r})") for group in groups] or None,
+        exist_ok=exist_ok or None,
+    )
+    with open_store(out, folder, does=does) as store:
         store.create_namespace(
             name,
             topics=[TopicConfig(name=topic) for topic in topics],

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -20,6 +20,7 @@ from kvstore import Popped, SqlFilter
 from kvstore.cli.terminal.messages import message_value, show_messages
 from kvstore.cli.terminal.opening import (
     Seconds,
+    Word,
     call_store,
     call_text,
     folder_argument,
@@ -32,6 +33,9 @@ from kvstore.cli.terminal.opening import (
 from kvstore.cli.terminal.options import Access, access_options
 from kvstore.cli.terminal.output import Output, exit_if, output_option
 from kvstore.pop.popped import INVISIBLE_MAX, WAIT_MAX
+
+_INVISIBLE: Final = 30.0
+"""Seconds of a pop's locks if none are given."""
 
 
 def filter_options(verb: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,13 +54,25 @@ def wanted_filter(tags: str | None, sql: str | None) -> str | SqlFilter | None:
     return tags if sql is None else kvstore.sql(sql)
 
 
+def filter_text(tags: str | None, sql: str | None) -> str | None:
+    """The filter in the options, as a call of a program has it."""
+    return tags if sql is None else Word(f"kvstore.sql({sql!r})")
+
+
+def pop_text(*given: object, invisible: float, **named: Any) -> str:
+    """The pop of a program with these arguments, `invisible` in seconds."""
+    seconds = None if invisible == _INVISIBLE else invisible
+    return call_text("pop", *given, invisible_for=seconds, **named)
+
+
 @click.command()
 @folder_argument
 @click.argument("group", metavar="GROUP")
 @topic_argument
 @click.option("--limit", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--invisible", type=Seconds(0.001, INVISIBLE_MAX), default=30.0, show_default=True,
-              metavar="SECONDS", help="How long nobody else gets what is popped.")  # fmt: skip
+@click.option("--invisible", type=Seconds(0.001, INVISIBLE_MAX), default=_INVISIBLE,
+              show_default=True, metavar="SECONDS",
+              help="How long nobody else gets what is popped.")  # fmt: skip
 @click.option("--wait", type=Seconds(0, WAIT_MAX), default=0.0, show_default=True,
               metavar="SECONDS", help="How long to wait if there is nothing.")  # fmt: skip
 @filter_options
@@ -75,7 +91,12 @@ def pop(
     With --json an array; each message as `pull` prints it, with receipt, attempt and due_at.
     """
     wanted = wanted_filter(tags, sql)
-    does = call_text("pop", group, topic, limit, namespace=namespace)
+    does = pop_text(
+        group, topic, limit, namespace=namespace, invisible=invisible, wait=wait or None,
+        filter=filter_text(tags, sql), queue=queue,
+    )  # fmt: skip
+    if ack:
+        does += " and store.ack(receipt)"
     with open_store(out, folder, access=access, does=does) as store:
         calls = within(store, namespace)
         found = calls.pop(

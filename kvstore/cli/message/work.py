@@ -27,10 +27,9 @@ import msgspec
 
 import kvstore.aio
 from kvstore import Popped, ReceiptExpired, StoreError
-from kvstore.cli.message.pop import filter_options, wanted_filter
+from kvstore.cli.message.pop import filter_options, filter_text, pop_text, wanted_filter
 from kvstore.cli.terminal.opening import (
     Seconds,
-    call_text,
     config_option,
     folder_argument,
     namespace_option,
@@ -136,7 +135,11 @@ def work(
             await worker.run()
             return worker, clock.monotonic() - begin
 
-    does = call_text("pop", group, topic, namespace=namespace) + " and store.ack(receipt)"
+    does = pop_text(
+        group, topic, namespace=namespace, invisible=given["invisible"],
+        filter=filter_text(tags, sql), queue=given["queue"],
+    )  # fmt: skip
+    does += " and store.ack(receipt)"
     with out.progress() as report, telling(does):
         worker, seconds = asyncio.run(run(report))
     _show(out, worker.tally, seconds)

@@ -157,8 +157,19 @@ def written_call(
 ) -> str:
     """A call of the object that a program calls `handle`."""
     words = [_written(value) for value in given if value is not None]
-    words += [f"{name}={_written(value)}" for name, value in named.items() if value is not None]
+    # There None takes a setting away; elsewhere it stands for an argument that was not given.
+    clears = call.startswith("alter_")
+    words += [f"{n}={_written(value)}" for n, value in named.items() if clears or value is not None]
     return f"{handle}.{call}({', '.join(words)})"
+
+
+class Word(str):
+    """A part of a call that is no literal: a program's variable, or another call."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def _written(value: object) -> str:
@@ -167,12 +178,18 @@ def _written(value: object) -> str:
 
 
 @contextmanager
-def telling(does: str) -> Iterator[None]:
-    """Add to the error of a store that another process has open the call that can be made there."""
+def telling(does: str | None) -> Iterator[None]:
+    """Add to the error of a store that another process has open the call that can be made there;
+    None: there is no such call.
+    """
     try:
         yield
     except StoreLocked as e:
-        e.add_note(f"the program that has it open does the same by {does}")
+        e.add_note(
+            "no call of the program that has it open does the same"
+            if does is None
+            else f"the program that has it open does the same by {does}"
+        )
         raise
 
 

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import click
 
 from kvstore.cli.terminal.opening import (
+    Word,
     config_option,
     folder_argument,
     open_store,
     read_config,
     require_store,
     time_text,
+    written_call,
 )
 from kvstore.cli.terminal.options import LocalPath
 from kvstore.cli.terminal.output import Output, exit_if, output_option, show_report, size_text
@@ -174,7 +176,13 @@ def attach(job: Job, source: str, topics: tuple[str, ...], store_id: str | None)
     """
     import tiering
 
-    does = f"tiering.attach(store, {source!r})"
+    does = written_call(
+        "tiering", "attach", [Word("store"), source],
+        {
+            "topics": list(topics) or None,
+            "options": None if store_id is None else {"store_id": store_id},
+        },
+    )  # fmt: skip
     opened = open_store(job.out, job.folder, job.config_file, access=job.access, does=does)
     with opened as store, job.out.progress() as progress:
         report = tiering.attach(

@@ -94,7 +94,8 @@ def _erase(job: Job, wanted: dict[str, Any], dry_run: bool, yes: bool, everywher
     plan, if something could not be looked at.
     """
     out = job.out
-    does = worker_call("erase", **wanted, everywhere=everywhere or None)
+    call = "erasure_plan" if dry_run else "erase"
+    does = worker_call(call, **wanted, everywhere=everywhere or None)
     wanted = wanted | {"everywhere": everywhere}
     if dry_run or _may_ask(yes):
         with job.working(does) as found:
