@@ -228,7 +228,7 @@ class Finder:
         segments that may have messages of a time.
         """
         segments, size = self._log.segments, self._log.segment_size
-        first, last = 0, visible // size
+        first, last = self._reader.first_segment(), visible // size
         if begin is not None or end is not None:
             first, last = self._of_time(begin, end)
         first = max(first, since // size)

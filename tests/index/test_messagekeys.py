@@ -238,6 +238,29 @@ def test_a_look_into_some_segments_leaves_the_generations_of_others_alone(
     assert older == set(range(GENERATION))
 
 
+def test_a_look_into_one_segment_of_a_generation_passes_over_the_blocks_of_others(
+    families: Families, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that very many messages have, asked for in a stretch of the log: the blocks of newer
+    segments are bisected, those of older ones are not read.
+    """
+    costs = Costs(monkeypatch)
+    for hash_, blocks in ((7 << 8, 1), (8 << 8, 10), (9 << 8, 40)):
+        keys = MessageKeys(families, SEGMENT)
+        pairs = [(hash_, n) for n in range(blocks * BLOCK - 7)]
+        first = (hash_ >> 8) * GENERATION
+        for segment in range(first, first + GENERATION):
+            add(families, keys, segment, [(1, 5), *pairs])
+            merge_all(keys, sealed=segment + 1)
+        assert [p.level for p in keys.parts() if p.segment == first] == [1]
+        for segment in range(first, first + GENERATION):
+            with costs.counting() as counts:
+                found = list(keys.find(hash_, hash_, segment, segment))
+            assert found == [segment * SEGMENT + n for _, n in reversed(pairs)]
+            bisecting = (GENERATION * blocks + 1).bit_length()
+            assert counts["seek"] <= blocks + bisecting + 4, (blocks, segment)
+
+
 def test_a_generation_goes_with_the_last_of_its_segments(families: Families) -> None:
     keys = MessageKeys(families, SEGMENT)
     fill(families, keys, range(GENERATION + 1))

@@ -174,21 +174,25 @@ class MessageKeys:
         # A filter can't answer for hashes of several digests.
         mask = masks_of(digest)[FILTER_HASHES] if digest == high >> _DIGEST_SHIFT else 0
         newest = -1
+        stretch = range(first * self._segment_size, (last + 1) * self._segment_size)
         for together in _newest_first(parts):
-            found = self._found(it, together, low, high, mask)
+            found = self._found(it, together, low, high, mask, stretch)
             for position in found[0] if len(found) == 1 else merge(*found, reverse=True):
                 if position != newest:
                     yield position
                 newest = position
 
     def _found(
-        self, it: RdictIter, parts: list[Part], low: int, high: int, mask: int
+        self, it: RdictIter, parts: list[Part], low: int, high: int, mask: int, stretch: range
     ) -> list[Iterator[int]]:
-        """The log positions of each hash in each part that may have it, newest first."""
+        """The log positions, within a stretch of the log, of each hash in each part that may have
+        it, newest first.
+        """
         found: list[Iterator[int]] = []
         for part in parts:
             if not mask or self._may_hold(it, part, low >> _DIGEST_SHIFT, mask):
-                found += map(partial(self._positions, it, part), self._hashes(it, part, low, high))
+                positions = partial(self._positions, it, part, stretch)
+                found += map(positions, self._hashes(it, part, low, high))
         return found
 
     def _may_hold(self, it: RdictIter, part: Part, digest: int, mask: int) -> bool:
@@ -240,9 +244,10 @@ class MessageKeys:
             at = following
         return found
 
-    def _positions(self, it: RdictIter, part: Part, wanted: int) -> Iterator[int]:
-        """The log positions of a hash in a part, newest first."""
+    def _positions(self, it: RdictIter, part: Part, stretch: range, wanted: int) -> Iterator[int]:
+        """The log positions of a hash in a part, within a stretch of the log, newest first."""
         base = part.segment * self._segment_size
+        begin, end = stretch.start - base, stretch.stop - base
         key = block_key(part.prefix, wanted, BLOCK_SEQUENCES - 1)
         while True:
             # Others move the iterator between two blocks.
@@ -250,12 +255,39 @@ class MessageKeys:
             if not self._families.valid(it) or not it.key().startswith(part.prefix):
                 return
             key = it.key()
-            first = read_block_key(key)[0]
-            for _, position in reversed(find_in_block(first, it.value(), wanted, wanted)):
-                yield base + position
+            first, sequence = read_block_key(key)
+            found = find_in_block(first, it.value(), wanted, wanted)
+            if first == wanted and found and found[0][1] >= end:
+                key = self._behind_blocks_of(it, part, wanted, end, sequence)
+                continue
+            for _, position in reversed(found):
+                if position < begin:
+                    return
+                if position < end:
+                    yield base + position
             if first < wanted:
                 return
             key = before_block(key)
+
+    def _behind_blocks_of(
+        self, it: RdictIter, part: Part, wanted: int, end: int, sequence: int
+    ) -> bytes:
+        """A key behind all blocks of a hash that have positions below `end` of its part, and before
+        those that have none. The block `sequence` has none.
+        """
+        low, high = 0, sequence
+        while low < high:
+            middle = (low + high) // 2
+            it.seek_for_prev(block_key(part.prefix, wanted, middle))
+            if not self._families.valid(it) or not it.key().startswith(part.prefix):
+                break  # the blocks were removed meanwhile, or the rows are damaged
+            first, at = read_block_key(it.key())
+            found = find_in_block(first, it.value(), wanted, wanted)
+            if first == wanted and found and found[0][1] >= end:
+                high = at
+            else:
+                low = middle + 1
+        return before_block(block_key(part.prefix, wanted, high))
 
     # --- writing ---
 
