@@ -37,10 +37,12 @@ from kvstore.index.keys import (
     read_run_key,
 )
 from kvstore.index.runs import unpack
+from kvstore.opening import recovery
 from kvstore.opening.rebuild import prepare_rebuild
 from kvstore.opening.store_folder import is_marked
 from tests.support import inside
 from tests.support.children import Child, Teller
+from tests.support.clock import VirtualClock
 from tests.support.contents import assert_found_by_key, assert_whole, bodies, read_all
 from tests.support.files import copy_folder
 from tests.support.stores import SEGMENT, SMALL, body, killed, message, opened, put, settings
@@ -61,10 +63,16 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """The same with as few messages as make two segments and some checkpoints."""
-    with opened(tmp_path / "a", settings(checkpoint_bytes=30_000)) as store:
+    """The same with as few messages as make two segments and some checkpoints; each few messages
+    have a store time of their own.
+    """
+    clock = VirtualClock()
+    with opened(tmp_path / "a", settings(checkpoint_bytes=30_000, clock=clock)) as store:
         store.create_topic("u", queues=8)
-        fill(store, FEW)
+        fill(store, 0)
+        for first in range(0, FEW, 10):
+            put(store, first, min(10, FEW - first))
+            clock.advance(1)
         store.commit_offset("g", "t", 0, 77)
     return tmp_path / "a"
 
@@ -521,6 +529,7 @@ def test_a_rebuild_that_was_killed_at_any_step_is_gone_on_with(
             kvstore.rebuild(folder)
         with opened(folder) as store:
             assert store.stats().segment_size == SEGMENT, n
+            assert store.verify().problems == [], n
         assert_mended(folder, offsets=harm in (None, garbage_block), count=FEW)
 
 
@@ -675,3 +684,28 @@ def test_a_rebuild_without_places_keeps_a_record_behind_messages_that_no_tier_ha
         assert (store.recovery.refused, store.bounds("t", 1)) == (0, bounds)
         assert [store.get("t", 1, at).offset for at in (0, 4, 10)] == [0, 4, 10]
         assert put(store, 0, 1, queue=1)[0].offset == 10 + behind
+
+
+def test_a_copied_index_whose_replay_was_cut_short_has_each_entry_at_its_own_time(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(small) as store:
+        times = [m.stored_at for m in store.pull("t", 0, 0, FEW).messages]
+        before = [store.offset_at("t", 0, time) for time in times]
+    saves, save = [], recovery._Recovery._save
+
+    def save_twice(self: recovery._Recovery, position: int) -> None:
+        saves.append(position)
+        if len(saves) == 2:
+            raise KeyboardInterrupt
+        save(self, position)
+
+    monkeypatch.setattr(sys.modules["kvstore.opening.rebuild"], "_drop_derived", lambda *_: False)
+    monkeypatch.setattr(recovery._Recovery, "_save", save_twice)
+    with pytest.raises(KeyboardInterrupt):
+        kvstore.rebuild(small, settings(checkpoint_bytes=10_000))
+    monkeypatch.undo()
+    with opened(small) as store:
+        assert 0 < store.recovery.start < saves[-1], saves
+        assert [store.offset_at("t", 0, time) for time in times] == before
+        assert store.verify().problems == []
