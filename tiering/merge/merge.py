@@ -31,6 +31,7 @@ from kvstore.errors import ArchiveDamaged, CallerError
 from kvstore.files import Files, LocalFiles
 from tiering.archive.archive_reader import Archive
 from tiering.archive.block_writer import TailColumns
+from tiering.archive.coder import CodecName
 from tiering.archive.columns.packed import I64
 from tiering.archive.pieces import PiecesWriter, check_tail
 from tiering.archive.tail import FileSource
@@ -78,6 +79,7 @@ def choose(
     hot: Sequence[int] = (),
     *,
     at_any_size: bool = False,
+    written_as: tuple[CodecName, int] | None = None,
 ) -> list[list[ArchiveRow]]:
     """Which archives to merge: lists of neighbours, each for one archive. Pure. `judged_as` has the
     classes of today by the archives' keys; others are judged by their names. `hot` are the first
@@ -91,7 +93,9 @@ def choose(
     few others. They are of a time that is
     short against the time of the class in that tier, since all of a merged archive waits for its
     last message. `at_any_size`: all neighbours that may be together are given, also those that
-    stand alone, whatever it saves.
+    stand alone, whatever it saves. `written_as` are codec and level of what is merged: an archive
+    that was compressed by another codec, or more, counts with the bytes of its records, because it
+    may grow.
     """
     if not 1 <= target_bytes <= ARCHIVE_MAX:
         raise CallerError(
@@ -112,13 +116,17 @@ def choose(
             leaves = kind.leaves_warm if tier == "warm" else None
             stays = leaves if leaves is not None else kind.ends
             span = stays // _SPAN_SHARE if stays is not None else None
-            for run in _runs([row for _, row in alike], most, span, hot):
+            for run in _runs([row for _, row in alike], most, span, hot, written_as):
                 found += [run] if at_any_size else _worth_it(run)
     return found
 
 
 def _runs(
-    rows: list[ArchiveRow], most: int, span: int | None, hot: Sequence[int]
+    rows: list[ArchiveRow],
+    most: int,
+    span: int | None,
+    hot: Sequence[int],
+    written_as: tuple[CodecName, int] | None,
 ) -> Iterator[list[ArchiveRow]]:
     """Neighbours, as many together as have at most so many bytes, and milliseconds between them."""
     run: list[ArchiveRow] = []
@@ -127,16 +135,26 @@ def _runs(
         begin = min((r.first_stored_at for r in run), default=row.first_stored_at)
         end = max((r.last_stored_at for r in run), default=row.last_stored_at)
         lasts = max(end, row.last_stored_at) - min(begin, row.first_stored_at)
-        is_full = size + row.size > most or len(run) == INPUTS_MAX
+        then = _size_then(row, written_as)
+        is_full = size + then > most or len(run) == INPUTS_MAX
         reached = max((r.last_position for r in run), default=0)
         is_full |= bisect_left(hot, reached) < bisect_left(hot, row.first_position)
         if run and (is_full or (span is not None and lasts > span)):
             yield run
             run, size = [], 0
         run.append(row)
-        size += row.size
+        size += then
     if run:
         yield run
+
+
+def _size_then(row: ArchiveRow, written_as: tuple[CodecName, int] | None) -> int:
+    """The most bytes that an archive's messages take when they are written so; about, since a level
+    is not always better than the one below it.
+    """
+    if written_as is None or (row.codec == written_as[0] and row.level <= written_as[1]):
+        return row.size
+    return max(row.size, row.raw_bytes)
 
 
 def _worth_it(run: list[ArchiveRow]) -> list[list[ArchiveRow]]:

@@ -37,6 +37,7 @@ from kvstore.errors import (
     KeyDestroyed,
     StoreError,
 )
+from tiering.archive.coder import LEVEL_DEFAULTS
 from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import ArchivedTopic, Manifest
 from tiering.catalog.catalog import ArchiveRow, is_own, read_topics
@@ -97,7 +98,12 @@ class MergeScheduler:
         ]
         hot = [segment.first_position for segment in self._context.handover.sealed()]
         kinds = {a.key: a.kind for a in snapshot.archives}
-        return choose(rows, target_bytes, kinds, hot, at_any_size=at_any_size)
+        settings = self._context.settings
+        level = LEVEL_DEFAULTS[settings.codec] if settings.level is None else settings.level
+        return choose(
+            rows, target_bytes, kinds, hot, at_any_size=at_any_size,
+            written_as=(settings.codec, level),
+        )  # fmt: skip
 
     def merge_first(
         self, groups: list[list[ArchiveRow]], snapshot: StoreSnapshot, now_ms: int, run: Run

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.errors import CallerError
+from tiering.archive.coder import CodecName
 from tiering.catalog.catalog import ArchiveRow
 from tiering.merge.merge import INPUTS_MAX, choose
 from tiering.policy.retention_classes import read_class
@@ -72,6 +73,19 @@ def test_a_merge_keeps_nothing_much_longer() -> None:
 def test_compacted_ones_are_merged_beyond_the_target() -> None:
     rows = [row(n, 60, retention_class="coldever-compacted") for n in range(4)]
     assert chosen(rows) == [[0, 1, 2, 3]]
+
+
+def test_what_may_grow_by_another_codec_counts_with_the_bytes_of_its_records() -> None:
+    """A merge by lz4 of what zstd had made was 1.6 times as large as it may be."""
+    rows = [row(n, raw_bytes=30, codec="zstd", level=9) for n in range(9)]
+
+    def merged(codec: CodecName, level: int) -> list[int]:
+        return [len(group) for group in choose(rows, 90, written_as=(codec, level))]
+
+    assert merged("zstd", 9) == merged("zstd", 19) == [9]
+    assert merged("lz4", 9) == merged("zstd", 3) == [3, 3, 3]
+    rows = [row(n, 30, raw_bytes=20, codec="zstd", level=9) for n in range(9)]
+    assert merged("lz4", 9) == [3, 3, 3], "what does not compress is larger than its records"
 
 
 def test_a_target_that_is_no_size_is_refused() -> None:
