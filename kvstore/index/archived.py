@@ -267,8 +267,12 @@ class Archived(Protocol):
         """The positions of an archive's first and last record in the log. Reads nothing."""
         ...
 
-    def candidates(self, archive: int, low: int, high: int) -> list[int]:
-        """Positions of an archive's messages with a key hash in range, in order."""
+    def candidates(
+        self, archive: int, low: int, high: int, begin: int | None = None, end: int | None = None
+    ) -> list[int]:
+        """Positions of an archive's messages with a key hash in range, in order; of its blocks
+        those alone that may have messages stored from `begin` to `end`.
+        """
         ...
 
     def numbers(self) -> Collection[int]:

@@ -153,16 +153,22 @@ class Cold:
         wait_for_log()
         for archive in sorted(archives, key=lambda one: -one.end_position):
             yield from down_to(archive.end_position)
-            for position in self._candidates_in(archive.archive, low, high, lost):
+            for position in self._candidates_in(archive.archive, low, high, begin, end, lost):
                 if position >= since:
                     heappush(waiting, (-position, archive.archive))
         yield from down_to(0)
 
     def _candidates_in(
-        self, archive: int, low: int, high: int, lost: list[ArchiveDamaged]
+        self,
+        archive: int,
+        low: int,
+        high: int,
+        begin: int | None,
+        end: int | None,
+        lost: list[ArchiveDamaged],
     ) -> list[int]:
         try:
-            return self.archived.candidates(archive, low, high)
+            return self.archived.candidates(archive, low, high, begin, end)
         except ArchiveDamaged as e:
             # A key's other messages are still worth having. If the archive was replaced meanwhile,
             # the caller looks again, or already has the messages of its successor.

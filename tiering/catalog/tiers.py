@@ -403,7 +403,9 @@ class Tiers:
         row = self.row(archive)
         return row.first_position, row.last_position
 
-    def candidates(self, archive: int, low: int, high: int) -> list[int]:
+    def candidates(
+        self, archive: int, low: int, high: int, begin: int | None = None, end: int | None = None
+    ) -> list[int]:
         """See `Archived.candidates`; the candidates' places are remembered for `record`."""
         opened = self.archive(archive)
         with _archive_errors(opened.name):
@@ -412,6 +414,11 @@ class Tiers:
                 return []
         key = "key", archive, low, high
         found = self._read(opened.name, key, lambda: opened.find(low, high))
+        if begin is not None or end is not None:
+            # Otherwise each message of a common key would be read for its time.
+            directory = opened.directory
+            times = {block: directory.stored_within(block) for block in {f.block for f in found}}
+            found = [f for f in found if _is_within(times[f.block], begin, end)]
         for one in found[-FOUND_CACHED_MAX:]:
             self._remember(archive, one.position, (one.block, one.row))
         return [one.position for one in found]
@@ -514,6 +521,11 @@ def _archive_errors(
         raise ArchiveUnavailable(f"archive {name} can't be read now: {e}; try again", name) from e
     except ArchiveDamaged as e:
         raise _placed(e, name, block, following() if following is not None else None) from e
+
+
+def _is_within(stored: tuple[int, int], begin: int | None, end: int | None) -> bool:
+    """Whether a time of the first and last message meets `begin` to `end`, both included."""
+    return (begin is None or stored[1] >= begin) and (end is None or stored[0] <= end)
 
 
 def _is_too_much(groups: Collection[BlockGroup]) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from kvstore import Store
+from kvstore import Message, Store
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.costs import Costs
@@ -172,3 +172,31 @@ def test_filters_take_no_more_than_their_room(tmp_path: Path) -> None:
             for number in list(tiers(store).numbers()):
                 filters.forget(number)
             assert filters.memory_bytes == 0
+
+
+def test_of_a_common_key_only_blocks_of_the_wanted_time_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each message of the key that is newer was looked for, and read, for its time."""
+    monkeypatch.setattr("tiering.catalog.tiers.FOUND_CACHED_MAX", 8)
+    costs, clock = Costs(monkeypatch), VirtualClock()
+    policy = Policy(hot_for=60.0, warm="archive", watermarks=None, block_bytes=4096)
+    asked: list[int] = []
+    for batches in (2, 20):
+        path = tmp_path / str(batches)
+        settings = kvstore.StoreConfig(segment_size=1 << 20, clock=clock)
+        with kvstore.open(path, settings) as store:
+            store.create_topic("orders", queues=1)
+            begin = clock.now_ms()
+            for _ in range(batches):
+                store.put_batch([Message("orders", b"x" * 90, keys=("all",))] * 40)
+                clock.advance(10)
+            store.seal()
+            clock.advance(3600)
+            with Worker(store, policy, executor=Inline()) as worker:
+                assert worker.run_once().failed == {}
+            store.query("orders", "nowhere")
+            with costs.counting() as counts:
+                assert len(store.query("orders", "all", begin=begin, end=begin + 1)) == 40
+            asked.append(counts["read"])
+    assert asked[1] <= asked[0] + 2, asked
