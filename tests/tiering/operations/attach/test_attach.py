@@ -337,6 +337,25 @@ def test_several_archives_of_one_queue_go_on_behind_it(
         assert [m.offset for m in whole(store)["orders", 0]] == [*range(end), *due, due[-1] + 1]
 
 
+def test_a_topic_whose_newest_archive_knows_the_fewest_queues_has_room_for_all(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    """A task that made an archive knew the queues of its own rows alone."""
+    now = clock.now_ms()
+    clock.advance(1)
+    write(tmp_path / "out", rows(3, 0, 1, at=now), rows(0, 0, at=now + 5))
+    tiering.restore(tmp_path / "out", tmp_path / "restored", copy=True, config=config(clock))
+    with kvstore.open(tmp_path / "attached", config(clock)) as store:
+        tiering.attach(store, tmp_path / "out")
+    for name in ("attached", "restored"):
+        with kvstore.open(tmp_path / name, config(clock)) as store:
+            info = store.topic("orders")
+            assert (info.read_queues, info.write_queues) == (4, 4), name
+            assert {queue: len(found) for (_, queue), found in whole(store).items() if found} == {
+                0: 1, 3: 2,
+            }  # fmt: skip
+
+
 @pytest.mark.parametrize("how", ["attached", "attached and rebuilt", "restored"])
 def test_a_search_by_time_knows_the_times_of_each_queue(
     tmp_path: Path, clock: VirtualClock, how: str
