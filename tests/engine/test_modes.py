@@ -32,6 +32,8 @@ from kvstore import (
     TopicConfig,
 )
 from kvstore.files import FolderLock, LocalFiles, LocalLock, MappedFile
+from kvstore.index.index import Index
+from kvstore.log.commitlog import CommitLog
 from kvstore.opening.restoring import Restored, found_store
 from tests.support import inside
 from tests.support.clock import VirtualClock
@@ -636,6 +638,27 @@ def test_closing_twice_does_nothing_and_a_with_block_closes(tmp_path: Path) -> N
         assert repr(store).endswith("open>")
     store.close()
     assert repr(store).endswith("closed>")
+
+
+@pytest.mark.parametrize("part", [Index, CommitLog])
+def test_a_close_ends_threads_before_files_and_lets_the_folder_go_last(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch, part: type[Index] | type[CommitLog]
+) -> None:
+    close, alive = part.close, []
+
+    def look_first(closing: Any) -> None:
+        alive.append([thread.is_alive for thread in inside.engine(store).threads])
+        with pytest.raises(StoreLocked):
+            kvstore.open(store.path)
+        close(closing)
+
+    monkeypatch.setattr(part, "close", look_first)
+    store = opens()
+    assert all(thread.is_alive for thread in inside.engine(store).threads)
+    store.close()
+    assert len(alive) == 1
+    assert len(alive[0]) > 1
+    assert not any(alive[0])
 
 
 def test_a_segment_size_is_the_stores_own_whatever_is_asked_for(store: Store, opens: Opens) -> None:
