@@ -58,6 +58,16 @@ def put(families: Families, locations: list[Location]) -> None:
     families.write(batch)
 
 
+def put_run(families: Families) -> None:
+    """Four entries in segment 3, and their location."""
+    put(families, [Location(0, 3, 5)])
+    n = np.arange(4, dtype=np.int64)
+    batch = families.batch()
+    columns = Columns(n * 100, n + 90, n, n + 1_700_000_000_000)
+    batch.put(RUNS, run_key(3, TOPIC, QUEUE, 0), pack_many(columns, np.array([0])).data)
+    families.write(batch)
+
+
 def visible(locations: list[Location], first_segment: int) -> list[Location]:
     """What is to be seen of them, by the rules of docs/keys.md."""
     found = [p for p in locations[:-1] if p.segment != NOWHERE] + locations[-1:]
@@ -175,12 +185,7 @@ def test_a_run_that_was_read_before_its_segment_went_is_found_by_nobody_later(
     families: Families, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who read it may use it; kept, it would answer for a segment that is not there."""
-    put(families, [Location(0, 3, 5)])
-    n = np.arange(4, dtype=np.int64)
-    batch = families.batch()
-    columns = Columns(n * 100, n + 90, n, n + 1_700_000_000_000)
-    batch.put(RUNS, run_key(3, TOPIC, QUEUE, 0), pack_many(columns, np.array([0])).data)
-    families.write(batch)
+    put_run(families)
     queues = QueueLocations(families, SEGMENT)
     read = queues._run_at
 
@@ -202,12 +207,7 @@ def test_a_run_that_was_read_before_its_segment_went_is_found_by_nobody_later(
 def test_a_range_that_reaches_into_what_the_log_has_is_not_attached(
     families: Families, first: int, last: int
 ) -> None:
-    put(families, [Location(0, 3, 5)])
-    n = np.arange(4, dtype=np.int64)
-    batch = families.batch()
-    columns = Columns(n * 100, n + 90, n, n + 1_700_000_000_000)
-    batch.put(RUNS, run_key(3, TOPIC, QUEUE, 0), pack_many(columns, np.array([0])).data)
-    families.write(batch)
+    put_run(families)
     batch = families.batch()
     with pytest.raises(CallerError):
         attach(families, batch, [AttachedRange(TOPIC, QUEUE, first, last, 5, 6, 1)])

@@ -255,18 +255,17 @@ def find_again(
     ]
     live = newest(mine)
     current = {one.object.key for one in live}
-    rows = [
-        row_of(
-            one.manifest, number=number + i, place=FOLDER, key=one.object.key, tier="warm",
+    superseded = [one for one in mine if one.object.key not in current]
+    rows: list[tuple[bytes, bytes]] = []
+    for one in [*live, *superseded]:
+        row = row_of(
+            one.manifest, number=number + len(rows), place=FOLDER, key=one.object.key, tier="warm",
             size=one.object.size, crc=0,
-        )
-        for i, one in enumerate([*live, *(one for one in mine if one.object.key not in current)])
-    ]  # fmt: skip
-    rows[len(live) :] = [
-        msgspec.structs.replace(row, state="retired", delete_at=delete_at)
-        for row in rows[len(live) :]
-    ]
-    return [(row.catalog_key, encode_row(row)) for row in rows]
+        )  # fmt: skip
+        if one.object.key not in current:
+            row = msgspec.structs.replace(row, state="retired", delete_at=delete_at)
+        rows.append((row.catalog_key, encode_row(row)))
+    return rows
 
 
 def _own_ids(found: Sequence[Manifest], store_id: str) -> set[str]:
@@ -280,27 +279,29 @@ def _own_ids(found: Sequence[Manifest], store_id: str) -> set[str]:
     """
     ids = {manifest.store_id for manifest in found}
     later: dict[str, str] = {}
-    same = {_without_id(manifest): manifest.store_id for manifest in found}
+    says = [(manifest, _without_id(manifest)) for manifest in found]
+    same = {said: manifest.store_id for manifest, said in says}
 
     def last(one: str) -> str:
         while one in later:
             one = later[one]
         return one
 
-    for manifest in found:
+    for manifest, said in says:
         for ancestor in manifest.ancestors:
             if last(ancestor) != last(manifest.store_id):
                 later[last(ancestor)] = last(manifest.store_id)
-        other = same[_without_id(manifest)]
+        other = same[said]
         if last(other) != last(manifest.store_id):
             later[last(manifest.store_id)] = last(other)
     mine = {one for one in ids if last(one) == last(store_id)}
     owners: dict[tuple[int, bool], set[str]] = {}
-    for manifest in found if not mine else (m for m in found if m.store_id in mine):
+    own = says if not mine else [(m, said) for m, said in says if m.store_id in mine]
+    for manifest, said in own:
         for first, _ in manifest.segments:
             owners.setdefault((first, True), set()).add(last(manifest.store_id))
             if not manifest.ancestors:
-                owners.setdefault((first, False), set()).add(same[_without_id(manifest)])
+                owners.setdefault((first, False), set()).add(same[said])
     is_one = len(ids) == 1 or all(len(them) == 1 for them in owners.values())
     return (mine or ids) | {STORE_ID_NONE} if is_one else {store_id, STORE_ID_NONE}
 

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.record.key_filter import BLOCK_BYTES, HASHES_MAX, Filter, masks_of
+from tiering.archive.columns.packed import I64
 
-Numbers = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
 _WORD: Final = np.dtype("<u8")
@@ -36,10 +36,10 @@ class _Table(NamedTuple):
     many blocks and hash functions it has, and the array of all blocks.
     """
 
-    numbers: Numbers
-    begins: Numbers
+    numbers: I64
+    begins: I64
     blocks: Words
-    hashes: Numbers
+    hashes: I64
     rows: Words
 
     def at(self, number: int) -> int | None:
@@ -116,7 +116,7 @@ class KeyFilters:
         self._used = at
         self._table = table._replace(begins=begins, rows=rows)
 
-    def without_denied(self, numbers: Numbers, low: int, high: int) -> Numbers:
+    def without_denied(self, numbers: I64, low: int, high: int) -> I64:
         """The archives of `numbers` that may have a key whose hash is between `low` and `high`, as
         far as the kept filters know.
         """
@@ -128,7 +128,7 @@ class KeyFilters:
         block = (table.blocks * np.uint64(digest) >> np.uint64(32)).astype(np.int64)
         may_hold = ((table.rows[table.begins + block] & wanted) == wanted).all(axis=1)
         at = np.minimum(np.searchsorted(table.numbers, numbers), len(table.numbers) - 1)
-        left: Numbers = numbers[may_hold[at] | (table.numbers[at] != numbers)]
+        left: I64 = numbers[may_hold[at] | (table.numbers[at] != numbers)]
         return left
 
     @property

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tiering.archive.columns.packed import I64
 from tiering.catalog.catalog import ArchiveRow
-
-I64 = NDArray[np.int64]
 
 
 class LiveArchives:

@@ -68,7 +68,7 @@ GROUPS_CACHED_BYTES_MAX: Final = 16 << 20
 """Bytes of the groups of small queues' blocks, decoded: 16 MiB. One group is kept whatever it
 takes.
 """
-LEFT_FOR: Final = 3_600_000
+SUPERSEDED_GRACE_MS: Final = 3_600_000
 """Milliseconds for which superseded archives stay that are found again: an hour, as by default."""
 QUEUE_BLOCKS_CACHED_MAX: Final = 1 << 16
 """The number of blocks whose offsets are kept in memory, over all queues."""
@@ -449,7 +449,7 @@ class Tiers:
         self, store_id: bytes, number: int, in_log: Callable[[int], bool]
     ) -> list[tuple[bytes, bytes]]:
         """See `Archived.find_again`."""
-        delete_at = self._clock.now_ms() + LEFT_FOR
+        delete_at = self._clock.now_ms() + SUPERSEDED_GRACE_MS
         return find_again(
             self._place_at(FOLDER), store_id.hex(), number, in_log=in_log, delete_at=delete_at
         )
