@@ -1,21 +1,25 @@
-# Needs nothing but make and Python 3.11 or newer. `make PYTHON=python3.12 setup` picks another.
+# Needs nothing but make and Python 3.11 or newer; where there is no C compiler, a package brings one.
+# `make PYTHON=python3.12 setup` picks another Python.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+BUILT  := kvstore/core/.built
 PIP    := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
 
 # One more than there are processors: tests wait for processes, disks and Java a third of their time.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 # Those of the source folders that are there; mypy refuses a folder that is missing.
-SOURCES = $(wildcard kvstore tiering pyspark_kvmq tests bench)
+SOURCES = $(wildcard kvstore tiering pyspark_kvmq tests bench build_backend)
+
+COMPILED = $(wildcard kvstore/core/*.pyx kvstore/core/*.pxd build_backend/*.py)
 
 .PHONY: setup test test-all check demo bench mutants clean
 .DELETE_ON_ERROR:
 
-setup: $(STAMP)
+setup: $(BUILT)
 
 $(STAMP): pyproject.toml $(wildcard requirements/*.txt)
 	@command -v "$(PYTHON)" >/dev/null || \
@@ -23,6 +27,12 @@ $(STAMP): pyproject.toml $(wildcard requirements/*.txt)
 	@"$(PYTHON)" -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "make: kvmq needs Python 3.11 or newer, but $(PYTHON) is %d.%d; name another: make PYTHON=python3.11 setup" % v[:2])'
 	"$(PYTHON)" -m venv $(VENV)
 	$(PIP) --require-hashes -r requirements/runtime.txt -r requirements/dev.txt
+	@touch $@
+
+# Compiles the core, where it changed, and installs the project in place.
+$(BUILT): $(STAMP) $(COMPILED)
+	@$(BIN)/python build_backend/backend.py || $(PIP) --require-hashes -r requirements/compiler.txt || \
+	    { echo "make: there is no C compiler, and the package with one can't be had; install gcc or clang" >&2; exit 1; }
 	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -56,4 +66,5 @@ mutants: setup
 # Leaves the virtual environment: remove .venv by hand to have it made anew.
 clean:
 	rm -rf build dist *.egg-info kvmq-demo bench/out .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -f $(BUILT) kvstore/core/*.c kvstore/core/*.so
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +

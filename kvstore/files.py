@@ -21,6 +21,7 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import ClassVar, Final, Protocol
 
 from kvstore.errors import CallerError, DiskFull, SegmentDamaged, StoreLocked, shown
@@ -116,6 +117,19 @@ class FolderLock(Protocol):
         """Release the lock; nothing if it is not held."""
 
 
+class Scratch(Protocol):
+    """A file without a name, which goes when it is closed, or nobody uses it any more."""
+
+    def append(self, data: bytes) -> None:
+        """Write at the end; `DiskFull`."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes, which were appended before."""
+
+    def close(self) -> None:
+        """Close it; its bytes are gone."""
+
+
 class Files(Protocol):
     """A file system, as kvmq needs it."""
 
@@ -149,6 +163,9 @@ class Files(Protocol):
 
     def write_private(self, path: Path, data: bytes) -> None:
         """As `write_whole`, with a file that its owner alone may read."""
+
+    def scratch(self, folder: Path) -> Scratch:
+        """A new file without a name on the disk of a folder."""
 
     def link_or_copy(self, source: Path, target: Path) -> bool:
         """Give a file a second name; copy it where that is impossible. True if linked."""
@@ -266,6 +283,10 @@ class LocalFiles:
             self._sync_dir(path.parent)  # the first one may not have come to this yet
             raise
         self._sync_dir(path.parent)
+
+    def scratch(self, folder: Path) -> Scratch:
+        """See `Files.scratch`."""
+        return LocalScratch(folder)
 
     def link_or_copy(self, source: Path, target: Path) -> bool:
         """See `Files.link_or_copy`."""
@@ -393,6 +414,37 @@ class LocalMappedFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class LocalScratch:
+    """See `Scratch`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._what = f"for a scratch file in {folder}"
+        with _made(None, self._what):
+            self._file = TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - see close
+        self._size = 0
+
+    def append(self, data: bytes) -> None:
+        """See `Scratch.append`."""
+        with _made(None, self._what):
+            _write(self._file.fileno(), self._size, data)
+        self._size += len(data)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """See `Scratch.read`."""
+        found = os.pread(self._file.fileno(), size, offset)
+        if len(found) < size:
+            raise OSError(errno.EIO, f"a scratch file lost its end: {size} bytes at {offset}")
+        return found
+
+    def close(self) -> None:
+        """See `Scratch.close`."""
+        self._file.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self.close()
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ last section feeds each of them a small module that does, so that a rule gone bl
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).resolve().parent.parent
+CORE: Final = ROOT / "kvstore/core"
 
 MODULE_LINES_MAX: Final = 600
 FUNCTION_LINES_MAX: Final = 80
@@ -29,6 +31,7 @@ ROOM_FILES_MAX: Final = 15
 # the package.
 KVSTORE: Final = (
     ("errors", "clock"),
+    ("core",),
     ("process",),
     ("files",),
     ("config",),
@@ -77,7 +80,9 @@ BESIDE_ROOMS: Final = {
 
 CODECS: Final = frozenset({"zlib_ng", "xxhash", "lz4", "zstandard", "msgspec", "numpy"})
 RECORD_MAY_IMPORT: Final = sys.stdlib_module_names | CODECS
-RECORD_MAY_IMPORT_OF_KVSTORE: Final = frozenset({"record", "errors"})
+RECORD_MAY_IMPORT_OF_KVSTORE: Final = frozenset({"record", "core", "errors"})
+# The only modules that a compiled one may name, beside those of its own room.
+CORE_MAY_IMPORT: Final = ("kvstore.core", "kvstore.errors", "numpy", "cpython", "libc", "cython")
 # The configuration because a topic's own Retention goes before a tiering policy, and a store's says
 # with what its archives are read.
 TIERING_MAY_IMPORT: Final = (
@@ -87,6 +92,7 @@ TIERING_MAY_IMPORT: Final = (
     "kvstore.opening.restoring",
     "kvstore.opening.viewing",
     "kvstore.record",
+    "kvstore.core",
     "kvstore.index.keys",
     "kvstore.errors",
     "kvstore.files",
@@ -156,10 +162,13 @@ class Import:
 
 
 def read_modules(root: Path, package: str) -> list[Module]:
-    """Every module of `package` below `root`, sorted by path; none if it isn't there."""
+    """Every module of `package` below `root`, sorted by path; none if it isn't there. A compiled
+    one by what it says of itself (`.pyi`).
+    """
     return [
         parse(path.read_text(encoding="utf-8"), path.relative_to(root))
-        for path in sorted((root / package).rglob("*.py"))
+        for path in sorted((root / package).rglob("*.py*"))
+        if path.suffix in (".py", ".pyi")
     ]
 
 
@@ -448,6 +457,16 @@ def is_of_errors(annotation: ast.expr | None) -> bool:
     return "Exception" in said or "Error" in said
 
 
+def foreign_imports_of_core(name: str, source: str) -> list[str]:
+    """What a compiled module names that it may not; Cython's source is no syntax that `ast` has."""
+    named = re.findall(r"^\s*(?:from|c?import)\s+([\w.]+)", source, re.MULTILINE)
+    return [
+        f"{name} imports {target}"
+        for target in named
+        if not any(is_within(target, allowed) for allowed in CORE_MAY_IMPORT)
+    ]
+
+
 def without_docstring(modules: list[Module]) -> list[str]:
     return [module.name for module in modules if not ast.get_docstring(module.tree)]
 
@@ -523,6 +542,22 @@ def test_no_two_modules_or_classes_of_a_package_share_a_name(
 
 def test_record_stands_on_codecs_and_errors_alone(kvstore: list[Module]) -> None:
     assert foreign_imports_of_record(kvstore) == []
+
+
+def test_the_core_stands_on_errors_and_numbers_alone() -> None:
+    sources = [path for path in CORE.iterdir() if path.suffix in (".pyx", ".pxd")]
+    assert sources
+    for path in sources:
+        assert foreign_imports_of_core(path.name, path.read_text(encoding="utf-8")) == []
+
+
+def test_every_compiled_module_says_what_its_idea_is_and_is_short_enough_to_read() -> None:
+    for path in CORE.glob("*.pyx"):
+        source = path.read_text(encoding="utf-8")
+        assert re.search(r'^"""[^"]+\n\nThe idea: [^"]+\n\nInvariants?: ', source, re.MULTILINE), (
+            path
+        )
+        assert len(source.splitlines()) <= MODULE_LINES_MAX, path
 
 
 def test_kvstore_meets_tiering_in_one_module_and_the_command_only(kvstore: list[Module]) -> None:
@@ -659,6 +694,14 @@ def test_an_import_beyond_codecs_in_record_is_found(source: str) -> None:
     allowed = "import struct, numpy as np\nfrom kvstore.errors import FormatError\n"
     modules = [module("kvstore/record/layout.py", allowed + source)]
     assert len(foreign_imports_of_record(modules)) == 1
+
+
+@pytest.mark.parametrize(
+    "source", ["import rocksdict", "    from os cimport open", "from kvstore.record import layout"]
+)
+def test_an_import_beyond_errors_and_numbers_in_the_core_is_found(source: str) -> None:
+    allowed = "from libc.stdint cimport int64_t\nfrom kvstore.core.buffers cimport View\n"
+    assert len(foreign_imports_of_core("new.pyx", allowed + source)) == 1
 
 
 @pytest.mark.parametrize(

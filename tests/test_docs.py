@@ -27,6 +27,8 @@ from kvstore import (
     errors,
 )
 from kvstore.cli import kvmq
+from kvstore.core.packed_pairs import find_in_block, pack_blocks, unpack_block
+from kvstore.core.packed_runs import run_positions
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
     FAMILIES,
@@ -49,12 +51,7 @@ from kvstore.index.keys import (
     read_run_key,
     run_key,
 )
-from kvstore.index.message_keys.key_blocks import (
-    find_in_block,
-    pack_blocks,
-    sort_pairs,
-    unpack_block,
-)
+from kvstore.index.message_keys.key_blocks import BLOCK, sort_pairs
 from kvstore.index.message_keys.key_parts import (
     BITS_A_KEY,
     FILTER_HASHES,
@@ -62,7 +59,7 @@ from kvstore.index.message_keys.key_parts import (
     HEAD,
     PIECE_BLOCKS,
 )
-from kvstore.index.runs import RUN_MAX, Columns, count_of, pack_many, positions_of, unpack
+from kvstore.index.runs import RUN_MAX, Columns, count_of, pack_many, unpack
 from kvstore.record.hashes import key_hash, key_hash_range
 from tests.support import inside
 from tests.support.clock import VirtualClock
@@ -249,7 +246,7 @@ def test_the_code_packs_the_pairs_of_keys_into_the_bytes_it_shows() -> None:
     text = page("keys.md")
     hashes = np.array([key_hash(t.encode(), k.encode()) for t, k, _ in reversed(KEYS)])
     positions = np.array([p for _, _, p in reversed(KEYS)])
-    [(first, value)] = pack_blocks(*sort_pairs(hashes, positions))
+    [(first, value)] = pack_blocks(*sort_pairs(hashes, positions), BLOCK)
     assert value == example(text, "block")
     assert block_key(part_prefix(0, SEGMENT, 0), first, 0) == example(text, "block-key")
 
@@ -302,7 +299,7 @@ def test_the_example_run_decodes_to_the_entries_runs_lists() -> None:
     found = unpack(value)
     assert [tuple(e) for e in np.stack(found, axis=1).tolist()] == ENTRIES
     assert count_of(value) == len(ENTRIES)
-    assert positions_of(value).tolist() == [e[0] for e in ENTRIES]
+    assert run_positions(value).tolist() == [e[0] for e in ENTRIES]
     for entry in ENTRIES:
         assert row(*entry) in text
 

@@ -279,11 +279,13 @@ class Calls:
         100
         """
         self._engine.log.check_writable()
-        return self._engine.popping.redrive.redrive(self._engine.groups.get(group), limit)
+        info = self._engine.groups.get(group)
+        self._engine.popping.pop.bury_due(info)
+        return self._engine.popping.redrive.redrive(info, limit)
 
     def group_stats(self, group: str, topic: str | None = None) -> list[GroupStats]:
         """Figures about a group in a topic; without one, in all topics it ever popped or committed
-        in, but for its own dead-letter topic (`GroupStats.dead_letters` counts those).
+        in, but for its own dead-letter topics (`GroupStats.dead_letters` counts those).
         `GroupNotFound`, `TopicNotFound`. Also of a store that is open read-only.
 
         >>> store.group_stats("billing", "orders")[0].in_flight  # doctest: +SKIP
@@ -476,7 +478,9 @@ class Calls:
         """Change a group; what is not given stays. `GroupNotFound`.
 
         Where None is a value of its own it is set: `backoff=None` is the default table again,
-        `dead_letter_topic=None` `%DLQ%` and the name, `max_in_flight=None` no limit."""
+        `dead_letter_topic=None` `%DLQ%` and the name, `max_in_flight=None` no limit. Dead letters
+        stay in the topic of before; `redrive` and `group_stats` go on with them there. A group has
+        up to 16 such topics (`CallerError`)."""
         self._engine.log.check_writable()
         changes: dict[str, Any] = {
             "max_attempts": UNSET if max_attempts is None else max_attempts,
@@ -487,12 +491,8 @@ class Calls:
             "max_in_flight": max_in_flight,
             "attributes": UNSET if attributes is None else attributes_of(attributes),
         }
-        changed = self._engine.groups.alter(
-            name, {k: v for k, v in changes.items() if v is not UNSET}
-        )
-        # Waiting pops may find room now.
-        self._engine.popping.waiting.made_room(changed.id)
-        return changed
+        given = {k: v for k, v in changes.items() if v is not UNSET}
+        return topic_changes.alter_group(self._engine, name, given)
 
     def delete_group(self, name: str) -> None:
         """Delete a group, its committed offsets and their history; `GroupNotFound`."""

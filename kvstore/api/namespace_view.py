@@ -132,7 +132,13 @@ def _own_group(namespace: str, info: GroupInfo) -> GroupInfo:
     if dead is not None:
         # A topic set from outside may be another namespace's; then it is shown as it is.
         dead = unwrap(namespace, dead) or dead
-    return msgspec.structs.replace(info, name=_bare(namespace, info.name), dead_letter_topic=dead)
+    former = {unwrap(namespace, k) or k: until for k, until in info.former_dead_letters.items()}
+    return msgspec.structs.replace(
+        info,
+        name=_bare(namespace, info.name),
+        dead_letter_topic=dead,
+        former_dead_letters=former,
+    )
 
 
 def _own_figures(namespace: str, figures: Lag | GroupStats) -> Lag | GroupStats | None:

@@ -6,7 +6,8 @@ its own. `open_tiers` is the one place where a store meets `tiering`: a store is
 when it opens, and calls it when it first needs an archive. So a store without archives never
 imports `tiering`, and no module of either package keeps a reference to the other.
 
-Invariants: after `close` every call raises `StoreClosed`, and in a forked child `StoreForked`.
+Invariants: after `close` every call but `close` raises `StoreClosed`, and in a forked child
+`StoreForked`.
 """
 
 from __future__ import annotations

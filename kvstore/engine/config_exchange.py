@@ -72,23 +72,21 @@ def import_configuration(engine: Engine, folder: str | Path) -> ConfigImport:
     """See `Store.import_rocketmq_config`."""
     found = _configuration(engine, local_path(folder, "a configuration"))
     while True:
-        wanted = _missing_offsets(engine, found)
+        known = _known_offsets(engine, found)
         # In the order in which commits take the locks.
-        with engine.popping.setting(wanted), engine.topics.lock, engine.groups.lock:
-            if _missing_offsets(engine, found) == wanted:
+        with engine.popping.setting(known), engine.topics.lock, engine.groups.lock:
+            if _known_offsets(engine, found) == known:
                 return _import_all(engine, found)
 
 
-def _missing_offsets(engine: Engine, found: Configuration) -> list[Commit]:
-    """The offsets that topics and groups of the store lack."""
-    missing = []
-    for group, topic, queue, offset in found.all_offsets():
-        known, used = engine.groups.find(group), engine.topics.find(topic)
-        if known is not None and used is not None and queue < used.read_queues:
-            bounds = engine.reader.bounds(used.id << 32 | queue)
-            if engine.offsets.get(known.id, used.id, queue, bounds) is None:
-                missing.append(Commit(known.id, used.id, queue, offset))
-    return missing
+def _known_offsets(engine: Engine, found: Configuration) -> list[Commit]:
+    """The offsets whose topics and groups the store has: pops may be at work there."""
+    known = []
+    for name, topic, queue, offset in found.all_offsets():
+        group, used = engine.groups.find(name), engine.topics.find(topic)
+        if group is not None and used is not None:
+            known.append(Commit(group.id, used.id, queue, offset))
+    return known
 
 
 def _import_all(engine: Engine, found: Configuration) -> ConfigImport:

@@ -12,6 +12,7 @@ began is ended, whatever fails.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -52,6 +53,8 @@ from kvstore.process.background import Background
 from kvstore.process.locks import Signal
 from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
+
+_log = logging.getLogger("kvmq")
 
 
 class Engine:
@@ -147,7 +150,7 @@ class Engine:
         self.index.topics_fresh_from(self.topics.next_id)
         self.reader = Reader(self.log, self.index, config)
         self.context = EngineContext(self.log, self.index, self.topics, self.reader, config)
-        self.finder = Finder(self.reader, self.log, self.index, self.topics.is_live)
+        self.finder = Finder(self.reader, self.log, self.index, self.topics.find)
         tables = InflightTables(self.index.families, self.offsets, self.reader.bounds)
         self.group_progress = GroupProgress(self.reader, self.topics, self.offsets, tables)
         has_archives = next(self.index.families.rows(ARCHIVES, b""), None) is not None
@@ -158,7 +161,18 @@ class Engine:
             self.reader.follow = follower.look
             self._ending.callback(follower.close)
         else:
+            if not self.recovery.clean:
+                self._bound_ends(tables)
             self._open_writing(config, last_stored, tables)
+
+    def _bound_ends(self, tables: InflightTables) -> None:
+        """Applies the ends of the log that openings have noted, if there are too many."""
+        try:
+            if self.offsets.has_many_ends():
+                self.offsets.apply_ends(self.reader.bounds, tables.cut_rows())
+        except StoreError as e:
+            # All rows are clamped when they are used, as before; the next unclean opening tries it.
+            _log.error("%s: offsets could not be clamped for good: %s", self.path, str(e))
 
     def _open_meta(self, config: StoreConfig, read_only: bool) -> None:
         """Opens topics, groups and offsets; no row of them is read before it is used."""
@@ -253,6 +267,7 @@ class Engine:
             Job("a checkpoint", upkeep.checkpoint_due, self.checkpoint),
             Job("sealing", index.seal_due, index.seal_next),
             Job("merging keys", index.merge_due, partial(self._one_step, index.merge_next)),
+            Job("compacting keys", index.compact_due, partial(self._one_step, index.compact_next)),
             Job(
                 "dead keys",
                 index.dead_keys.due,

@@ -78,8 +78,10 @@ class Follower:
     def _follow(self, newer: Families, rows: dict[bytes, bytes], left: set[int]) -> None:
         if rows or self._rows:
             archived = self._archives()
+            # What is kept of archives whose rows stayed is good.
+            changed = [(key, row) for key, row in rows.items() if self._rows.get(key) != row]
             removed = [(key, None) for key in self._rows if key not in rows]
-            archived.note([*rows.items(), *removed])
+            archived.note([*changed, *removed])
             self._reader.read_from(archived)
         # The one before is not closed: others may be reading from it.
         self._newer, self._rows = newer, rows

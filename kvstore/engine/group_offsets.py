@@ -157,13 +157,14 @@ def group_stats(engine: Engine, group: str, topic: str | None) -> list[GroupStat
 def _topics_of(engine: Engine, group: GroupInfo, topic: str | None) -> list[Topic]:
     """The topic with a name; without one, by name all in which a group popped or committed.
 
-    Its own dead letters are no work of it, so their topic is asked for by name: a redrive commits
-    there too, and would add it to the others.
+    Its own dead letters are no work of it, so their topics are asked for by name: a redrive commits
+    there too, and would add them to the others.
     """
     if topic is not None:
         return [engine.topics.get(topic)]
     names = map(engine.topics.name_of, engine.offsets.topics(group.id))
-    wanted = sorted(name for name in names if name not in (None, group.dead_letters))
+    letters = group.dead_letter_topics
+    wanted = sorted(name for name in names if name is not None and name not in letters)
     return [engine.topics.get(name) for name in wanted]
 
 

@@ -25,13 +25,12 @@ from kvstore.errors import FormatError
 from kvstore.index.families import Families
 from kvstore.index.keys import (
     OFFSETS,
-    PLACES,
     RUNS,
-    read_location,
     read_offset_key,
     read_run_key,
     segment_range,
 )
+from kvstore.index.queue_locations import locations_in
 from kvstore.index.runs import count_of
 from kvstore.meta.offsets import read_offset
 
@@ -135,13 +134,15 @@ def unread_in_archives(
     families: Families, going: Mapping[int, Collection[int] | None]
 ) -> dict[int, int]:
     """The same of archives, by the locations that name them: by archive number the ids of the
-    topics that go, None for all. Offsets that an archive lacks, where compaction or damage left
-    gaps, are counted too.
+    topics that go, None for all. Only locations of topics that go are looked through. Offsets that
+    an archive lacks, where compaction or damage left gaps, are counted too.
     """
+    ids: set[int] | None = set()
+    for topics in going.values():
+        ids = None if ids is None or topics is None else ids.union(topics)
     held: dict[Queue, list[tuple[int, int]]] = {}
     begun: tuple[Queue, int] | None = None
-    for key, value in families.rows(PLACES, b"") if going else ():
-        topic, queue, location = read_location(key, value)
+    for topic, queue, location in locations_in(families, ids):
         if begun is not None and begun[0] == (topic, queue):
             held.setdefault((topic, queue), []).append((begun[1], location.first))
         begun = None

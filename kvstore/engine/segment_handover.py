@@ -269,12 +269,15 @@ class SegmentHandover:
                 self._log.segments.remove(number, erase=is_erased)
         return queues
 
-    def expire_archive(self, archive: int, name: str, rows: Iterable[Row]) -> None:
+    def expire_archive(
+        self, archive: int, name: str, rows: Iterable[Row], topics: Collection[int] | None = None
+    ) -> None:
         """Deletes the messages of an expired archive and changes rows of the catalog; warns of
-        messages that no group has read.
+        messages that no group has read. `topics` are the ids of all topics in the archive (None:
+        not known, all locations are looked through).
         """
-        unread = unread_in_archives(self._index.families, {archive: None})
-        self.swap([archive], rows=rows)
+        unread = unread_in_archives(self._index.families, {archive: topics})
+        self.swap([archive], rows=rows, topics=topics)
         self._upkeep.tell_unread(f"archive {name}, whose time is over", unread)
 
     def swap(
@@ -283,12 +286,14 @@ class SegmentHandover:
         arriving: Sequence[Arriving] = (),
         *,
         queues: Iterable[Queue] | None = None,
+        topics: Collection[int] | None = None,
         rows: Iterable[Row] = (),
         over: Mapping[int, Collection[int]] = MappingProxyType({}),
     ) -> None:
         """Replaces `old` archives by new ones, and changes rows of the catalog, at once. A queue
         that no new archive has loses its messages. `queues` are all that the old archives hold
-        anything of (None: they are looked for, among all locations there are). `over` has, by
+        anything of (None: they are looked for, among the locations of their `topics`, or among all
+        there are). `over` has, by
         archive, the ids of topics that the new ones lack because their time is over: a warning
         counts the messages of these that no group has read.
         """
@@ -296,7 +301,7 @@ class SegmentHandover:
         changed = list(rows)
         unread = unread_in_archives(self._index.families, over)
         with self._coming(arriving, changed):
-            self._index.swap_archives(old, arriving, queues, changed)
+            self._index.swap_archives(old, arriving, queues, topics, changed)
         archives = f"{len(over)} merged archive{'s' if len(over) > 1 else ''}"
         self._upkeep.tell_unread(f"part of {archives}, whose time is over", unread)
 

@@ -7,7 +7,7 @@ their history, and all that `Topics.removing` and `Groups.removing` add.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -41,6 +41,22 @@ def check_empty(engine: Engine, old: TopicInfo, new: TopicInfo) -> None:
                 "till retention lets them go, or keep the queue",
                 queue,
             )
+
+
+def alter_group(engine: Engine, name: str, changes: dict[str, Any]) -> GroupInfo:
+    """See `Store.alter_group`."""
+    old = engine.groups.get(name)
+    spent = engine.group_progress.spent_letters(old) if "dead_letter_topic" in changes else ()
+    new = engine.groups.alter(name, changes, spent)
+    if new.dead_letters != old.dead_letters:
+        # Pops that copy messages to the former topic right now hold the locks of their tables.
+        for table in engine.popping.tables.busy_tables(new.id):
+            with table.lock:
+                pass
+        new = engine.groups.end_former(name)
+    # Waiting pops may find room now.
+    engine.popping.waiting.made_room(new.id)
+    return new
 
 
 def delete(

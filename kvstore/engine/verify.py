@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -55,6 +56,7 @@ from kvstore.meta.topic import KEY_LEVELS
 from kvstore.meta.topics import Topics
 from kvstore.opening.recovery import Progress
 from kvstore.read.cold import Cold
+from kvstore.read.reader import Reader
 from kvstore.record.check import property_crc_problem
 from kvstore.record.facts import Facts, delay_level_of, facts, keys_of, tag_of, unique_id_of
 from kvstore.record.hashes import key_hash, tags_code
@@ -125,7 +127,7 @@ def verify(context: EngineContext, progress: Progress | None, *, archives: bool)
             done = min((number + 1) * log.segment_size, end) - log.first
             progress("verifying", done, end - log.first)
     _check_places(index, names, reader.cold, report)
-    _check_archives(reader.cold, archives, report)
+    _check_archives(reader, archives, report)
     if archives and reader.cold is not None:
         _check_held(context, names, reader.cold, report)
     report.seconds = log.clock.monotonic() - began
@@ -169,7 +171,9 @@ def _check_places(
         if found[2].is_archived and found[2].archive != NO_ARCHIVE:
             if found[2].archive not in numbers:
                 numbers = _numbers(cold)  # it may have come since
-            if found[2].archive not in numbers and get(PLACES, key) == value:
+            # To a reader the catalog may be newer than the rows that it walks through.
+            newest = index.locations.newest
+            if found[2].archive not in numbers and newest.get(PLACES, key) == value:
                 what = f"location says archive {found[2].archive}, which the catalog does not have"
                 _tell_location(names, found, what, report)
     if before is not None and before[2].is_archived:
@@ -197,9 +201,11 @@ def _tell_location(
     report.add(Problem("index", what, -1, names.get(topic, ""), queue, location.first))
 
 
-def _check_archives(cold: Cold | None, thorough: bool, report: VerifyReport) -> None:
-    if cold is not None:
-        for problem in cold.archived.verify(thorough=thorough):
+def _check_archives(reader: Reader, thorough: bool, report: VerifyReport) -> None:
+    if reader.cold is not None:
+        look_again = partial(reader.look_again, is_missing=True)
+        found = reader.cold.archived.verify(thorough=thorough, look_again=look_again)
+        for problem in found:
             report.add(Problem("archive", f"{problem.archive}: {problem.message}"))
 
 

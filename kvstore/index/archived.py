@@ -13,7 +13,7 @@ left out silently.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
@@ -269,9 +269,10 @@ class Archived(Protocol):
 
     def candidates(
         self, archive: int, low: int, high: int, begin: int | None = None, end: int | None = None
-    ) -> list[int]:
-        """Positions of an archive's messages with a key hash in range, in order; of its blocks
-        those alone that may have messages stored from `begin` to `end`.
+    ) -> Iterator[int]:
+        """Positions of an archive's messages with a key hash in range, newest first, found as the
+        caller goes on; of its blocks those alone that may have messages stored from `begin` to
+        `end`.
         """
         ...
 
@@ -296,12 +297,23 @@ class Archived(Protocol):
         """
         ...
 
+    def forget_attach(self) -> None:
+        """Note that an attach was cut off before the index had it: `find_again` finds none of its
+        archives.
+        """
+        ...
+
     def stats(self) -> list[TierStats]:
         """The figures of each tier. Fetches nothing."""
         ...
 
-    def verify(self, *, thorough: bool) -> list[ArchiveProblem]:
-        """Compare the archives with the catalog; with `thorough` every byte of them is read."""
+    def verify(
+        self, *, thorough: bool, look_again: Callable[[], None] = lambda: None
+    ) -> list[ArchiveProblem]:
+        """Compare the archives with the catalog; with `thorough` every byte of them is read.
+        `look_again` notes the rows that the catalog has by now: problems of other rows do not
+        count.
+        """
         ...
 
     def close(self) -> None:

@@ -101,6 +101,8 @@ _LARGE: Final = {RUNS: 64 << 20, MESSAGE_KEYS: 16 << 20, PLACES: 16 << 20}
 a file.
 """
 _SMALL: Final = 8 << 20
+_ROWS_AT_ONCE: Final = 10_000
+"""Rows of a batch, where there may be more rows than memory has room for."""
 _BLOCK: Final = 16 << 10
 _ZSTD_LEVEL: Final = 3
 _NO_SPACE: Final = ("No space left on device", "Disk quota exceeded")
@@ -153,6 +155,10 @@ def check_writable_here(folder: Path) -> None:
             'multiprocessing\'s "spawn" or "forkserver", fork before the first store is '
             "opened, or open with read_only=True"
         )
+
+
+Row = tuple[str, bytes, bytes | None]
+"""Family, key and value; None: without the row."""
 
 
 class Batch:
@@ -371,6 +377,19 @@ class Families:
         except Exception as e:  # rocksdict raises bare Exception
             raise self._refused(e) from e
 
+    def write_many(self, rows: Iterable[Row]) -> None:
+        """Write rows in batches of bounded size; a crash may leave the first of these alone."""
+        batch = self.batch()
+        for family, key, value in rows:
+            if value is None:
+                batch.delete(family, key)
+            else:
+                batch.put(family, key, value)
+            if len(batch) >= _ROWS_AT_ONCE:
+                self.write(batch)
+                batch = self.batch()
+        self.write(batch)
+
     def put_two(
         self, first: str, key: bytes, value: bytes, second: str, its_key: bytes, its_value: bytes
     ) -> None:
@@ -454,11 +473,13 @@ class Families:
         except Exception as e:  # as above
             raise self._failed(e) from e
 
-    def compact(self, name: str) -> None:
-        """Write a family's files anew, without the removed rows."""
+    def compact(self, name: str, first: bytes | None = None, end: bytes | None = None) -> None:
+        """Write a family's files anew, without the removed rows; or those files alone that have
+        rows from `first` to before `end`.
+        """
         self.flush(name)
         try:
-            self._families[name].compact_range(None, None)
+            self._families[name].compact_range(first, end)
         except Exception as e:  # as above
             raise self._failed(e) from e
 

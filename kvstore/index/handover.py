@@ -47,7 +47,7 @@ from kvstore.index.keys import (
     segment_range,
     topic_prefix,
 )
-from kvstore.index.queue_locations import locations_of
+from kvstore.index.queue_locations import locations_in, locations_of
 from kvstore.index.runs import count_of
 
 
@@ -226,17 +226,18 @@ def swap(
     old: Collection[int],
     arriving: Sequence[Arriving],
     queues: Iterable[Queue] | None,
+    topics: Collection[int] | None = None,
 ) -> None:
     """Put into a batch that arriving archives take the places of `old` ones. A queue that no
     arriving archive has loses its locations in the old ones.
 
     `queues` are all queues of which the old archives hold anything; with None they are looked for
-    in all locations.
+    in all locations of the `topics` of these archives (None: of all topics).
     """
     homes = {(t, q): (a.number, f, s) for a in arriving for t, q, f, s in a.queues}
     gone = frozenset(ARCHIVE_FIRST + number for number in old)
     put_rows(batch, arriving)
-    for queue in _holding(families, gone) if queues is None else dict.fromkeys(queues):
+    for queue in _holding(families, gone, topics) if queues is None else dict.fromkeys(queues):
         _swap_queue(families, batch, queue, gone, homes)
 
 
@@ -275,10 +276,11 @@ def _swap_queue(
         batch.put(PLACES, location_key(*queue, first), value)
 
 
-def _holding(families: Families, numbers: frozenset[int]) -> Iterable[Queue]:
+def _holding(
+    families: Families, numbers: frozenset[int], topics: Collection[int] | None
+) -> Iterable[Queue]:
     found: dict[Queue, None] = {}
-    for key, value in families.rows(PLACES, b""):
-        topic, queue, location = read_location(key, value)
+    for topic, queue, location in locations_in(families, topics):
         if location.segment in numbers:
             found[topic, queue] = None
     return found

@@ -383,6 +383,14 @@ class Index:
         with self._writing():
             self.keys.merge_next(self._sealed)
 
+    def compact_due(self) -> bool:
+        """Whether RocksDB's files are to be rid of parts of the key index that were replaced."""
+        return self.keys.compact_due
+
+    def compact_next(self) -> None:
+        """Rid the files of the next one of these parts; nobody waits for it."""
+        self.keys.compact_next()
+
     def tidy(self) -> None:
         """Before a close, repack the active segment's runs if they are many, and empty RocksDB's
         own log, so that the next opening has less to do.
@@ -436,15 +444,16 @@ class Index:
         old: Collection[int],
         arriving: Sequence[Arriving],
         queues: Iterable[Queue] | None,
+        topics: Collection[int] | None,
         rows: Iterable[Row],
     ) -> None:
         """Put archives, or nothing, in the place of other archives, and change catalog rows, at
-        once.
+        once. `queues` and `topics`: see `handover.swap`.
         """
         with self._writing():
             batch = self.families.batch()
             if old:
-                handover.swap(self.families, batch, old, arriving, queues)
+                handover.swap(self.families, batch, old, arriving, queues, topics)
             handover.put_changed(batch, rows)
             self._move(batch, arriving)
 

@@ -3,7 +3,7 @@
 The idea: `places` says in one seek which segment holds an offset, `runs` in one more which run;
 decoded runs, and the location that a queue was last asked for, are kept in bounded memory, so a
 reader that goes on pays for neither. A lookup reads a few locations, however many a queue has; only
-a reader that follows a writer, and a replay beside archives, read all locations of a queue.
+a replay beside archives reads all locations of a queue.
 
 Invariants: what is kept here is never wrong, only incomplete: runs don't change what they say, and
 a location that may have a newer one behind it is read again before an offset is said not to exist.
@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import count, dropwhile
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.core.packed_runs import run_positions
 from kvstore.index import runs
 from kvstore.index.families import Families
 from kvstore.index.keys import (
@@ -37,6 +38,7 @@ from kvstore.index.keys import (
     read_location,
     read_run_key,
     run_key,
+    topic_prefix,
 )
 
 I64 = NDArray[np.int64]
@@ -44,8 +46,6 @@ RUNS_CACHED_MAX: Final = 8192
 """Decoded runs in memory: 8 KiB each at most."""
 SPANS_CACHED_MAX: Final = 1 << 16
 """QueueLocations whose last location asked for is in memory, and whose first location is."""
-_FOLLOWED_CACHED_MAX: Final = 1 << 16
-"""Locations in memory of queues whose archived locations a newer index tells."""
 
 
 class Head(NamedTuple):
@@ -67,6 +67,16 @@ def locations_of(families: Families, topic: int, queue: int) -> list[Location]:
     prefix = queue_prefix(topic, queue)
     rows = families.rows(PLACES, prefix, behind(prefix))
     return [read_location(key, value)[2] for key, value in rows]
+
+
+def locations_in(
+    families: Families, topics: Collection[int] | None
+) -> Iterator[tuple[int, int, Location]]:
+    """The locations of some topics, by id, with topic and queue; None: of all topics."""
+    ranges = [(topic_prefix(topic), topic_prefix(topic + 1)) for topic in sorted(topics or ())]
+    for bounds in [(b"",)] if topics is None else ranges:
+        for key, value in families.rows(PLACES, *bounds):
+            yield read_location(key, value)
 
 
 class Counters(dict[int, "count[int]"]):
@@ -101,12 +111,11 @@ class QueueLocations:
         self._segment_size = segment_size
         self._spans: dict[int, Span] = {}
         self._firsts: dict[int, Location | None] = {}
-        self._followed: dict[int, list[Location]] = {}
-        self._followed_kept = 0
         self._runs: dict[int, _Decoded] = {}
         self._runs_kept = 0
         self._version = 0
-        self._newer: Families | None = None
+        self._newest = families
+        """The index that tells locations: a newer one, where a reader follows a writer."""
         self._removals = 0
         """Counts the times that rows were removed."""
         self._lock = threading.Lock()
@@ -206,27 +215,19 @@ class QueueLocations:
 
     def _up(self, queue: int, offset: int) -> Iterator[Location]:
         """Rows of a queue that begin behind an offset, rising."""
-        if self._newer is not None:
-            locations = self._followed_locations(self._newer, queue)
-            yield from locations[bisect_right(locations, offset, key=lambda p: p.first) :]
-            return
         topic, number = queue >> 32, queue & QUEUE_MASK
         prefix = queue_prefix(topic, number)
-        rows = self._families.rows(PLACES, location_key(topic, number, offset + 1), behind(prefix))
+        rows = self._newest.rows(PLACES, location_key(topic, number, offset + 1), behind(prefix))
         for key, value in rows:
             yield read_location(key, value)[2]
 
     def _down(self, queue: int, offset: int) -> Iterator[Location]:
         """Rows of a queue that begin at an offset or before it, falling."""
-        if self._newer is not None:
-            locations = self._followed_locations(self._newer, queue)
-            yield from reversed(locations[: bisect_right(locations, offset, key=lambda p: p.first)])
-            return
         topic, number = queue >> 32, queue & QUEUE_MASK
         prefix = queue_prefix(topic, number)
-        it = self._families.iter(PLACES)
+        it = self._newest.iter(PLACES)
         it.seek_for_prev(location_key(topic, number, offset))
-        while self._families.valid(it) and it.key().startswith(prefix):
+        while self._newest.valid(it) and it.key().startswith(prefix):
             yield read_location(it.key(), it.value())[2]
             it.prev()
 
@@ -238,31 +239,17 @@ class QueueLocations:
         return [location.first for location in locations if location.is_archived]
 
     def follow(self, newer: Families) -> None:
-        """Take locations of archives from an index that is newer than this one, whose rows stay as
-        they are; called before the segments that they replace are gone.
-        """
-        self._newer = newer
+        """Looks locations up in an index that is newer than this one, whose runs and ends stay as
+        they are. This comes before the log forgets the segments that moved, and `forget` after it.
 
-    def _followed_locations(self, newer: Families, queue: int) -> list[Location]:
-        found = self._followed.get(queue)
-        if found is not None:
-            return found
-        version = self._version
-        topic, number = queue >> 32, queue & QUEUE_MASK
-        own, there = (locations_of(index, topic, number) for index in (self._families, newer))
-        # Entries that the newer index lacks went to an archive, or for good.
-        left = {p.segment for p in there}
-        hot = [p for p in own if p.segment == NOWHERE or p.segment in left]
-        locations = {p.first: p for p in (*hot, *(p for p in there if p.is_archived))}
-        found = [location for _, location in sorted(locations.items())]
-        with self._lock:
-            if version == self._version:
-                if self._followed_kept + len(found) > _FOLLOWED_CACHED_MAX:
-                    self._followed.clear()
-                    self._followed_kept = 0
-                self._followed[queue] = found
-                self._followed_kept += len(found)
-        return found
+        The newer index may have locations beyond this one's ends. They have no runs here.
+        """
+        self._newest = newer
+
+    @property
+    def newest(self) -> Families:
+        """The index in which locations are looked up."""
+        return self._newest
 
     def changing(self) -> None:
         """Note that rows change about now: values that are read meanwhile are not kept."""
@@ -281,8 +268,6 @@ class QueueLocations:
         with self._lock:
             self._spans.clear()
             self._firsts.clear()
-            self._followed.clear()
-            self._followed_kept = 0
             self._version += 1
             self._runs.clear()
             self._runs_kept = 0
@@ -357,7 +342,7 @@ class QueueLocations:
         return key.first, it.value()
 
     def _cache_run(self, queue: int, first: int, segment: int, value: bytes, removals: int) -> I64:
-        column = runs.positions_of(value)
+        column = run_positions(value)
         column += segment * self._segment_size
         with self._lock:
             if removals != self._removals:

@@ -17,8 +17,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
-from xxhash import xxh32_intdigest
-
+from kvstore.core.hashing import xxh32
 from kvstore.index.index import Index
 from kvstore.record.facts import delay_level_of, facts, names_of
 from kvstore.record.hashes import tags_code
@@ -199,9 +198,9 @@ class Replay:
         key_level = (
             topic.key_level if topic.key_level == _ALL_KEYS else topic.key_level_at(position)
         )
-        digests = {xxh32_intdigest(unique)} if unique and key_level else set()
+        digests = {xxh32(unique)} if unique and key_level else set()
         if key_level == _ALL_KEYS:
-            digests.update(map(xxh32_intdigest, keys))
+            digests.update(map(xxh32, keys))
         for digest in digests:
             self._keys += (topic.base + queue, position, digest)
         self.keys += len(digests)

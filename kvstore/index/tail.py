@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.record.hashes import SEPARATOR, xxh32_many
+from kvstore.core.hashing import SEPARATOR, xxh32_many
 
 __all__ = ["QueueTail", "Tail"]
 

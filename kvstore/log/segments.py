@@ -365,10 +365,12 @@ class Segments:
 
     def forked(self) -> None:
         """Close the maps in a forked child, without the lock: a thread of the parent may have held
-        it.
+        it. The memory is let go as well: frames of threads that only the parent has keep it.
         """
         for found in self._maps.values():
             found.close()
+            with contextlib.suppress(BufferError):
+                found.buffer.close()
         self._maps.clear()
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -25,7 +25,15 @@ from kvstore.errors import (
     shown,
 )
 from kvstore.index.families import Batch, Families
-from kvstore.index.keys import GROUPS, META, NEXT_GROUP_ID, OFFSET_HISTORY, OFFSETS, U32
+from kvstore.index.keys import (
+    GROUPS,
+    META,
+    NEXT_GROUP_ID,
+    OFFSET_HISTORY,
+    OFFSET_MAX,
+    OFFSETS,
+    U32,
+)
 from kvstore.record.names import DLQ_PREFIX, SYSTEM_TOPICS
 from kvstore.record.validate import attributes_of, check_group, check_topic
 
@@ -36,6 +44,8 @@ IN_FLIGHT_MAX: Final = (1 << 31) - 1
 BACKOFF_MAX: Final = 365 * 24 * 3600.0
 """Seconds of one step: a year."""
 BACKOFF_STEPS: Final = 64
+FORMER_MAX: Final = 16
+"""Topics of before that may still hold dead letters of a group."""
 TIME_MAX: Final = (1 << 63) - 1
 CACHED_MAX: Final = 1 << 17
 _CACHED_OF_A_BATCH: Final = 1024
@@ -67,7 +77,8 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A group as it is: the fields of `GroupConfig`, and its id. `since` is the end that the log
-    had when a `start` of "end" was set.
+    had when a `start` of "end" was set. `former_dead_letters`: the topics its dead letters went to
+    before, and the log's end when that was changed; letters below it are the group's still.
     """
 
     name: str
@@ -80,6 +91,7 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight: int | None = None
     attributes: dict[str, str]
     since: int = 0
+    former_dead_letters: dict[str, int] = {}
 
     @property
     def is_plain(self) -> bool:
@@ -90,6 +102,11 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     def dead_letters(self) -> str:
         """The topic its dead letters go to."""
         return self.dead_letter_topic or DLQ_PREFIX + self.name
+
+    @property
+    def dead_letter_topics(self) -> tuple[str, ...]:
+        """The topics that have dead letters of it: those of before, and today's."""
+        return *self.former_dead_letters, self.dead_letters
 
     def backoff_after(self, attempts: int) -> float:
         """Seconds until the next delivery, after that many deliveries (1 or more)."""
@@ -217,18 +234,32 @@ class Groups:
     def _exists(self, name: str) -> bool:
         return name in self._cache or self._families.get(GROUPS, name.encode()) is not None
 
-    def alter(self, name: str, changes: dict[str, Any]) -> GroupInfo:
-        """Change some fields of a group, durably."""
+    def alter(self, name: str, changes: dict[str, Any], spent: Collection[str] = ()) -> GroupInfo:
+        """Change some fields of a group, durably. `spent` are former topics of dead letters that
+        hold none any more. After a change of that topic `end_former` is due.
+        """
         with self._lock:
             old = self.get(name)
             new = _checked(msgspec.structs.replace(old, **changes))
             if "start" in changes:
                 new = self._since(new)
-            batch = self._families.batch()
-            batch.put(GROUPS, name.encode(), msgspec.msgpack.encode(new))
-            self._cache.pop(name, None)
-            self._families.write(batch, sync=True)
-            return self._remember(new)
+            if new.dead_letters != old.dead_letters:
+                new = _with_former(new, old, spent)
+            return self._replace(new)
+
+    def end_former(self, name: str) -> GroupInfo:
+        """Note the log's end for the topic that a group's dead letters don't go to any more."""
+        with self._lock:
+            old, end = self.get(name), self._log_end()
+            former = {topic: min(until, end) for topic, until in old.former_dead_letters.items()}
+            return self._replace(msgspec.structs.replace(old, former_dead_letters=former))
+
+    def _replace(self, new: GroupInfo) -> GroupInfo:
+        batch = self._families.batch()
+        batch.put(GROUPS, new.name.encode(), msgspec.msgpack.encode(new))
+        self._cache.pop(new.name, None)
+        self._families.write(batch, sync=True)
+        return self._remember(new)
 
     def put_removal(self, batch: Batch, names: Iterable[str]) -> list[GroupInfo]:
         """Put the removal of groups, and of all that is keyed by them, into a batch, under `lock`;
@@ -309,6 +340,22 @@ def _checked(info: GroupInfo) -> GroupInfo:
     backoff = _backoff_of(info.backoff)
     attributes = attributes_of(info.attributes)
     return msgspec.structs.replace(info, backoff=backoff, attributes=attributes)
+
+
+def _with_former(new: GroupInfo, old: GroupInfo, spent: Collection[str]) -> GroupInfo:
+    """A group whose dead letters go to another topic: it keeps those in the topics of before."""
+    former = {
+        topic: until
+        for topic, until in (old.former_dead_letters | {old.dead_letters: OFFSET_MAX}).items()
+        if topic not in spent and topic != new.dead_letters
+    }
+    if len(former) > FORMER_MAX:
+        raise CallerError(
+            f"group {new.name!r} has dead letters in {len(former) - 1} topics of before: "
+            f"{', '.join(map(shown, old.former_dead_letters))}; delete one of them, or give "
+            f"{shown(old.dead_letters)} another retention instead of another name"
+        )
+    return msgspec.structs.replace(new, former_dead_letters=former)
 
 
 def _check_count(name: str, value: object, most: int) -> None:

@@ -11,6 +11,7 @@ gives no time before that of a row that was put since the opening.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final
 
@@ -19,7 +20,7 @@ import msgspec
 from kvstore.clock import whole_ms
 from kvstore.config import StoreConfig
 from kvstore.errors import IndexDamaged
-from kvstore.index.families import Batch, Families
+from kvstore.index.families import Batch, Families, Row
 from kvstore.index.keys import OFFSET_HISTORY, U64, history_key, read_history
 
 _ROW: Final = Struct(
@@ -99,6 +100,20 @@ class History:
         if not self._families.valid(it) or it.key()[: len(queue)] != queue:
             return None
         return _read_row(it.value())[0]
+
+    def clamped(self, highest: Callable[[int, int], int]) -> Iterator[Row]:
+        """The rows whose offset is above the highest that they may have, with that one. `highest`
+        is of a queue (topic id << 32 | queue id) and a number of recoveries.
+        """
+        for key, row in self._families.rows(OFFSET_HISTORY, b""):
+            try:
+                offset, recoveries, late = _read_row(row)
+            except IndexDamaged:
+                continue  # its readers are told
+            _, topic, queue, _ = read_history(key)
+            most = highest(topic << 32 | queue, recoveries)
+            if offset > most:
+                yield OFFSET_HISTORY, key, _ROW.pack(most, recoveries, late)
 
     def sweep_due(self) -> bool:
         """Whether a sweep is under way, or it is time for another."""

@@ -10,21 +10,26 @@ RocksDB may be ahead of the log after a power cut (an offset was committed, the 
 behind was lost), and new messages may have taken the lost places before the offset is asked for. So
 each opening after an unclean end notes where it found the log's end, numbered; a row says how many
 of these there were when it was written. The lowest of those that are newer than the row bounds it:
-the offset is clamped to its queue's next offset at that end, when it is first read.
+the offset is clamped to its queue's next offset at that end, when it is first read. When there are
+too many ends, an opening clamps all rows, and removes the ends (`apply_ends`): no row needs them
+any more.
 
 A caller that writes offsets together with other rows adds them to its own batch with `put_offset`,
 and calls `written` afterwards.
 
 Invariants: `get` and `history` return no offset above the queue's next offset, nor one that would
-skip a message put after a recovery; opening reads no row; the last writer of a row wins: cached
+skip a message put after a recovery; opening reads no row, but where there are too many ends; an end
+is removed only when the disk has every row that it clamps; the last writer of a row wins: cached
 commits only save writing the same row again, and are dropped when another caller writes it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import lru_cache
+from itertools import chain
 from struct import Struct
 from typing import Final, NamedTuple, Protocol
 
@@ -32,7 +37,7 @@ import msgspec
 
 from kvstore.config import StoreConfig
 from kvstore.errors import CallerError, IndexDamaged, shown
-from kvstore.index.families import Batch
+from kvstore.index.families import Batch, Row
 from kvstore.index.index import Index
 from kvstore.index.keys import (
     META,
@@ -54,6 +59,12 @@ _ROW: Final = Struct(">QI")  # offset, recoveries noted before it was written
 _PASSED_ROW: Final = Struct(">QIQ")  # the same, and how many messages filters have refused
 _RECOVERIES: Final = b"recoveries"  # u32: how many there are of the next
 _RECOVERED: Final = b"recovered/"  # and a number, u32 -> u64: the log's end as it was found
+_ENDS_MAX: Final = 256
+"""Ends of the log beyond which they are applied: 20 bytes each, and all are read at the first use
+of an older row.
+"""
+_HELD_KEPT: Final = 1 << 12
+"""Queues whose next offsets at an end of the log are kept while all rows are clamped."""
 _SEEK_EACH: Final = 8
 """Up to this many deleted topics are looked for group by group; for more, all rows are read
 once.
@@ -146,6 +157,9 @@ class Offsets:
         self.recoveries: int = U32.unpack(found)[0] if found else 0
         """The number of openings after an unclean end, which rows note."""
         self._ends: list[int] | None = None
+        """For each end that is noted the lowest of it and those behind it; the last is that of the
+        last recovery.
+        """
 
     # --- recoveries ---
 
@@ -160,24 +174,63 @@ class Offsets:
         self.recoveries += 1
         self._ends = None
 
-    def _lowest_end(self, since: int) -> int:
-        """The lowest end of the log that was found by recovery `since` or a later one."""
-        if self._ends is None:
-            ends: list[int] = []
-            for number in reversed(range(self.recoveries)):
-                end = self._found_end(number)
-                ends.append(min(end, ends[-1]) if ends else end)
-            self._ends = ends[::-1]
-        return self._ends[since]
+    def has_many_ends(self) -> bool:
+        """Whether it is time for `apply_ends`."""
+        return len(self._lowest_ends()) > _ENDS_MAX
 
-    def _found_end(self, number: int) -> int:
-        found = self._families.get(META, _RECOVERED + U32.pack(number))
-        if found is None:
-            raise IndexDamaged(
-                f"{self._families.path} does not say where the log ended at its recovery {number}, "
-                "so committed offsets of before can't be told; commit them again"
+    def apply_ends(self, bounds: Callable[[int], Bounds], others: Iterable[Row]) -> None:
+        """Clamp all rows by the ends of the log that were noted, and forget these ends. Nobody else
+        may write yet. `bounds` are those of a queue, and `others` makes the rows of other families
+        that ends bound as they are from now on. Killed in between, it is done again later.
+        """
+        self._families.write_many(chain(self._clamped_rows(bounds), others))
+        self._families.sync()
+        batch = self._families.batch()
+        batch.delete_range(META, _RECOVERED, behind(_RECOVERED))
+        self._families.write(batch, sync=True)
+        self._ends = []
+
+    def _clamped_rows(self, bounds: Callable[[int], Bounds]) -> Iterator[Row]:
+        """The rows that ends clamp, as they are then."""
+        for key, row in self._families.rows(OFFSETS, b""):
+            try:
+                old = read_offset(row)
+            except IndexDamaged:
+                continue  # its readers are told; no end is of use to it
+            _, topic, number = read_offset_key(key)
+            queue = topic << 32 | number
+            offset = self.clamped(queue, old.offset, old.recoveries, bounds(queue))
+            if offset != old.offset:
+                yield OFFSETS, key, _packed(offset, self.recoveries, old.passed_over)
+        # Many rows of a queue's history have one number of recoveries.
+        yield from self.history_rows.clamped(
+            lru_cache(_HELD_KEPT)(
+                lambda queue, since: self.clamped(queue, OFFSET_MAX, since, bounds(queue))
             )
-        return int(U64.unpack(found)[0])
+        )
+
+    def _lowest_end(self, since: int) -> int | None:
+        """The lowest end of the log that was found by recovery `since` or a later one; None if it
+        was applied.
+        """
+        ends = self._lowest_ends()
+        at = max(0, len(ends) - self.recoveries + since)
+        return ends[at] if at < len(ends) else None
+
+    def _lowest_ends(self) -> list[int]:
+        if self._ends is None:
+            lowest: list[int] = []
+            found = list(self._families.rows(META, _RECOVERED, behind(_RECOVERED)))
+            for number, (key, end) in enumerate(reversed(found), 1):
+                due = self.recoveries - number
+                if key != _RECOVERED + U32.pack(due):
+                    raise IndexDamaged(
+                        f"{self._families.path} does not say where the log ended at its recovery "
+                        f"{due}, so committed offsets of before can't be told; commit them again"
+                    )
+                lowest.append(min([U64.unpack(end)[0], *lowest[-1:]]))
+            self._ends = lowest[::-1]
+        return self._ends
 
     # --- reading ---
 
@@ -220,9 +273,8 @@ class Offsets:
         topic id << 32 | queue id.
         """
         found = min(offset, bounds.next_offset)
-        if recoveries < self.recoveries:
-            found = self._held_at(self._lowest_end(recoveries), queue, found, bounds.min_offset)
-        return found
+        end = self._lowest_end(recoveries) if recoveries < self.recoveries else None
+        return found if end is None else self._held_at(end, queue, found, bounds.min_offset)
 
     def first_at(self, queue: int, position: int, bounds: Bounds) -> int:
         """The first offset of a queue (topic id << 32 | queue id) whose record stands at or behind

@@ -30,7 +30,7 @@ from typing import Final
 from kvstore.config import StoreConfig
 from kvstore.errors import Damaged, IndexDamaged, SegmentDamaged, StoreError, StoreNotFound
 from kvstore.files import Files, FolderLock
-from kvstore.index.families import Batch
+from kvstore.index.families import Batch, Row
 from kvstore.index.handover import kept_locations, mark_unlocated
 from kvstore.index.index import Index
 from kvstore.index.keys import (
@@ -55,8 +55,6 @@ from kvstore.rocketmq.source import RocketMQSource
 
 _KEPT: Final = tuple(name for name in FAMILIES if name not in DERIVED)
 """The families that the log can't tell."""
-_ROWS_AT_ONCE: Final = 10_000
-"""Rows of an index that are in memory at a time while it is copied."""
 _TOLD_EVERY: Final = 4096
 
 
@@ -191,32 +189,32 @@ def _open_index(folder: Path, config: StoreConfig) -> tuple[Index, StoreConfig]:
 
 def _copy_old(old: Index, index: Index, batch: Batch, config: StoreConfig) -> None:
     """Puts the rows of the old index that the log can't tell, and the checkpoint at the log's
-    beginning. Rows are copied some at a time, since a store may have millions of them.
+    beginning.
     """
     # The newest store time goes too: a resumed replay would take it for that of the records
     # before, and give it to all that follow.
     back = old.load()._replace(position=0, stored_at=0, clean=False)
-    some = index.families.batch()
-    for name, key, value in _kept_rows(old):
-        if name == META:
-            batch.put(META, key, value)
-            continue
-        some.put(name, key, value)
-        if len(some) >= _ROWS_AT_ONCE:
-            index.families.write(some)
-            some = index.families.batch()
-    index.families.write(some)
+    index.families.write_many(_kept_rows(old))
+    for key, value in _kept_meta(old):
+        batch.put(META, key, value)
     batch.put(META, CHECKPOINT, checkpoint_value(back))
     if next(old.families.rows(ARCHIVES, b""), None) is not None:
         mark_unlocated(batch)
 
 
-def _kept_rows(old: Index) -> Iterator[tuple[str, bytes, bytes]]:
-    """The rows that the log can't tell; of the locations, those that can be read."""
+def _kept_meta(old: Index) -> Iterator[tuple[bytes, bytes]]:
+    for key, value in old.families.rows(META, b""):
+        if key not in (SEALED, CHECKPOINT, FORMAT):
+            yield key, value
+
+
+def _kept_rows(old: Index) -> Iterator[Row]:
+    """The rows that the log can't tell, without those of `meta`; of the locations, those that can
+    be read.
+    """
     for name in _KEPT:
-        for key, value in old.families.rows(name, b""):
-            if name != META or key not in (SEALED, CHECKPOINT, FORMAT):
-                yield name, key, value
+        if name != META:
+            yield from ((name, key, value) for key, value in old.families.rows(name, b""))
     with suppress(Damaged):
         for key, value in kept_locations(old.families):
             yield PLACES, key, value

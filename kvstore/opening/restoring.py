@@ -117,6 +117,7 @@ def place_archives(index: Index, log: CommitLog, archives: Callable[[], Archived
     families = index.families
     if families.get(META, COMING) is not None:
         # An attach was cut short, and will never end.
+        archives().forget_attach()
         batch = families.batch()
         forget(batch)
         families.write(batch)
@@ -141,7 +142,11 @@ def place_archives(index: Index, log: CommitLog, archives: Callable[[], Archived
     stretches = {
         n for c in held.values() for a, b in c.segments for n in range(a // size, -(-b // size))
     }
-    leaving = stretches - set(there)
+    # What is wholly in an archive of the catalog was handed over, even if the file is there again.
+    whole = {
+        n for c in held.values() for a, b in c.segments for n in range(-(-a // size), b // size)
+    }
+    leaving = stretches - (set(there) - whole)
     if leaving:
         put_gone(batch, read_gone(families), leaving, there, size)
     batch.delete(META, UNPLACED)

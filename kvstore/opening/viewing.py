@@ -101,10 +101,23 @@ def _view(path: Path, config: StoreConfig) -> tuple[View, list[int]]:
             ArchivedTopic(info.id, info.name, msgspec.to_builtins(info))
             for info in _topics(index, config).all()
         ]
-        catalog = Catalog(families.get(META, STORE_ID) or b"", list(families.rows(ARCHIVES, b"")))
+        catalog = _catalog(index)
         durable = index.checkpoint.durable
         log, missing = _files(path, config, index, size)
         return View(catalog, topics, log, durable, first_attaching(families)), missing
+
+
+def read_catalog(path: Path, config: StoreConfig) -> Catalog:
+    """The catalog that a store has now. To a store that is open for reading only its own is that of
+    its opening.
+    """
+    with _opened(path, config) as (index, _):
+        return _catalog(index)
+
+
+def _catalog(index: Index) -> Catalog:
+    families = index.families
+    return Catalog(families.get(META, STORE_ID) or b"", list(families.rows(ARCHIVES, b"")))
 
 
 def reach(path: Path, config: StoreConfig, queues: Iterable[Queue] | None) -> Reach:

@@ -157,7 +157,7 @@ class Acks:
             return bits
         # No other pop can have got it since, unless it was moved, or the offset was set back.
         queue, first = delivery.key.queue, delivery.key.first
-        read = max(0, self._tables.next_of(table, queue) - first)
+        read = max(0, (self._tables.next_of(table, queue) or 0) - first)
         return bits & (~((1 << read) - 1) | table.held(queue, first, bits.bit_length()))
 
     # --- changing the time ---

@@ -45,6 +45,7 @@ from kvstore.pop.context import PopContext
 from kvstore.pop.inflight.lock_rows import SPAN, Lock, bits_of, offsets_of, spans
 from kvstore.pop.inflight.queue_order import group_hash
 from kvstore.pop.inflight.table import Change, InflightTable
+from kvstore.pop.progress import letter_queues
 from kvstore.read.cold import UNAVAILABLE_ERRORS
 from kvstore.read.pull import ReadResult
 from kvstore.record.names import (
@@ -84,6 +85,7 @@ class DeadLetters:
         self._reader = context.reader
         self._finder = context.finder
         self._topics = context.topics
+        self._groups = context.groups
         self._put = context.put
 
     def bury(
@@ -135,7 +137,8 @@ class DeadLetters:
             self._put([_without_content(copies[0])])
 
     def _topic(self, group: GroupInfo) -> Topic:
-        name = group.dead_letters
+        # As it is now: who alters it waits for the pops that are at it, and not for any later ones.
+        name = self._groups.get(group.name).dead_letters
         # By its id in the index a copy that was made is told from one that was not.
         try:
             found = self._topics.get(name)
@@ -215,17 +218,14 @@ class Redrive:
         """See `Store.redrive`."""
         if limit is not None and (type(limit) is not int or limit < 1):
             raise CallerError(f"limit is {shown(limit)}; it must be None or at least 1 dead letter")
-        try:
-            letters = self._context.topics.get(group.dead_letters)
-        except TopicNotFound:
-            return 0  # it is made with the first one
         done = 0
-        for queue in range(letters.read_queues):
-            # Letters that arrive while this runs are left for the next call.
-            end = self._reader.bounds(letters.base + queue).next_offset
+        # Letters that arrive while this runs are left for the next call.
+        for letters, queue, bounds in list(
+            letter_queues(group, self._reader, self._context.topics, self._offsets)
+        ):
             while limit is None or done < limit:
                 most = _AT_ONCE if limit is None else min(_AT_ONCE, limit - done)
-                found = self._step(group, letters, queue, end, most)
+                found = self._step(group, letters, queue, bounds.next_offset, most)
                 if found is None:
                     break
                 done += found

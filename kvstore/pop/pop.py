@@ -323,6 +323,20 @@ class Pop:
         except StoreError as e:
             _log.error("kvmq will copy a dead letter of group %r later: %s", group.name, str(e))
 
+    def bury_due(self, group: GroupInfo) -> None:
+        """Sends all due rows of a group whose last attempt has failed to the dead letters, as pops
+        would that came to them.
+        """
+        context = self._context
+        now = context.clock.now_ms()
+        for topic in context.offsets.topics(group.id):
+            with context.tables.locked(group.id, topic) as table:
+                if table.dead:
+                    continue
+                due = [k for k, lock in table.due(now) if lock.attempts >= group.max_attempts]
+                for key in due:
+                    self.bury(table, group, key)
+
     # --- what is still there ---
 
     def _still_there(self, group: GroupInfo, topic: Topic) -> tuple[GroupInfo, Topic]:

@@ -35,6 +35,9 @@ from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.inflight.tables import ENDED_MAX
 from kvstore.pop.pop import Pop
 
+Tables = dict[tuple[int, int], InflightTable]
+"""By group and topic."""
+
 
 class Popper:
     """The parts of popping in an open store; see the module."""
@@ -91,7 +94,7 @@ class Popper:
             self.tables.locked(group.id, topic.id) as table,
         ):
             ended: dict[int, int] = {}
-            read = {queue: self.tables.next_of(table, queue) for queue in offsets}
+            read = {queue: self.tables.next_of(table, queue) or 0 for queue in offsets}
             for key, lock in itertools.chain(table.all(), table.parked()):
                 if key.queue in offsets:
                     batch.delete(LOCKS, lock_key(*key))
@@ -119,30 +122,40 @@ class Popper:
                         f"offset {offset} can't be committed: messages of queue {queue} are locked "
                         "by this group; ack them, or use reset_offset"
                     )
-            back = [c for c in commits if self.tables.ended and self._goes_back(c)]
+            back = [
+                c
+                for c in commits
+                if self.tables.ended and c.offset < (self._next_of(tables, c) or 0)
+            ]
             yield
             for commit in back:
                 self.tables.set_back(*commit)
 
     @contextmanager
-    def setting(
-        self, commits: Collection[Commit]
-    ) -> Iterator[dict[tuple[int, int], InflightTable]]:
-        """Around writing offsets: nothing is popped meanwhile from these topics by these groups.
-        Messages may be unread by it, for which a pop waits. Gives the tables by group and topic.
+    def setting(self, commits: Collection[Commit]) -> Iterator[Tables]:
+        """Around writing offsets: nothing is popped meanwhile from these topics by these groups. An
+        offset that goes back, or is the first, may bring messages for which a pop waits; one that
+        goes forward brings none, so it wakes nobody. Gives the tables by group and topic.
         """
         with ExitStack() as held:
-            tables: dict[tuple[int, int], InflightTable] = {}
+            tables: Tables = {}
             for group, topic in sorted({(c.group, c.topic) for c in commits}):
                 # Also where there is no table yet: a first pop must not come in between.
                 tables[group, topic] = held.enter_context(self.tables.locked(group, topic))
+            # Whoever begins to wait from here on looks when the offsets are written.
+            back = {tables[c.group, c.topic] for c in commits if self._may_bring(tables, c)}
             yield tables
             for group, topic, queue, _ in commits:
                 tables[group, topic].forget_next(queue)
-            for table in tables.values():
+            for table in back:
                 self.waiting.freed(table, len(table.waiters))
 
-    def _goes_back(self, commit: Commit) -> bool:
-        """Whether a commit makes done messages unread again."""
-        table = self.tables.find(commit.group, commit.topic)
-        return table is not None and commit.offset < self.tables.next_of(table, commit.queue)
+    def _may_bring(self, tables: Tables, commit: Commit) -> bool:
+        """Whether a pop may wait for messages that a commit makes unread."""
+        if not tables[commit.group, commit.topic].waiters:
+            return False
+        before = self._next_of(tables, commit)
+        return before is None or commit.offset < before
+
+    def _next_of(self, tables: Tables, commit: Commit) -> int | None:
+        return self.tables.next_of(tables[commit.group, commit.topic], commit.queue)

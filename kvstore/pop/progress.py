@@ -11,21 +11,21 @@ takes the groups that popped, or have messages under lock, works out what is don
 where that has changed.
 
 Invariants: a look changes nothing; a message counts once, as unread, in flight or done; a message
-that retention deleted is done; no look and no sample costs more for more messages under lock. A row
-of history says what was done at the time of its sample; none is written where nothing changed, nor
-from a sample that a commit or a reset has overtaken.
+that retention deleted is done; no look and no sample costs more for more messages under lock, but
+the first look after retention took some of these, which reads the rows once. A row of history says
+what was done at the time of its sample; none is written where nothing changed, nor from a sample
+that a commit or a reset has overtaken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgspec
 
 from kvstore.clock import Clock
-from kvstore.errors import TopicNotFound
 from kvstore.message import Bounds
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.offsets import OffsetRow, Offsets
@@ -89,6 +89,31 @@ class Todo(NamedTuple):
         return self.unread + self.in_flight
 
 
+class LetterQueue(NamedTuple):
+    """A queue that has dead letters of a group; `bounds` are where they may be."""
+
+    topic: Topic
+    queue: int
+    bounds: Bounds
+
+
+def letter_queues(
+    group: GroupInfo, reader: Reader, topics: Topics, offsets: Offsets
+) -> Iterator[LetterQueue]:
+    """The queues that may have dead letters of a group, those of before first."""
+    for name in group.dead_letter_topics:
+        topic, until = topics.find(name), group.former_dead_letters.get(name)
+        if topic is None:
+            continue  # it is made with the first letter
+        for queue in range(topic.read_queues):
+            bounds = reader.bounds(topic.base + queue)
+            if until is not None:
+                # Another use of that topic came behind it, or another topic of that name.
+                end = offsets.first_at(topic.base + queue, until, bounds)
+                bounds = Bounds(min(bounds.min_offset, end), end)
+            yield LetterQueue(topic, queue, bounds)
+
+
 @dataclass(frozen=True, slots=True)
 class GroupProgress:
     """The parts of a store that tell how far its groups are."""
@@ -147,16 +172,24 @@ class GroupProgress:
         )
 
     def _dead_letters(self, group: GroupInfo) -> int:
-        try:
-            letters = self.topics.get(group.dead_letters)
-        except TopicNotFound:
-            return 0
         count = 0
-        for queue in range(letters.read_queues):
-            bounds = self.reader.bounds(letters.base + queue)
-            taken = self.offsets.get(group.id, letters.id, queue, bounds)
-            count += bounds.next_offset - max(taken or 0, bounds.min_offset)
+        for letters, queue, bounds in self._letter_queues(group):
+            held = self.reader.bounds(letters.base + queue)
+            taken = self.offsets.get(group.id, letters.id, queue, held)
+            count += max(0, bounds.next_offset - max(taken or 0, bounds.min_offset))
         return count
+
+    def _letter_queues(self, group: GroupInfo) -> Iterable[LetterQueue]:
+        return letter_queues(group, self.reader, self.topics, self.offsets)
+
+    def spent_letters(self, group: GroupInfo) -> set[str]:
+        """The topics of before that hold no dead letters of a group any more."""
+        held = {
+            letters.name
+            for letters, _, bounds in self._letter_queues(group)
+            if bounds.min_offset < bounds.next_offset
+        }
+        return group.former_dead_letters.keys() - held
 
 
 def _done_below(offset: int, lowest: int | None) -> int:

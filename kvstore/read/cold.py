@@ -35,13 +35,20 @@ UNAVAILABLE_ERRORS: Final = (ArchiveUnavailable, ArchiveMissing)
 
 class Cold:
     """Reads archives for the reader, see the module. `first_segment` gives the oldest segment of
-    the log.
+    the log; `look_again` learns which archives a writer has replaced meanwhile.
     """
 
-    def __init__(self, index: Index, archived: Archived, first_segment: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        index: Index,
+        archived: Archived,
+        first_segment: Callable[[], int],
+        look_again: Callable[[], None],
+    ) -> None:
         self.archived = archived
         self._index = index
         self._first_segment = first_segment
+        self._look_again = look_again
 
     def location(self, key: int, offset: int) -> tuple[int, int] | None:
         """The archive that has an offset, and where the next location begins (the queue's next
@@ -52,7 +59,9 @@ class Cold:
                 key, offset, self._first_segment(), fresh=fresh
             )
             if span is not None and span.location.is_archived:
-                behind = self._index.end(key) if span.behind is None else span.behind
+                # A reader beside a writer knows of locations beyond its queues' ends.
+                end = self._index.end(key)
+                behind = end if span.behind is None else min(span.behind, end)
                 return span.location.archive, behind
         return None
 
@@ -130,9 +139,17 @@ class Cold:
         """
         covering = self.archived.covering(begin, end, low, high)
         archives = [one for one in covering if one.end_position > since]
+        coming = {-1: in_log}
         waiting: list[tuple[int, int]] = []
-        """Candidates that wait, because a newer one may come: -position, archive."""
+        """The next candidate of the log, and of each archive that may have the newest one:
+        -position, archive.
+        """
         before = -1
+
+        def wait_for(archive: int) -> None:
+            position = next(coming[archive], None)
+            if position is not None and position >= since:
+                heappush(waiting, (-position, archive))
 
         def down_to(top: int) -> Iterator[tuple[int, int]]:
             nonlocal before
@@ -142,20 +159,13 @@ class Cold:
                 if -below != before:
                     yield -below, archive
                 before = -below
-                if archive < 0:
-                    wait_for_log()
+                wait_for(archive)
 
-        def wait_for_log() -> None:
-            position = next(in_log, None)
-            if position is not None:
-                heappush(waiting, (-position, -1))
-
-        wait_for_log()
-        for archive in sorted(archives, key=lambda one: -one.end_position):
-            yield from down_to(archive.end_position)
-            for position in self._candidates_in(archive.archive, low, high, begin, end, lost):
-                if position >= since:
-                    heappush(waiting, (-position, archive.archive))
+        wait_for(-1)
+        for one in sorted(archives, key=lambda one: -one.end_position):
+            yield from down_to(one.end_position)
+            coming[one.archive] = self._candidates_in(one.archive, low, high, begin, end, lost)
+            wait_for(one.archive)
         yield from down_to(0)
 
     def _candidates_in(
@@ -166,16 +176,16 @@ class Cold:
         begin: int | None,
         end: int | None,
         lost: list[ArchiveDamaged],
-    ) -> list[int]:
+    ) -> Iterator[int]:
         try:
-            return self.archived.candidates(archive, low, high, begin, end)
+            yield from self.archived.candidates(archive, low, high, begin, end)
         except ArchiveDamaged as e:
             # A key's other messages are still worth having. If the archive was replaced meanwhile,
             # the caller looks again, or already has the messages of its successor.
+            self._look_again()
             if archive in self.archived.numbers():
-                _log.error("kvmq finds nothing by key there: %s", str(e))
+                _log.error("kvmq finds no older message by key there: %s", str(e))
                 lost.append(e)
-            return []
 
 
 def with_next(error: ArchiveDamaged, message: str, following: int | None) -> ArchiveDamaged:

@@ -44,12 +44,12 @@ class Finder:
         reader: Reader,
         log: CommitLog,
         index: Index,
-        is_live: Callable[[str, int], bool],
+        topic_named: Callable[[str], Topic | None],
     ) -> None:
         self._reader = reader
         self._log = log
         self._index = index
-        self._is_live = is_live
+        self._topic_named = topic_named
 
     def find(
         self, message_id: str, is_own: Callable[[str], bool] = lambda topic: True
@@ -81,7 +81,7 @@ class Finder:
                 message is not None
                 and message.message_id == message_id
                 and is_own(message.topic)
-                and self._is_live(message.topic, position)
+                and self._is_live(message)
             ):
                 return message, []
         return None, lost
@@ -99,7 +99,7 @@ class Finder:
         except (MessageNotFound, SegmentDamaged, RecordDamaged):
             return None
         same = message.position_id == message_id.upper()
-        return message if same and self._is_live(message.topic, position) else None
+        return message if same and self._is_live(message) else None
 
     def query(
         self, topic: Topic, key: str, begin: int | None, end: int | None, limit: int
@@ -173,7 +173,8 @@ class Finder:
         mark = reader.mark()
         try:
             if archive >= 0 and reader.cold is not None:
-                return reader.cold.archived.record(archive, position)
+                message = reader.cold.archived.record(archive, position)
+                return message if message is not None and self._is_in_view(message) else None
             # A reader's tail may have messages that were handed over since.
             if reader.cold is None or self._log.segments.has(position // self._log.segment_size):
                 return reader.record(position)
@@ -191,6 +192,22 @@ class Finder:
             return None
         except (MessageNotFound, SegmentDamaged, RecordDamaged):
             return None
+
+    def _is_live(self, message: StoredMessage) -> bool:
+        """Whether a message belongs to a topic that exists."""
+        topic = self._topic_named(message.topic)
+        return topic is not None and message.position >= topic.since
+
+    def _is_in_view(self, message: StoredMessage) -> bool:
+        """Whether an archived message was put before the store was opened. A store that is open for
+        reading only beside a writer learns of archives with messages that came later.
+        """
+        reader = self._reader
+        # Messages of other stores that were attached have positions of their own.
+        if reader.follow is None or message.position < reader.visible_end():
+            return True
+        topic = self._topic_named(message.topic)
+        return topic is not None and message.offset < reader.next_offset(topic.base + message.queue)
 
     def _candidates(
         self,

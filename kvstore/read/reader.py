@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import takewhile
 from typing import Final, Protocol
 
@@ -89,7 +90,8 @@ class Reader:
 
     def read_from(self, archived: Archived) -> None:
         """Reads messages whose locations name archives through `archived` from now on."""
-        self.cold = Cold(self._index, archived, self.first_segment)
+        look_again = partial(self.look_again, is_missing=True)
+        self.cold = Cold(self._index, archived, self.first_segment, look_again)
         self._index.archived_below = self.cold.below
 
     def at_hand(self, kept: AtHand) -> AbstractContextManager[object]:
@@ -128,9 +130,9 @@ class Reader:
         end, first = self.visible_end(), self.first_segment()
         found = self._index.positions(key, offset, limit, first, end)
         if not found:
+            last = self._index.next_offset(key, end)
             behind = self._index.after(key, offset, first)
-            if behind is None:
-                behind = self._index.next_offset(key, end)
+            behind = last if behind is None else min(behind, last)
             raise RecordDamaged(
                 f"offsets {offset} to {behind - 1} of queue {queue} of {topic.name!r} were lost to "
                 f"damage of the log; go on at offset {behind}",
@@ -300,8 +302,8 @@ class Reader:
             if found and found[0].offset == offset:
                 return found[0]
             held = (
-                "no tier has it any more: it expired, was erased, or a newer message of its key "
-                "took its place"
+                "no tier has it any more: it expired, was erased, was lost to damage of the log "
+                "before, or a newer message of its key took its place"
             )
         else:
             held = f"it has {low} to {high - 1}" if high > low else "it has none"

@@ -43,6 +43,14 @@ def fill(digests: NDArray[np.uint32], blocks: int, first: int, count: int, hashe
     which belong there.
     """
     filled = np.zeros((count, BLOCK_BYTES), np.uint8)
+    _add(filled, digests, blocks, first, hashes)
+    return filled.tobytes()
+
+
+def _add(
+    filled: NDArray[np.uint8], digests: NDArray[np.uint32], blocks: int, first: int, hashes: int
+) -> None:
+    """Adds sorted digests to the blocks from `first` on."""
     for at in range(0, len(digests), _PIECE):
         some = digests[at : at + _PIECE].astype(np.uint64)
         block = ((some * np.uint64(blocks)) >> np.uint64(32)).astype(np.int64) - first
@@ -55,7 +63,6 @@ def fill(digests: NDArray[np.uint32], blocks: int, first: int, count: int, hashe
             marked[begin + place.view(np.int64)] = 1
         bits = np.packbits(marked, bitorder="little")
         filled[low : high + 1] |= bits.reshape(-1, BLOCK_BYTES)
-    return filled.tobytes()
 
 
 def may_contain(data: bytes, at: int, mask: int) -> bool:
@@ -75,11 +82,20 @@ def masks_of(digest: int) -> tuple[int, ...]:
     return tuple(masks)
 
 
-def build(digests: NDArray[np.uint32], bits: int) -> bytes:
-    """The payload of the filter of sorted, distinct digests, of about so many bits."""
-    blocks = max(bits // BLOCK_BITS, 1)
-    hashes = hashes_for(bits / max(len(digests), 1))
-    return _HEAD.pack(hashes, blocks) + fill(digests, blocks, 0, blocks, hashes)
+class FilterBuilder:
+    """The filter of so many distinct digests, of about so many bits, while it is built."""
+
+    def __init__(self, keys: int, bits: int) -> None:
+        self._hashes = hashes_for(bits / max(keys, 1))
+        self._filled = np.zeros((max(bits // BLOCK_BITS, 1), BLOCK_BYTES), np.uint8)
+
+    def add(self, digests: NDArray[np.uint32]) -> None:
+        """Adds sorted digests; one may come again."""
+        _add(self._filled, digests, len(self._filled), 0, self._hashes)
+
+    def payload(self) -> bytes:
+        """The filter as a section."""
+        return b"".join((_HEAD.pack(self._hashes, len(self._filled)), self._filled.data))
 
 
 class Filter:

@@ -279,6 +279,8 @@ def test_topics_groups_and_offsets_of_a_view_have_its_own_names(
     assert store.group("a%g").dead_letters == "%DLQ%a%g"
     assert a.alter_group("h", dead_letter_topic="%DLQ%x").dead_letter_topic == "%DLQ%x"
     assert store.group("a%h").dead_letter_topic == "%DLQ%a%x"
+    assert list(a.group("h").former_dead_letters) == ["dead"]
+    assert list(store.group("a%h").former_dead_letters) == ["a%dead"]
     assert a.create_groups([GroupConfig(name="i", dead_letter_topic="d")])[0].dead_letters == "d"
     a.commit_offset("g", "t", 0, 1)
     a.commit_offsets([("h", "t", 0, 0)])

@@ -16,6 +16,9 @@ import kvstore
 from kvstore import Message, StoreConfig
 from tests.cli.conftest import Kvmq
 from tests.support.clock import VirtualClock
+from tests.tiering.catalog.moving import merge
+from tiering.catalog.catalog import decode_rows
+from tiering.operations import inspection
 
 POLICY = 'hot_for = "1d"\nwarm = "old/archive"\n'
 
@@ -67,6 +70,22 @@ def test_what_is_due_is_moved_and_reads_the_same(kvmq: Kvmq, tiered: Path) -> No
     tiers = kvmq("stats", tiered, "--json").json["tiers"]
     assert [(t["tier"], t["archives"]) for t in tiers] == [("warm", 3)]
     assert "warm" in kvmq("stats", tiered).out
+
+
+def test_a_verify_beside_a_writer_looks_at_the_present_catalog(
+    kvmq: Kvmq, tiered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kvstore.open(tiered, StoreConfig(segment_size=64 << 10)) as store:
+        real = inspection.places_of
+
+        def merged(*asked: Any) -> Any:
+            merge(store, [row.number for row in decode_rows(store.catalog().rows)[:2]])
+            return real(*asked)
+
+        monkeypatch.setattr(inspection, "places_of", merged)
+        ran = kvmq("tier", "verify", tiered, "--json")
+    assert ran.code == 0, ran.out
+    assert (ran.json["archives"], ran.json["problems"]) == (2, [])
 
 
 def test_a_second_run_has_nothing_to_do(kvmq: Kvmq, tiered: Path, policy: Path) -> None:

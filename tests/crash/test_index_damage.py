@@ -25,6 +25,7 @@ from kvstore import (
     StoreError,
 )
 from kvstore.engine.upkeep import Job
+from kvstore.index import families
 from kvstore.index.families import Batch, Families
 from kvstore.index.index import Index
 from kvstore.index.keys import (
@@ -590,7 +591,7 @@ def test_an_index_of_many_rows_is_copied_some_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = sys.modules["kvstore.opening.rebuild"]
-    monkeypatch.setattr(module, "_ROWS_AT_ONCE", 50)
+    monkeypatch.setattr(families, "_ROWS_AT_ONCE", 50)
     monkeypatch.setattr(module, "_drop_derived", lambda folder, config: False)
     sizes, formats, write = [], [], Families.write
 

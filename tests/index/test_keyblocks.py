@@ -6,32 +6,32 @@ Bytes that are no block give `FormatError`.
 from __future__ import annotations
 
 import tracemalloc
+from struct import Struct
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvstore.errors import FormatError
-from kvstore.index.message_keys.key_blocks import (
-    BLOCK,
-    HEADER,
+from kvstore.core.packed_pairs import (
     count_in,
     find_in_block,
     pack_block,
     pack_blocks,
-    sort_pairs,
     unpack_block,
 )
+from kvstore.errors import FormatError
+from kvstore.index.message_keys.key_blocks import BLOCK, sort_pairs
 
 Pair = tuple[int, int]
+HEADER = Struct("<BI")
 HASHES = st.one_of(st.integers(0, 5), st.integers(0, (1 << 40) - 1))
 PAIRS = st.lists(st.tuples(HASHES, st.integers(0, (1 << 32) - 1)), min_size=1, max_size=600)
 
 
 def blocks_of(pairs: list[Pair]) -> list[tuple[int, bytes]]:
     columns = (np.array(c, dtype=np.int64) for c in zip(*pairs, strict=True))
-    return pack_blocks(*sort_pairs(*columns))
+    return pack_blocks(*sort_pairs(*columns), BLOCK)
 
 
 def all_pairs(blocks: list[tuple[int, bytes]]) -> list[Pair]:

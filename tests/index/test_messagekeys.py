@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import kvstore
+from kvstore import Message
 from kvstore.errors import FormatError
 from kvstore.index.checkpoint import repack
 from kvstore.index.families import Batch, Families
@@ -35,6 +38,7 @@ from kvstore.index.message_keys.key_blocks import BLOCK, sort_pairs
 from kvstore.index.message_keys.key_lookup import FAN_OUT, MessageKeys
 from kvstore.index.message_keys.key_parts import GENERATION, pairs_between
 from kvstore.index.runs import RUN_MAX, Columns, pack_many, unpack
+from tests.support import inside
 from tests.support.costs import Costs
 
 SEGMENT = 1 << 20
@@ -602,3 +606,35 @@ def test_retiring_takes_a_segment_and_leaves_the_next_offset_of_an_emptied_queue
         (2, 0, 2, NOWHERE),
     ]
     assert {key[:4] for key, _ in families.rows(RUNS, b"")} == {b"\0\0\0\1"}
+
+
+def test_parts_that_were_replaced_take_no_room_in_the_files_once_all_is_merged(
+    tmp_path: Path,
+) -> None:
+    """They stayed until RocksDB had more files: 10 to 13 bytes a key in small stores."""
+    with kvstore.open(tmp_path / "a", kvstore.StoreConfig(segment_size=1 << 20)) as store:
+        inside.housekeeper(store).stop()
+        store.create_topic("orders", queues=2)
+        keys = 0
+        while store.stats().end_position < 10 << 20:
+            names = [(f"a-{keys + n}", f"b-{keys + n}") for n in range(0, 800, 2)]
+            store.put_batch([Message("orders", b"x", keys=some, queue=0) for some in names])
+            keys += 3 * len(names)
+            store.checkpoint()
+            inside.families(store).flush("message_keys")
+        store.seal()
+        store.checkpoint()
+        index = inside.index(store)
+        for due, work in (
+            (index.seal_due, index.seal_next),
+            (index.merge_due, index.merge_next),
+            (index.compact_due, index.compact_next),
+        ):
+            while due():
+                work()
+                inside.families(store).flush("message_keys")
+        assert {part.level for part in inside.keys(store).parts()} == {0, 1}
+        found = store.stats().index_bytes["message_keys"]
+        inside.families(store).compact("message_keys")
+        assert found <= 1.02 * store.stats().index_bytes["message_keys"]
+    assert found < 8 * keys

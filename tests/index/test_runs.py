@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from kvstore.core.packed_runs import run_positions
 from kvstore.errors import FormatError
 from kvstore.index.runs import (
     HEADER,
@@ -17,7 +18,6 @@ from kvstore.index.runs import (
     Columns,
     count_of,
     pack_many,
-    positions_of,
     split_long,
     unpack,
     unpack_many,
@@ -69,7 +69,7 @@ def holds(columns: Columns, starts: list[int]) -> None:
     for value, start, end in zip(values, starts, ends, strict=True):
         own = columns.positions[start:end].tolist()
         assert count_of(value) == end - start
-        assert positions_of(value).tolist() == own
+        assert run_positions(value).tolist() == own
         assert unpack(value).tag_hashes.tolist() == columns.tag_hashes[start:end].tolist()
 
 
@@ -148,7 +148,7 @@ GARBAGE = st.one_of(
 def test_bytes_that_are_no_run_give_a_format_error_only(value: bytes) -> None:
     for read in (
         unpack,
-        positions_of,
+        run_positions,
         count_of,
     ):
         try:

@@ -7,8 +7,8 @@ from array import array
 import pytest
 from xxhash import xxh32_intdigest
 
+from kvstore.core.hashing import SEPARATOR
 from kvstore.index.tail import Tail
-from kvstore.record.hashes import SEPARATOR
 
 QUEUE = 7 << 32 | 3
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 import kvstore
-from kvstore import Message, Retention, Store, StoreConfig
+from kvstore import Message, ReceiptExpired, Retention, Store, StoreConfig
 from kvstore.cli import kvmq
+from tests.pop.test_costs import locks_read
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.stores import killed
 
@@ -57,6 +61,74 @@ def test_what_retention_took_away_is_in_nobodys_lag(
             0,
             None,
         )
+
+
+def segments_of(store: Store, count: int, messages: int) -> None:
+    """Puts so many messages into each of some segments."""
+    for _ in range(count):
+        store.put_batch([Message("t", b"x", queue=n % 2) for n in range(messages)])
+        store.seal()
+
+
+def test_after_retention_took_locked_messages_figures_read_all_rows_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+    for size in (4, 40, 400):
+        clock = VirtualClock()
+        with kvstore.open(tmp_path / str(size), small(clock)) as store:
+            store.create_topic("t", queues=2)
+            store.create_group("g")
+            segments_of(store, 1, 6)
+            store.put_batch([Message("t", b"x") for _ in range(size)])
+            for _ in range(size + 6):
+                assert len(store.pop("g", "t", invisible_for=30 * DAY)) == 1
+                clock.advance(0.3)
+            clock.advance(2 * DAY)
+            clock.set_hour(4)
+            store.apply_retention()
+            first = store.group_stats("g", "t")
+            assert first[0].in_flight == size
+            with locks_read(store, monkeypatch) as seen:
+                assert store.group_stats("g", "t") == first
+                read.append(seen())
+    assert read[0] == read[1] == read[2] <= 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_figures_are_those_of_the_rows_whatever_retention_took(tmp_path: Path, seed: int) -> None:
+    """A reader that looks for the first time reads all rows."""
+    random, clock = Random(seed), VirtualClock()
+    with kvstore.open(tmp_path / "s", small(clock)) as store:
+        inside.stop_housekeepers(store)
+        store.create_topic("t", queues=2)
+        store.create_group("g", max_attempts=9)
+        receipts: list[str] = []
+        for _ in range(40):
+            match random.randrange(7):
+                case 0:
+                    segments_of(store, 1, random.randrange(1, 30))
+                case 1:
+                    clock.advance(random.choice((0.01, 1, DAY / 3)))
+                    clock.set_hour(4)
+                    store.apply_retention()
+                case 2:
+                    for receipt in random.sample(receipts, min(len(receipts), 3)):
+                        with suppress(ReceiptExpired):
+                            receipts.append(
+                                store.change_invisible(receipt, random.choice((1, DAY)))
+                            )
+                case 3:
+                    receipts += [p.receipt for p in store.pop("g", "t", 9, invisible_for=2 * DAY)]
+                case 4:
+                    store.ack_batch(random.sample(receipts, min(len(receipts), 4)))
+                case _:
+                    for limit in (1, 3):
+                        lasts = random.choice((0.05, 30, DAY))
+                        popped = store.pop("g", "t", limit, invisible_for=lasts)
+                        receipts += [p.receipt for p in popped]
+            with kvstore.open(store.path, small(clock), read_only=True) as reader:
+                assert store.group_stats("g", "t") == reader.group_stats("g", "t")
 
 
 def test_a_group_that_starts_at_the_end_lags_by_what_came_since(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pytest
@@ -10,6 +12,7 @@ from kvstore import (
     CallerError,
     GroupNotFound,
     Message,
+    PutResult,
     Retention,
     Store,
     StoreConfig,
@@ -66,6 +69,25 @@ def test_a_redriven_message_is_the_original_with_no_attempts(
     ]
     assert store.ack_batch([p.receipt for p in found]) == [True] * 3
     assert store.bounds("t", 0).next_offset == 3
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_a_group_gave_up_on_is_redriven_though_nobody_popped_since_its_last_lock_ended(
+    store: Store, clock: VirtualClock, ordered: bool
+) -> None:
+    store.create_group("o", max_attempts=1, ordered=ordered)
+    put(store, 3)
+    for _ in range(3):
+        if not store.pop("o", "t", limit=3, invisible_for=1):
+            break
+    clock.advance(0.5)
+    assert store.redrive("o") == 0
+    clock.advance(1)
+    given_up = store.redrive("o")
+    assert given_up == (1 if ordered else 3)
+    found = store.pop("o", "t", limit=1)
+    assert [(p.message.offset, p.attempt) for p in found] == [(0, 1)]
+    assert store.redrive("o") == 0
 
 
 def test_only_the_group_that_gave_up_gets_it(store: Store, clock: VirtualClock) -> None:
@@ -326,3 +348,121 @@ def test_a_groups_dead_letters_are_in_its_lag_neither_before_a_redrive_nor_after
         (stats,) = store.group_stats("g")
         assert (stats.lag, stats.dead_letters) == (redriven, 3 - redriven)
         assert sum(one.lag for one in store.lag("g", "%DLQ%g")) == 3 - redriven
+
+
+# --- another dead-letter topic ---
+
+
+def letters(store: Store, group: str = "g") -> int:
+    return store.group_stats(group, "t")[0].dead_letters
+
+
+@pytest.mark.parametrize("after", ["at once", "a restart"])
+def test_dead_letters_in_a_former_topic_are_counted_and_redriven(
+    store: Store, opens: Opens, clock: VirtualClock, after: str
+) -> None:
+    put(store, 3)
+    give_up(store, clock, 3)
+    store.alter_group("g", dead_letter_topic="dead")
+    put(store, 2, queue=1)
+    give_up(store, clock, 2)
+    assert [store.bounds(name, 0).next_offset for name in ("%DLQ%g", "dead")] == [3, 2]
+    if after == "a restart":
+        store.close()
+        store = opens()
+    assert letters(store) == 5
+    assert store.redrive("g", 4) == 4
+    assert letters(store) == 1
+    assert store.redrive("g") == 1
+    assert letters(store) == store.redrive("g") == 0
+    found = store.pop("g", "t", limit=9)
+    assert [(p.message.queue, p.message.offset) for p in found] == [
+        (0, 0), (0, 1), (0, 2), (1, 0), (1, 1),
+    ]  # fmt: skip
+    assert {one.topic for one in store.lag("g")} == {"t"}
+
+
+def test_what_is_put_to_a_former_topic_afterwards_is_no_dead_letter(
+    store: Store, clock: VirtualClock
+) -> None:
+    put(store, 2)
+    give_up(store, clock, 2)
+    store.alter_group("g", dead_letter_topic="dead")
+    put(store, 4, topic="%DLQ%g")
+    assert letters(store) == 2
+    assert store.redrive("g") == 2
+    assert letters(store) == 0
+    assert store.lag("g", "%DLQ%g")[0].unread == 4
+    assert bodies(store.pop("g", "%DLQ%g", limit=9)) == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_topic_of_a_former_ones_name_has_no_dead_letters(
+    store: Store, clock: VirtualClock
+) -> None:
+    put(store, 2)
+    give_up(store, clock, 2)
+    store.alter_group("g", dead_letter_topic="dead")
+    store.delete_topic("%DLQ%g")
+    assert letters(store) == store.redrive("g") == 0
+    store.create_topic("%DLQ%g", queues=1)
+    put(store, 2, topic="%DLQ%g")
+    assert letters(store) == store.redrive("g") == 0
+
+
+def test_a_group_may_have_its_former_topic_again(store: Store, clock: VirtualClock) -> None:
+    for name in ("dead", None, "dead", None):
+        put(store, 1)
+        give_up(store, clock, 1)
+        store.alter_group("g", dead_letter_topic=name)
+    assert list(store.group("g").former_dead_letters) == ["dead"]
+    assert letters(store) == store.redrive("g") == 4
+
+
+def test_former_topics_are_bounded_and_those_without_dead_letters_are_forgotten(
+    store: Store, clock: VirtualClock
+) -> None:
+    for number in range(30):
+        store.alter_group("g", dead_letter_topic=f"empty-{number}")
+    assert len(store.group("g").former_dead_letters) == 1
+    store.alter_group("g", dead_letter_topic="dead-0")
+    for number in range(1, 17):
+        put(store, 1)
+        give_up(store, clock, 1)
+        store.alter_group("g", dead_letter_topic=f"dead-{number}")
+    put(store, 1)
+    give_up(store, clock, 1)
+    before = store.group("g")
+    with pytest.raises(CallerError, match="delete one of them"):
+        store.alter_group("g", dead_letter_topic="dead-17")
+    assert store.group("g") == before
+    store.alter_group("g", max_in_flight=7)
+    assert letters(store) == 17
+    store.delete_topic("dead-0")
+    store.alter_group("g", dead_letter_topic="dead-17")
+    assert letters(store) == store.redrive("g") == 16
+
+
+def test_a_dead_letter_that_is_copied_while_its_topic_is_changed_is_not_lost(
+    store: Store, clock: VirtualClock
+) -> None:
+    put(store, 1)
+    store.pop("g", "t", invisible_for=1)
+    clock.advance(2)
+    writer = inside.writer(store)
+    put_batch = writer.put_batch
+    changing = threading.Thread(
+        target=store.alter_group, args=("g",), kwargs={"dead_letter_topic": "dead"}
+    )
+
+    def slowly(messages: Sequence[Message]) -> list[PutResult]:
+        changing.start()
+        while store.group("g").dead_letters != "dead":
+            changing.join(0.001)
+        changing.join(0.1)  # it waits for this pop
+        return put_batch(messages)
+
+    writer.put_batch = slowly  # type: ignore[method-assign]  # to stand between two steps
+    assert store.pop("g", "t") == []
+    changing.join()
+    assert store.bounds("%DLQ%g", 0).next_offset == 1
+    assert letters(store) == store.redrive("g") == 1

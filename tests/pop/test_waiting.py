@@ -132,6 +132,41 @@ def test_a_commit_that_makes_messages_unread_wakes_who_waits(
     assert bodies(other.result(SOON)) == [b"1"]
 
 
+def test_a_commit_wakes_who_waits_only_if_it_goes_back(store: Store) -> None:
+    store.put_batch([Message("t", b"%d" % n, queue=0) for n in range(9)])
+    store.create_group("late", start="end")
+    for group in ("g", "late"):
+        woken: list[str] = []
+        asked = (1, None, 30.0, 1, None, None)
+        found, poll = inside.begin_pop(store)(
+            partial(woken.append, group), group, "t", LONG, *asked
+        )
+        assert found == []
+        assert poll is not None
+        store.commit_offset(group, "t", 0, 0)
+        assert woken == [group], "its first one: it may have begun elsewhere"
+        poll.look()
+        for offset in (1, 5, 5, 9):
+            store.commit_offset(group, "t", 0, offset)
+        store.commit_offsets([(group, "t", 0, 9), ("another", "t", 0, 3)], sync=True)
+        assert woken == [group]
+        store.commit_offset(group, "t", 0, 3)
+        assert woken == [group, group]
+        poll.end()
+
+
+def test_no_wake_up_is_lost_however_a_commit_and_a_pop_meet(
+    store: Store, pool: ThreadPoolExecutor
+) -> None:
+    store.put("t", b"1", queue=0)
+    store.commit_offset("g", "t", 0, 1)
+    for _ in range(300):
+        one = waiting(pool, store)
+        store.commit_offset("g", "t", 0, 0)
+        (p,) = one.result(SOON)
+        store.ack(p.receipt)
+
+
 def test_an_import_of_offsets_waits_for_a_pop_under_way_and_wakes_who_waits(
     store: Store, pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:

@@ -143,23 +143,24 @@ def test_every_call_of_every_handle_is_refused_in_a_forked_child(tmp_path: Path)
     in_child(_refused_everywhere, str(tmp_path / "store"))
 
 
+def _assert_nothing_held(path: str) -> None:
+    """No descriptor and no map of this process leads into a folder."""
+    descriptors = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            descriptors.append(os.readlink(f"/proc/self/fd/{name}"))
+        except FileNotFoundError:
+            continue
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    held = [line for line in descriptors + maps if path in line]
+    assert not held, held
+
+
 def _holding_nothing(tell: Teller, path: str) -> None:
     with _store(path) as store, kvstore.open(path, read_only=True) as reader:
         reader.get("t", 0, 0)
-
-        def child() -> None:
-            descriptors = []
-            for name in os.listdir("/proc/self/fd"):
-                try:
-                    descriptors.append(os.readlink(f"/proc/self/fd/{name}"))
-                except FileNotFoundError:
-                    continue
-            maps = Path("/proc/self/maps").read_text().splitlines()
-            held = [line for line in descriptors + maps if path in line]
-            assert not held, held
-
         before = _folder(Path(path))
-        assert _fork(tell, child) == 0
+        assert _fork(tell, lambda: _assert_nothing_held(path)) == 0
         assert _folder(Path(path)) == before
         store.put("t", b"more")
     with kvstore.open(path) as store:
@@ -173,6 +174,30 @@ def _folder(path: Path) -> dict[str, bytes]:
 
 def test_a_forked_child_holds_no_file_of_the_store_and_changes_none(tmp_path: Path) -> None:
     in_child(_holding_nothing, str(tmp_path / "store"))
+
+
+def _holding_nothing_of_threads(tell: Teller, path: str) -> None:
+    ended = threading.Event()
+    with kvstore.open(path, kvstore.StoreConfig(segment_size=1 << 28)) as store:
+        store.create_topic("t", queues=1)
+
+        def put() -> None:
+            while not ended.is_set():
+                store.put_batch([kvstore.Message("t", b"x" * 100)] * 50)
+
+        putting = threading.Thread(target=put)
+        putting.start()
+        try:
+            for _ in range(20):
+                assert _fork(tell, lambda: _assert_nothing_held(f"{path}/commitlog/0")) == 0
+        finally:
+            ended.set()
+            putting.join()
+
+
+def test_a_child_that_is_forked_while_a_thread_puts_holds_no_segment(tmp_path: Path) -> None:
+    """Frames of threads that only the parent has kept the segment's map, and so its file."""
+    in_child(_holding_nothing_of_threads, str(tmp_path / "store"))
 
 
 def _outlived(tell: Teller, path: str) -> None:

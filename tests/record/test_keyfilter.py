@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from kvstore.errors import FormatError
 from kvstore.record.key_filter import (
     BLOCK_BITS,
     BLOCK_BYTES,
     Filter,
-    build,
+    FilterBuilder,
     fill,
     masks_of,
     may_contain,
@@ -28,15 +29,23 @@ def drawn(count: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
     return np.unique(np.random.default_rng(count).integers(0, 1 << 32, count, dtype=np.uint32))
 
 
-@given(DIGESTS, st.integers(1, 4000))
-def test_what_was_added_is_never_denied(digests: set[int], bits: int) -> None:
-    held = Filter(build(np.array(sorted(digests), np.uint32), bits))
+def filter_of(digests: NDArray[np.uint32], bits: int, portion: int = 1 << 20) -> Filter:
+    """The filter of sorted, distinct digests, of about so many bits."""
+    built = FilterBuilder(len(digests), bits)
+    for at in range(0, len(digests), portion):
+        built.add(digests[at : at + portion])
+    return Filter(built.payload())
+
+
+@given(DIGESTS, st.integers(1, 4000), st.integers(1, 99))
+def test_what_was_added_is_never_denied(digests: set[int], bits: int, portion: int) -> None:
+    held = filter_of(np.array(sorted(digests), np.uint32), bits, portion)
     assert all(map(held.may_hold, digests))
 
 
 def test_many_digests_are_added_piece_by_piece_and_none_is_denied() -> None:
     digests = drawn(200_000)
-    held = Filter(build(digests, 10 * len(digests)))
+    held = filter_of(digests, 10 * len(digests))
     assert all(map(held.may_hold, digests.tolist()))
 
 
@@ -44,7 +53,7 @@ def test_many_digests_are_added_piece_by_piece_and_none_is_denied() -> None:
 def test_few_of_those_that_were_not_added_are_granted(keys_a_message: int, wrong: float) -> None:
     digests = drawn(60_000)
     messages = len(digests) // keys_a_message
-    held = Filter(build(digests, filter_bits(len(digests), messages)))
+    held = filter_of(digests, filter_bits(len(digests), messages))
     asked = set(drawn(20_001).tolist()) - set(digests.tolist())
     assert sum(map(held.may_hold, asked)) / len(asked) < wrong
 
@@ -53,7 +62,7 @@ def test_few_of_those_that_were_not_added_are_granted(keys_a_message: int, wrong
 def test_it_takes_at_most_twelve_bits_a_message(keys_a_message: int) -> None:
     digests = drawn(90_000)
     messages = len(digests) // keys_a_message
-    held = Filter(build(digests, filter_bits(len(digests), messages)))
+    held = filter_of(digests, filter_bits(len(digests), messages))
     assert held.memory_bytes * 8 / messages <= BITS_A_MESSAGE + 0.1
 
 

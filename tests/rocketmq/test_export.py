@@ -23,6 +23,7 @@ from kvstore import (
     TopicExists,
 )
 from kvstore.files import LocalFiles
+from kvstore.index.keys import OFFSETS
 from kvstore.meta.groups import DEFAULT_BACKOFF
 from kvstore.meta.topic import KINDS_IDLE, Kind
 from kvstore.rocketmq.config_values import Configuration, backoff_of
@@ -226,6 +227,29 @@ def test_what_is_there_already_stays_as_it_is(opens: Opens, tmp_path: Path) -> N
     assert other.group("g").max_attempts == 9
     assert other.committed_offset("g", "t", 0) == 1
     assert other.committed_offset("h", "t", 0) == 2
+
+
+def test_an_import_looks_for_each_offset_once(
+    opens: Opens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opens("one")
+    store.create_topic("t", queues=40)
+    store.commit_offsets([("g", "t", queue, 0) for queue in range(40)])
+    store.export_rocketmq(tmp_path / "out")
+    other = opens("two")
+    other.create_topic("t", queues=40)
+    other.create_group("g")
+    families, looked = inside.families(other), list[bytes]()
+    get = families.get
+
+    def counted(family: str, key: bytes) -> bytes | None:
+        if family == OFFSETS:
+            looked.append(key)
+        return get(family, key)
+
+    monkeypatch.setattr(families, "get", counted)
+    assert other.import_rocketmq_config(tmp_path / "out").offsets == 40
+    assert len(looked) == len(set(looked)) == 40
 
 
 def test_a_name_that_can_not_be_one_is_passed_over_and_told(opens: Opens, tmp_path: Path) -> None:

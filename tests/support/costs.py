@@ -36,6 +36,10 @@ class _Iterator:
         self._counts["next"] += 1
         self._it.next()
 
+    def prev(self) -> None:
+        self._counts["next"] += 1
+        self._it.prev()
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._it, name)
 

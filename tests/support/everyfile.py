@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from kvstore.files import FolderLock
 from tests.support.files import WatchedFiles
 
-_HALVES: Final = frozenset({"write", "write_whole", "write_private", "erase", "copy"})
+_HALVES: Final = frozenset({"write", "write_whole", "write_private", "erase", "copy", "append"})
 _READING: Final = frozenset({"map", "list_dir", "facts", "read", "links", "disk_used"})
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kvstore.errors import DiskFull
-from kvstore.files import LocalFiles, LocalMappedFile, MappedFile
+from kvstore.files import LocalFiles, LocalMappedFile, LocalScratch, MappedFile
 
 PAGE: Final = 4096
 _TRIES: Final = 100
@@ -152,12 +152,8 @@ class WatchedFiles(LocalFiles):
             )
 
     def create(self, path: Path, size: int) -> None:
-        try:
+        with _no_room(f"for a segment of {size} bytes at {path}"):
             self.happens("create", path, size)
-        except OSError as e:
-            if e.errno == errno.ENOSPC:  # as LocalFiles says it
-                raise DiskFull(f"no room for a segment of {size} bytes at {path}") from e
-            raise
         super().create(path, size)
         with self._lock:
             self._synced[path] = bytes(size)
@@ -190,6 +186,11 @@ class WatchedFiles(LocalFiles):
                 yield chunk[: len(chunk) // 2]
                 raise
             yield chunk
+
+    def scratch(self, folder: Path) -> LocalScratch:
+        with _no_room(f"for a scratch file in {folder}"):
+            self.happens("scratch", folder)
+        return WatchedScratch(self, folder)
 
     def write_private(self, path: Path, data: bytes) -> None:
         try:
@@ -314,6 +315,39 @@ def _differing(data: bytes, image: bytes) -> list[int]:
         for at in range(0, len(data), PAGE)
         if data[at : at + PAGE] != image[at : at + PAGE]
     ]
+
+
+class WatchedScratch(LocalScratch):
+    """A scratch file whose uses are effects."""
+
+    def __init__(self, files: WatchedFiles, folder: Path) -> None:
+        super().__init__(folder)
+        self._files = files
+        self._folder = folder
+
+    def append(self, data: bytes) -> None:
+        with _no_room(self._what):
+            try:
+                self._files.happens("append", self._folder, len(data))
+            except HalfDone:
+                super().append(data[: len(data) // 2])
+                raise
+        super().append(data)
+
+    def read(self, offset: int, size: int) -> bytes:
+        self._files.happens("read", self._folder)
+        return super().read(offset, size)
+
+
+@contextlib.contextmanager
+def _no_room(what: str) -> Iterator[None]:
+    """A full disk, as LocalFiles says it."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno == errno.ENOSPC:
+            raise DiskFull(f"no room {what}") from e
+        raise
 
 
 def copy_folder(source: Path, target: Path) -> Path:

@@ -44,6 +44,7 @@ LIMITS: Final = (
     Limit(("log.segments.MAPS_MAX",), 1, EVERYWHERE),
     Limit(("meta.groups.CACHED_MAX",), 1, ("Pops", "OffsetsMachine")),
     Limit(("meta.groups._CACHED_OF_A_BATCH",), 0, ("Pops", "OffsetsMachine")),
+    Limit(("meta.offsets._ENDS_MAX",), 0, POPPED),
     Limit(("meta.offsets._LAST_MAX",), 1, ("Pops", "OffsetsMachine")),
     Limit(("meta.topics.CACHED_MAX",), 1, EVERYWHERE),
     Limit(("meta.topics._CACHED_OF_A_BATCH",), 0, EVERYWHERE),
@@ -53,12 +54,12 @@ LIMITS: Final = (
 LET_OUT: Final = {
     "engine.upkeep._PARTS_MAX": "tests/engine/test_checkpoints.py",
     "index.archived._FETCHED_MAX": "tests/tiering/catalog/test_same_answers.py",
-    "index.queue_locations._FOLLOWED_CACHED_MAX": "tests/tiering/catalog/test_what_nobody_has.py",
     "pop.ordered.PARKED_MAX": "it is no cache: what is parked waits, so the model would not "
     "hold: tests/pop/test_bounds.py",
 }
 """Not of the models; and the test that lowers it."""
 LIMITS_OF_TIERING: Final = {
+    "archive.external_sort.ROWS_MAX": "tests/tiering/archive/test_external_sort.py",
     "catalog.tiers.SCANS_CACHED_MAX": "tests/tiering/catalog/test_bounds.py",
     "catalog.tiers.FOUND_CACHED_MAX": "tests/tiering/catalog/test_bounds.py",
     "catalog.tiers.GROUPS_CACHED_MAX": "tests/tiering/catalog/test_bounds.py",
@@ -71,8 +72,9 @@ LIMITS_OF_TIERING: Final = {
 """Limits of tiering, and the test that lowers each."""
 NO_LIMITS_OF_MEMORY: Final = frozenset(
     {
-        "BLOCK_BYTES", "GROUP_MAX", "KEY_HISTORY_MAX", "LENGTH_MAX", "NAME_MAX", "PROPERTIES_MAX",
-        "SCAN_MAX", "TOPIC_MAX", "_DIGITS_MAX", "_DISK_CHECK_BYTES", "_ID_CHARACTERS_MAX",
+        "BLOCK_BYTES", "FORMER_MAX", "GROUP_MAX", "KEY_HISTORY_MAX", "LENGTH_MAX", "NAME_MAX",
+        "PROPERTIES_MAX", "SCAN_MAX", "TOPIC_MAX", "_DIGITS_MAX", "_DISK_CHECK_BYTES",
+        "_ID_CHARACTERS_MAX",
         "_INTEGER_LENGTH_MAX", "_PROBLEMS_KEPT", "_PROBLEMS_MAX", "_SHOWN_MAX",
         # Of tiering: what one archive, one batch, one name or one plot may have.
         "BATCH_BYTES", "INPUTS_MAX", "KEY_BYTES_MAX", "MESSAGES_MAX", "PART_BYTES_MAX",

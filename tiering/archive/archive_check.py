@@ -8,14 +8,14 @@ archive with the records that it was made of. `described`, `blocks` and `message
 as plain values, from the archive's bytes alone, wherever it came from: `kvmq dump` prints them.
 
 Invariants: a faulty part is reported at least once, and the parts that can still be read are still
-looked at (but a damaged manifest or directory can't be described); memory is a few blocks and a few
-dozen bytes a message.
+looked at (but a damaged manifest or directory can't be described); memory is a few blocks, some
+sorts (`external_sort`), directory and filter, and one byte a message.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,7 +36,8 @@ from tiering.archive.block import Block, BlockGroup
 from tiering.archive.columns.packed import I64
 from tiering.archive.columns.records import slices
 from tiering.archive.directory import DirectoryRows
-from tiering.archive.indexes import KeyLevels, digests_of
+from tiering.archive.external_sort import ExternalSort, Rows
+from tiering.archive.indexes import U64, KeyLevels, digests_of
 from tiering.archive.layout import (
     CRC,
     FORMAT_VERSION,
@@ -48,11 +49,16 @@ from tiering.archive.layout import (
     TRAILER_MAGIC,
 )
 from tiering.archive.tail import FileSource
+from tiering.archive.writer import temporary
 from tiering.keys.crypto import KeyProvider
 
 if TYPE_CHECKING:
     from kvstore.record.check import Buffer
 
+_PLACED = np.dtype([("number", "<i8"), ("position", "<i8"), ("rank", "<u4")])
+"""A row of the position index: the message's number in the order of blocks and rows, its position,
+and its rank.
+"""
 _SECTIONS = ("manifest", "directory", "filter", "key_fences", "position_fences")
 
 
@@ -96,25 +102,38 @@ class _Check:
         self._rows: DirectoryRows = archive.rows()
         self._starts = np.cumsum(self._rows.messages) - self._rows.messages
         self._total = archive.directory.messages
-        self._positions = np.full(self._total, -1, np.int64)
-        self._is_read = np.zeros(self._total, np.bool_)
+        self._places = ExternalSort(_PLACED, temporary)
+        self._is_complete = True
+        """Whether the position index could be read, and has each message once so far."""
         self._is_keyed = np.zeros(self._total, np.bool_)
-        """Messages whose keys are known: the message was read, and its record is whole."""
+        """Messages whose keys are known, by rank: the message was read, and its record is whole."""
         self._levels = [KeyLevels(topic) for topic in archive.manifest.topics]
         self._last: tuple[int, BlockGroup] | None = None
-        self._digests = array("I")
-        self._keyed = array("I")
+        self._drop = archive.key_fences.drop if archive.key_fences is not None else 0
+        self._pairs = ExternalSort(np.uint64, temporary)
+        """The pairs that the key index ought to have, as kept digest << 32 | rank."""
+        self._keys = self._denied = 0
+        """Keys of records, and those of them that the filter denies."""
 
     def problems(self) -> Iterator[Problem]:
         yield from self._manifest()
-        for number in range(self._archive.directory.blocks):
-            for reason in self._block(number):
-                yield self._problem(f"block {number}: {reason}", number)
-        ordinals = np.full(self._total, -1, np.int64)
+        is_placed = True
         try:
-            for reason in self._position_index(ordinals):
+            for reason in self._position_index():
                 yield self._problem(reason)
-            for reason in self._key_index(ordinals):
+        except ArchiveDamaged as error:
+            is_placed = False
+            yield Problem(self._archive.name, -1, str(error))
+        places = _Cursor(self._places.sorted() if is_placed else iter(()))
+        for number, end in enumerate(np.cumsum(self._rows.messages).tolist()):
+            for reason in self._block(number, places.below(end)):
+                yield self._problem(f"block {number}: {reason}", number)
+        if not is_placed:
+            return
+        if not self._is_complete:
+            yield self._problem("the position index does not have each message once")
+        try:
+            for reason in self._key_index():
                 yield self._problem(reason)
         except ArchiveDamaged as error:
             yield Problem(self._archive.name, -1, str(error))
@@ -133,8 +152,12 @@ class _Check:
 
     # --- blocks ---
 
-    def _block(self, number: int) -> Iterator[str]:
+    def _block(self, number: int, places: Rows) -> Iterator[str]:
+        """Checks a block; `places` has its messages' rows of the position index."""
         archive = self._archive
+        start, count = int(self._starts[number]), int(self._rows.messages[number])
+        if not np.array_equal(places["number"], np.arange(start, start + count)):
+            self._is_complete = False
         try:
             block = archive.block_of(number, self._group_of(number))
             records = block.records()
@@ -145,9 +168,10 @@ class _Check:
             yield str(error)
             return
         yield from self._figures(number, block, records)
-        start = int(self._starts[number])
-        self._positions[start : start + len(records)] = block.positions
-        self._is_read[start : start + len(records)] = True
+        ranks = np.full(len(records), -1, np.int64)
+        yield from self._check_places(places, start, block.positions, ranks)
+        is_whole = np.zeros(len(records), np.bool_)
+        digests, keyed = array("I"), array("I")
         levels = self._levels[int(self._rows.topics[number])]
         for row, raw in enumerate(records):
             position = int(block.positions[row])
@@ -167,10 +191,33 @@ class _Check:
                 level = 0 if kind == ROLLBACK else level
             if (found.topic, queue, offset, found.stored_at, size) != same:
                 yield f"the record at {position} is not the one that the columns say"
-            self._is_keyed[start + row] = True
             for digest in digests_of(found.properties, level):
-                self._digests.append(digest)
-                self._keyed.append(start + row)
+                digests.append(digest)
+                keyed.append(row)
+            is_whole[row] = True
+        self._is_keyed[ranks[is_whole & (ranks >= 0)]] = True
+        self._note_keys(np.frombuffer(digests, np.uint32), ranks[np.frombuffer(keyed, np.uint32)])
+
+    def _check_places(self, places: Rows, start: int, positions: I64, ranks: I64) -> Iterator[str]:
+        """Compares rows of the position index with a block whose first message has number `start`.
+        Fills in the messages' ranks.
+        """
+        rows = places["number"] - start
+        is_here = (rows >= 0) & (rows < len(positions))
+        places, rows = places[is_here], rows[is_here]
+        wrong = places["position"][places["position"] != positions[rows]]
+        for position in wrong[:1].tolist():
+            yield f"the position index says wrong where the message at {position} lies"
+        ranks[rows] = places["rank"]
+
+    def _note_keys(self, digests: NDArray[np.uint32], ranks: I64) -> None:
+        """Notes the digests of a block's keys, each with the rank of its message (-1: unknown)."""
+        self._keys += len(digests)
+        if self._archive.filter is not None:
+            self._denied += self._archive.filter.denied(digests.astype(np.int64))
+        is_known = ranks >= 0
+        pairs = _as_pairs(digests[is_known] >> self._drop, ranks[is_known])
+        self._pairs.add(np.unique(pairs))
 
     def _group_of(self, number: int) -> BlockGroup:
         """The group of a block. The last group is kept, since neighbours share it."""
@@ -216,83 +263,116 @@ class _Check:
 
     # --- indexes ---
 
-    def _position_index(self, ordinals: I64) -> Iterator[str]:
-        """Checks the position index; fills in the number of each rank's message."""
+    def _position_index(self) -> Iterator[str]:
+        """Checks the position index by itself; its rows are compared with the blocks later."""
         rank, before = 0, None
         for placed in self._archive.position_chunks():
             count = len(placed.positions)
             if rank + count > self._total:
                 break
-            found = self._starts[placed.blocks] + placed.rows
+            numbers = self._starts[placed.blocks] + placed.rows
             wrong = (placed.rows < 0) | (placed.rows >= self._rows.messages[placed.blocks])
-            found[wrong] = 0
-            wrong |= self._is_read[found] & (self._positions[found] != placed.positions)
+            numbers[wrong] = -1
             for position in placed.positions[wrong][:1].tolist():
                 yield f"the position index says wrong where the message at {position} lies"
             rising = placed.positions if before is None else np.append(before, placed.positions)
             if bool((rising[1:] <= rising[:-1]).any()):
                 yield "the positions of the position index do not rise"
-            ordinals[rank : rank + count] = found
+            self._places.add(numbers, placed.positions, np.arange(rank, rank + count))
             rank += count
             before = placed.positions[-1:]
-        if rank != self._total or len(np.unique(ordinals)) != self._total:
-            yield "the position index does not have each message once"
+        self._is_complete = rank == self._total
 
-    def _key_index(self, ordinals: I64) -> Iterator[str]:
+    def _key_index(self) -> Iterator[str]:
         archive = self._archive
-        digests = np.frombuffer(self._digests, np.uint32).astype(np.int64)
-        if len(digests) and (archive.filter is None or archive.key_fences is None):
-            yield f"{len(digests)} keys are in records, and there is no key index"
+        if self._keys and (archive.filter is None or archive.key_fences is None):
+            yield f"{self._keys} keys are in records, and there is no key index"
             return
-        if archive.filter is not None and (denied := archive.filter.denied(digests)):
-            yield f"the filter denies {denied} keys that records have"
-        drop = archive.key_fences.drop if archive.key_fences is not None else 0
-        in_records = _as_pairs(digests >> drop, np.frombuffer(self._keyed, np.uint32))
-        in_index = []
+        if self._denied:
+            yield f"the filter denies {self._denied} keys that records have"
+        in_index = ExternalSort(np.uint64, temporary)
         for kept, ranks in archive.key_pairs():
             if bool((ranks >= self._total).any()):
                 yield "the key index names a message that is not there"
                 return
-            numbers = ordinals[ranks]
-            is_keyed = self._is_keyed[numbers]
-            in_index.append(_as_pairs(kept[is_keyed], numbers[is_keyed]))
-        found = np.unique(np.concatenate(in_index)) if in_index else np.zeros(0, np.int64)
-        missing = len(np.setdiff1d(in_records, found, assume_unique=True))
-        if missing or len(found) != len(in_records):
-            spare = len(found) + missing - len(in_records)
+            is_keyed = self._is_keyed[ranks]
+            in_index.add(_as_pairs(kept[is_keyed], ranks[is_keyed]))
+        missing, spare = differences(self._pairs.sorted(), in_index.sorted())
+        if missing or spare:
             yield f"the key index lacks {missing} keys that records have, and has {spare} others"
 
 
-def _as_pairs(
-    digests: I64,
-    numbers: NDArray[np.integer],
-) -> I64:
-    """Pairs as single numbers, without duplicates."""
-    return np.unique(digests.astype(np.int64) << 32 | numbers.astype(np.int64))
+class _Cursor:
+    """Goes through rows of the position index in the order of the messages' numbers."""
+
+    def __init__(self, rows: Iterator[Rows]) -> None:
+        self._rows = rows
+        self._ahead = np.empty(0, _PLACED)
+
+    def below(self, number: int) -> Rows:
+        """The next rows, as far as their numbers are below one."""
+        parts: list[Rows] = [self._ahead]
+        while not len(parts[-1]) or parts[-1]["number"][-1] < number:
+            more = next(self._rows, None)
+            if more is None:
+                break
+            parts.append(more)
+        joined = np.concatenate(parts)
+        cut = int(np.searchsorted(joined["number"], number))
+        self._ahead = joined[cut:]
+        return joined[:cut]
+
+
+def _as_pairs(digests: NDArray[np.integer], ranks: I64) -> U64:
+    """Pairs as single numbers."""
+    return digests.astype(np.uint64) << np.uint64(32) | ranks.astype(np.uint64)
+
+
+def differences(first: Iterator[U64], second: Iterator[U64]) -> tuple[int, int]:
+    """How many different keys only the first, and only the second, of two rising streams has."""
+    streams = (first, second)
+    parts = [np.empty(0, np.uint64)] * 2
+    only = [0, 0]
+    done: int | None = None
+    while True:
+        for n, stream in enumerate(streams):
+            while not len(parts[n]) and (more := next(stream, None)) is not None:
+                # A key may come again behind the place where its first ones were compared.
+                parts[n] = more if done is None else more[np.searchsorted(more, done, "right") :]
+        ends = [part[-1] for part in parts if len(part)]
+        if not ends:
+            return only[0], only[1]
+        done = min(ends)
+        cuts = [int(np.searchsorted(part, done, "right")) for part in parts]
+        mine = [part[:cut] for part, cut in zip(parts, cuts, strict=True)]
+        only = [only[n] + len(np.setdiff1d(mine[n], mine[1 - n])) for n in (0, 1)]
+        parts = [part[cut:] for part, cut in zip(parts, cuts, strict=True)]
 
 
 def prove(
-    path: Path, files: Files, keys: KeyProvider | None, buffer: Buffer, starts: I64, sizes: I64,
-    *, rows: I64, stays: str,
+    path: Path, files: Files, keys: KeyProvider | None, buffer: Buffer,
+    records: Iterable[tuple[I64, I64]], *, stays: str,
 ) -> None:  # fmt: skip
-    """Reads an archive back, and compares each record with the one in the buffer; `rows` says which
-    of `starts` and `sizes` are its records', in its order. `stays` says, for the error's text, what
-    is unchanged if they differ. Raises ArchiveDamaged.
+    """Reads an archive back, and compares each record with the one in the buffer; `records` are the
+    starts and sizes of its records, in its order, some at a time. `stays` says, for the error's
+    text, what is unchanged if they differ. Raises ArchiveDamaged.
     """
     archive = Archive.open(FileSource(path, files), keys=keys)
-    done = 0
+    given = iter(records)
+    starts = sizes = np.zeros(0, np.int64)
     for group in archive.groups():
-        mine = rows[done : done + group.count]
-        begins = starts[mine]
-        if group.records() != slices(buffer, begins, begins + sizes[mine]):
+        while len(starts) < group.count and (more := next(given, None)) is not None:
+            starts, sizes = np.append(starts, more[0]), np.append(sizes, more[1])
+        begins = starts[: group.count]
+        if group.records() != slices(buffer, begins, begins + sizes[: group.count]):
             raise ArchiveDamaged(
                 f"what block {group.number} of {path} and those with it give back is not what was "
                 f"put into it; {stays}",
                 str(path),
                 group.number,
             )
-        done += group.count
-    if done != len(rows):
+        starts, sizes = starts[group.count :], sizes[group.count :]
+    if len(starts) or next(given, None) is not None:
         raise ArchiveDamaged(f"{path} lacks records that were put into it; {stays}", str(path))
 
 

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
-from typing import Final, NamedTuple, TypeVar
+from functools import cached_property, partial
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvstore.errors import ArchiveDamaged, FormatError, KeyMissing
 from kvstore.record.hashes import topic_byte
@@ -52,6 +53,19 @@ class FoundMessage(NamedTuple):
     position: int
     block: int
     row: int
+
+
+class ReadPart(Protocol):
+    """Reads a part of an archive, which the key identifies within it."""
+
+    def __call__(self, key: tuple[object, ...], read: Callable[[], T]) -> T:
+        """The result of `read`."""
+        ...
+
+
+def read_alone(key: tuple[object, ...], read: Callable[[], T]) -> T:
+    """A `ReadPart` for a caller that no other thread shares its reads with."""
+    return read()
 
 
 class Archive:
@@ -251,25 +265,22 @@ class Archive:
             return None
         return int(placed.blocks[row]), int(placed.rows[row])
 
-    def find(self, low: int, high: int) -> list[FoundMessage]:
-        """The messages, by rising positions, that may have a key whose hash is between `low` and
-        `high`, both included; each with its block and row, so that `locate` need not be asked.
+    def find(self, low: int, high: int, read: ReadPart = read_alone) -> Iterator[FoundMessage]:
+        """The messages, newest first, that may have a key whose hash is between `low` and `high`,
+        both included; each with its block and row, so that `locate` need not be asked.
 
         For one key (in one topic, or in any: `kvstore.record.hashes`) the filter is asked
         first. Every message that has the key is found; one that lacks it is rarely among them.
-        Raises ArchiveDamaged.
+        Where the messages lie is read as the caller goes on, part by part through `read`. Raises
+        ArchiveDamaged.
         """
         first, last = low >> _TOPIC_BITS, high >> _TOPIC_BITS
-        if self.denies(low, high) or (fences := self.key_fences) is None:
-            return []
-        chunks = self._chunks(Section.KEY_INDEX, fences.chunks_of(first, last), fences.extent)
-        ranks = [fences.find(chunk, payload, first, last) for chunk, payload in chunks]
-        if not ranks:
-            return []
-        found = self._ranked(np.unique(np.concatenate(ranks)))
-        if first != last:
-            return found
-        return [one for one in found if low & 0xFF <= self._topic_byte(one.block) <= high & 0xFF]
+        if self.denies(low, high):
+            return
+        ranks = read((Section.KEY_INDEX, first, last), lambda: self._ranks(first, last))
+        for one in self._placed_down(ranks, read):
+            if first != last or low & 0xFF <= self._topic_byte(one.block) <= high & 0xFF:
+                yield one
 
     def denies(self, low: int, high: int) -> bool:
         """Whether the filter excludes every key with such a hash; no chunk and no block is read."""
@@ -294,33 +305,58 @@ class Archive:
             ((_, placed),) = self._placed([chunk])
             yield placed
 
-    def _ranked(self, ranks: I64) -> list[FoundMessage]:
-        """The messages of some ranks, which must rise."""
-        fences = self.position_fences
-        if not len(ranks):
-            return []
-        if fences is None or int(ranks[-1]) >= fences.entries:
-            raise ArchiveDamaged(f"{self.name}: a key names a message that is not there", self.name)
-        chunks = np.unique(ranks // indexes.CHUNK)
-        found: list[FoundMessage] = []
-        for chunk, placed in self._placed(chunks.tolist()):
-            begin = chunk * indexes.CHUNK
-            first, stop = np.searchsorted(ranks, (begin, begin + indexes.CHUNK))
-            at = ranks[first:stop] - begin
-            columns = (column[at].tolist() for column in placed)
-            found += map(FoundMessage, *columns)
-        return found
+    def _ranks(self, first: int, last: int) -> NDArray[np.uint32]:
+        """The ranks, which rise, of the pairs whose digest may be from `first` to `last`.
 
-    def _placed(self, chunks: Iterable[int]) -> Iterator[tuple[int, PositionColumns]]:
+        All of them, at 4 bytes each: keys with the same kept digest stand one behind the other, so
+        the newest rank may be in any of their chunks.
+        """
+        fences, messages = self.key_fences, self.position_fences
+        most = messages.entries if messages is not None else 0
+        found = [np.zeros(0, np.uint32)]
+        if fences is not None:
+            wanted = fences.chunks_of(first, last)
+            for chunk, payload in self._chunks(Section.KEY_INDEX, wanted, fences.extent):
+                with self._damage("the key index"):
+                    ranks = fences.find(chunk, payload, first, last)
+                if len(ranks) and not 0 <= int(ranks.min()) <= int(ranks.max()) < most:
+                    told = f"{self.name}: a key names a message that is not there"
+                    raise ArchiveDamaged(told, self.name)
+                found.append(ranks.astype(np.uint32))
+        every = np.concatenate(found)
+        return every if bool((every[1:] > every[:-1]).all()) else np.unique(every)
+
+    def _placed_down(self, ranks: NDArray[np.uint32], read: ReadPart) -> Iterator[FoundMessage]:
+        """The messages of ranks that rise, the last one first. Chunks are read as the caller goes
+        on: each time up to twice as many as before.
+        """
+        chunks, firsts = np.unique(ranks // indexes.CHUNK, return_index=True)
+        cuts = [*firsts.tolist(), len(ranks)]
+        stop, most = len(chunks), 1
+        while stop:
+            begin = max(stop - most, 0)
+            wanted = tuple(chunks[begin:stop].tolist())
+            key = (Section.POSITION_INDEX, wanted)
+            found = read(key, partial(self._placed, wanted))
+            for at, (chunk, placed) in reversed(list(enumerate(found, begin))):
+                # A caller that wants one message must not pay for a chunk of objects.
+                for rank in ranks[cuts[at] : cuts[at + 1]][::-1]:
+                    row = int(rank) - chunk * indexes.CHUNK
+                    yield FoundMessage(*(int(column[row]) for column in placed))
+            stop, most = begin, min(2 * most, _RUN_MAX)
+
+    def _placed(self, chunks: Iterable[int]) -> list[tuple[int, PositionColumns]]:
         fences = self.position_fences
         assert fences is not None, "the caller had the chunks from the fences"
         directory = self.directory
+        found: list[tuple[int, PositionColumns]] = []
         for chunk, payload in self._chunks(Section.POSITION_INDEX, chunks, fences.extent):
             with self._damage("the position index"):
                 placed = indexes.decode_position_chunk(payload, fences.count(chunk))
                 if int(placed.blocks.max()) >= directory.blocks or int(placed.blocks.min()) < 0:
                     raise FormatError("it names a block that is not there")
-            yield chunk, placed
+            found.append((chunk, placed))
+        return found
 
     def _chunks(
         self, kind: Section, chunks: Iterable[int], place: Callable[[int], tuple[int, int]]

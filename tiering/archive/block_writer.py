@@ -4,13 +4,13 @@ The idea: a *block* is consecutive messages of one queue; a *group* is one block
 few messages each. A group is coded as if its rows were of one queue, so thousands of queues cost
 neither size nor time. Some megabytes of records are encoded together, whatever their queues,
 because numpy's price is the call, and a queue may have but a few records. A group is written as
-soon as it is full. Until the end, when the indexes are made, plain columns keep one row for each
-block and each group, and for each message its position and its keys' digests.
+soon as it is full. With each batch go columns for the tail: one row for each block and each group,
+and for each message its position and its keys' digests (`tail_columns`).
 
 Invariants: the exact bytes of every record come back: only records that their columns give back are
 split into columns, and a block with any other record is in a group that holds its records whole.
-Nothing is written twice or out of order; memory is some megabytes of records and a few dozen bytes
-a message; the same records and settings give the same bytes, however `add` was given them.
+Nothing is written twice or out of order; memory is some megabytes of records; the same records and
+settings give the same bytes, however `add` was given them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from kvstore.errors import CallerError
 from tiering.archive.coder import Coder
@@ -34,6 +33,7 @@ from tiering.archive.columns.records import Fields, RecordBatch
 from tiering.archive.indexes import KeyLevels, digests_in_columns, digests_of, is_rolled_back
 from tiering.archive.layout import BLOCK_BYTES_DEFAULT, BLOCK_ROWS_MAX, NO_QUEUE, PartKind, Sizes
 from tiering.archive.manifest import ArchivedTopic
+from tiering.archive.tail_columns import GROUP_COLUMNS, BlockColumns, TailColumns
 from tiering.keys.crypto import KeyProvider
 
 
@@ -268,64 +268,6 @@ def _to_keep_whole(fields: Fields, spans: Sequence[BlockSpan]) -> list[bool]:
 
 BATCH_BYTES: Final = 8 << 20
 """Raw bytes that are encoded together, about 8 MiB."""
-MESSAGES_MAX: Final = (1 << 32) - 1
-"""A message's rank takes 32 bits in the key index."""
-_ROW_COLUMNS: Final = 2 + len(BlockRows._fields)
-_GROUP_COLUMNS: Final = 7
-
-
-class TailColumns(NamedTuple):
-    """The columns of an archive's tail, as far as blocks determine it. `rows` are the columns of
-    the directory with one row a block: topic number, queue, then those of `BlockRows`. `groups`
-    have one row a group: its blocks, the sizes of its parts, and their decoded sizes. Then come
-    each message's position, and the digests of keys, each with the number of its message.
-    """
-
-    rows: tuple[I64, ...]
-    groups: tuple[I64, ...]
-    positions: I64
-    digests: NDArray[np.uint32]
-    keyed: NDArray[np.uint32]
-
-
-class GrowingColumns:
-    """`TailColumns` that grow at the end."""
-
-    def __init__(self) -> None:
-        self._rows = [array("q") for _ in range(_ROW_COLUMNS)]
-        self._groups = [array("q") for _ in range(_GROUP_COLUMNS)]
-        self._positions = array("q")
-        self._digests = array("I")
-        self._keyed = array("I")
-
-    @property
-    def messages(self) -> int:
-        """The number of messages."""
-        return len(self._positions)
-
-    def add(self, more: TailColumns) -> None:
-        """Appends columns. Raises CallerError if an archive can't hold that many."""
-        base = len(self._positions)
-        if base + len(more.positions) > MESSAGES_MAX:
-            raise CallerError(f"an archive holds at most {MESSAGES_MAX:,} messages")
-        for mine, found in zip(
-            (*self._rows, *self._groups, self._positions),
-            (*more.rows, *more.groups, more.positions),
-            strict=True,
-        ):
-            mine.frombytes(found.astype(np.int64, copy=False).tobytes())
-        self._digests.frombytes(more.digests.tobytes())
-        self._keyed.frombytes((more.keyed.astype(np.int64) + base).astype(np.uint32).tobytes())
-
-    def all(self) -> TailColumns:
-        """All columns; nothing can be added while they are held."""
-        return TailColumns(
-            tuple(np.frombuffer(column, np.int64) for column in self._rows),
-            tuple(np.frombuffer(column, np.int64) for column in self._groups),
-            np.frombuffer(self._positions, np.int64),
-            np.frombuffer(self._digests, np.uint32),
-            np.frombuffer(self._keyed, np.uint32),
-        )
 
 
 class TopicToWrite:
@@ -350,25 +292,27 @@ class _Queue(NamedTuple):
 
 
 class BlockWriter:
-    """Encodes records and hands on the bytes: `add` in the order of topic number and queue, then
-    `flush`. `topics` has the topics by their numbers, and may grow meanwhile.
+    """Encodes records, and hands on the bytes and the columns for the tail: `add` in the order of
+    topic number and queue, then `flush`. `topics` has the topics by their numbers, and may grow
+    meanwhile.
     """
 
     def __init__(
         self,
         write: Callable[[bytes], object],
+        add_columns: Callable[[TailColumns], object],
         coder: Coder,
         block_bytes: int,
         topics: Sequence[TopicToWrite] | Mapping[int, TopicToWrite],
     ) -> None:
         self._write = write
+        self._add_columns = add_columns
         self._coder = coder
         self._block_bytes = block_bytes
         self._topics = topics
         self._waiting: list[_Queue] = []
         self._waiting_bytes = 0
         self._last: tuple[int, int, int] | None = None
-        self.columns = GrowingColumns()
 
     def add(self, number: int, queue: int, records: RecordBatch) -> None:
         """Takes records of one queue of the topic with that number. Offsets rise, also over several
@@ -428,7 +372,7 @@ class BlockWriter:
         groups, rows = encode_blocks(done, spans, self._coder, group_bytes=self._block_bytes)
         for group in groups:
             self._write(group.data)
-        self.columns.add(self._columns(done, spans, groups, rows))
+        self._add_columns(self._columns(done, spans, groups, rows))
         number, queue, _ = self._waiting[-1]
         is_begun = left > begin
         self._last = (number, queue, int(fields.offset[left - 1])) if is_begun else None
@@ -472,15 +416,17 @@ class BlockWriter:
     ) -> TailColumns:
         of_groups = np.array(
             [(group.blocks, *group.part_sizes, *group.decoded_sizes) for group in groups], np.int64
-        ).reshape(-1, _GROUP_COLUMNS)
+        ).reshape(-1, GROUP_COLUMNS)
         digests, keyed = self._keys(fields, spans)
         return TailColumns(
-            (
-                np.array([span.topic_number for span in spans], np.int64),
-                np.array([span.queue for span in spans], np.int64),
-                *rows,
+            BlockColumns(
+                (
+                    np.array([span.topic_number for span in spans], np.int64),
+                    np.array([span.queue for span in spans], np.int64),
+                    *rows,
+                ),
+                tuple(of_groups.T),
             ),
-            tuple(of_groups.T),
             fields.position,
             digests.astype(np.uint32),
             keyed.astype(np.uint32),

@@ -25,20 +25,21 @@ full; writer and verification take a message's keys from here, so they can't dis
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from struct import Struct
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh32_intdigest
 
+from kvstore.core.hashing import xxh32
 from kvstore.errors import FormatError
 from kvstore.record.facts import names_of
 from kvstore.record.names import KEYS, ROLLBACK, TRANSACTION_MASK, UNIQUE_ID
 from tiering.archive.columns.packed import I64, ByteReader, Narrow, encode_column, encode_sorted
 from tiering.archive.manifest import ArchivedTopic
 
+U64 = NDArray[np.uint64]
 CHUNK: Final = 4096
 """Pairs, or messages, in a chunk."""
 _DIGEST_BITS: Final = 32
@@ -103,20 +104,17 @@ def dropped_bits(keys: int) -> int:
     return max(_DIGEST_BITS - keys.bit_length() - _SPARE_BITS, 0)
 
 
-def sort_pairs(digests: NDArray[np.uint32], ranks: NDArray[np.uint32]) -> I64:
-    """Pairs in order, without duplicates, as digest << 32 | rank."""
-    pairs = np.unique(digests.astype(np.uint64) << np.uint64(32) | ranks.astype(np.uint64))
-    return pairs.view(np.int64)
-
-
-def encode_key_chunks(pairs: I64) -> Iterator[tuple[int, bytes]]:
-    """The first kept digest and the payload of each chunk of the pairs from `sort_pairs`."""
-    drop = dropped_bits(len(pairs))
-    for at in range(0, len(pairs), CHUNK):
-        some = pairs[at : at + CHUNK].view(np.uint64)
-        kept = (some >> np.uint64(32 + drop)).astype(np.int64)
-        ranks = (some & np.uint64(0xFFFF_FFFF)).astype(np.int64)
-        yield int(kept[0]), encode_sorted(kept) + encode_column(ranks)
+def encode_key_chunks(pairs: Iterable[U64], count: int) -> Iterator[tuple[int, bytes]]:
+    """The first kept digest and the payload of each chunk of the `count` pairs (digest << 32 |
+    rank), which rise; whole chunks come at a time.
+    """
+    drop = dropped_bits(count)
+    for many in pairs:
+        for at in range(0, len(many), CHUNK):
+            some = many[at : at + CHUNK]
+            kept = (some >> np.uint64(32 + drop)).astype(np.int64)
+            ranks = (some & np.uint64(0xFFFF_FFFF)).astype(np.int64)
+            yield int(kept[0]), encode_sorted(kept) + encode_column(ranks)
 
 
 def encode_key_fences(pairs: int, firsts: I64, sizes: I64) -> bytes:
@@ -167,7 +165,7 @@ def digests_of(properties: bytes, level: int) -> set[int]:
         return set()
     unique, keys, _ = names_of(properties)
     names = keys if level > 1 else []
-    return {xxh32_intdigest(name) for name in (unique, *names) if name}
+    return {xxh32(name) for name in (unique, *names) if name}
 
 
 def digests_in_columns(columns: Mapping[bytes, list[bytes]], levels: I64) -> tuple[I64, I64]:
@@ -184,10 +182,10 @@ def digests_in_columns(columns: Mapping[bytes, list[bytes]], levels: I64) -> tup
         if not all(found) or (least == 2 and any(b" " in value for value in found)):
             for row, value in zip(some, found, strict=True):
                 names = [name for name in (value.split(b" ") if least == 2 else (value,)) if name]
-                digests += map(xxh32_intdigest, names)
+                digests += map(xxh32, names)
                 rows += [row] * len(names)
         else:
-            digests += map(xxh32_intdigest, found)
+            digests += map(xxh32, found)
             rows += some
     return np.array(digests, np.int64), np.array(rows, np.int64)
 
@@ -236,28 +234,29 @@ class PositionColumns(NamedTuple):
 
 
 def encode_position_chunks(
-    positions: I64, ordinals: I64, starts: I64
+    placed: Iterable[tuple[I64, I64]], starts: I64
 ) -> Iterator[tuple[int, bytes]]:
     """The first position and the payload of each chunk.
 
-    `positions` rise; `ordinals` are the messages' numbers in the order of blocks and rows, and
-    `starts` the number of each block's first.
+    `placed` are positions, which rise, and the messages' numbers in the order of blocks and rows;
+    whole chunks come at a time. `starts` are the numbers of each block's first message.
     """
-    for at in range(0, len(positions), CHUNK):
-        some = ordinals[at : at + CHUNK]
-        blocks = np.searchsorted(starts, some, side="right") - 1
-        rows = some - starts[blocks]
-        distinct, first, index = np.unique(blocks, return_index=True, return_inverse=True)
-        index = index.reshape(-1).astype(np.int64)
-        is_counted = bool(np.array_equal(_counted(index, rows[first]), rows))
-        payload = [
-            _CHUNK_HEAD.pack(_COUNTED if is_counted else _STORED, len(distinct)),
-            encode_sorted(positions[at : at + CHUNK]),
-            encode_sorted(distinct),
-            encode_column(index),
-            encode_column(rows[first] if is_counted else rows),
-        ]
-        yield int(positions[at]), b"".join(payload)
+    for positions, numbers in placed:
+        for at in range(0, len(positions), CHUNK):
+            some = numbers[at : at + CHUNK]
+            blocks = np.searchsorted(starts, some, side="right") - 1
+            rows = some - starts[blocks]
+            distinct, first, index = np.unique(blocks, return_index=True, return_inverse=True)
+            index = index.reshape(-1).astype(np.int64)
+            is_counted = bool(np.array_equal(_counted(index, rows[first]), rows))
+            payload = [
+                _CHUNK_HEAD.pack(_COUNTED if is_counted else _STORED, len(distinct)),
+                encode_sorted(positions[at : at + CHUNK]),
+                encode_sorted(distinct),
+                encode_column(index),
+                encode_column(rows[first] if is_counted else rows),
+            ]
+            yield int(positions[at]), b"".join(payload)
 
 
 def _counted(index: I64, first_rows: I64) -> I64:

@@ -23,14 +23,16 @@ from xxhash import xxh3_128
 from kvstore.errors import ArchiveDamaged, CallerError
 from tiering.archive.archive_reader import Archive
 from tiering.archive.block import BlockGroup, GroupBlocks
-from tiering.archive.block_writer import BlockWriter, GrowingColumns, TailColumns, TopicToWrite
+from tiering.archive.block_writer import BlockWriter, TopicToWrite
 from tiering.archive.coder import Coder, rebound
 from tiering.archive.columns.header_fields import OffsetRanges
 from tiering.archive.columns.packed import I64
 from tiering.archive.columns.records import RecordBatch
+from tiering.archive.external_sort import MakeScratch
 from tiering.archive.layout import HEADER_SIZE, PartKind, Sizes
 from tiering.archive.manifest import ArchivedTopic, Manifest
-from tiering.archive.writer import ArchiveFile, ArchiveOrigin, ArchiveSettings, Sink
+from tiering.archive.tail_columns import BlockColumns, TailColumns
+from tiering.archive.writer import ArchiveFile, ArchiveOrigin, ArchiveSettings, Sink, temporary
 
 _FIRST_OFFSET: Final = 2
 _LAST_OFFSET: Final = 3
@@ -65,8 +67,11 @@ class PieceWriter:
         }
         self._coder = coder
         self._chunks: list[bytes] = []
+        self._columns: list[TailColumns] = []
         self._given = xxh3_128()
-        self._blocks = BlockWriter(self._chunks.append, coder, settings.block_bytes, self._topics)
+        self._blocks = BlockWriter(
+            self._chunks.append, self._columns.append, coder, settings.block_bytes, self._topics
+        )
 
     def add(self, number: int, queue: int, records: Sequence[bytes]) -> None:
         """Takes records of one queue, by the number of its topic. Raises CallerError for records
@@ -80,8 +85,9 @@ class PieceWriter:
     def finish(self) -> EncodedPiece:
         """The piece. Raises ArchiveDamaged if it does not give back its input."""
         self._blocks.flush()
-        piece = EncodedPiece(b"".join(self._chunks), self._blocks.columns.all())
+        piece = EncodedPiece(b"".join(self._chunks), TailColumns.join(self._columns))
         self._chunks.clear()
+        self._columns.clear()
         found = xxh3_128()
         for group in self._groups(piece):
             for record in group.records():
@@ -95,9 +101,9 @@ class PieceWriter:
 
     def _groups(self, piece: EncodedPiece) -> Iterator[BlockGroup]:
         """The groups of a piece, as a reader would have them."""
-        numbers, queues, first, last, messages = piece.columns.rows[: _MESSAGES + 1]
+        numbers, queues, first, last, messages = piece.columns.blocks.rows[: _MESSAGES + 1]
         at = begin = 0
-        for count, sizes, decoded in _group_sizes(piece.columns):
+        for count, sizes, decoded in _group_sizes(piece.columns.blocks):
             mine = slice(begin, begin + count)
             topics = [self._topics[number] for number in numbers[mine].tolist()]
             end = at + sum(sizes)
@@ -123,25 +129,25 @@ class PiecesWriter:
         settings: ArchiveSettings,
         origin: ArchiveOrigin,
         topics: Sequence[ArchivedTopic],
+        scratch: MakeScratch = temporary,
     ) -> None:
         self._keys = settings.keys
         self._known = topics
         self._topics: list[TopicToWrite] = []
         self._numbers: dict[int, int] = {}
-        self._file = ArchiveFile(sink, settings, origin)
-        self._columns = GrowingColumns()
+        self._file = ArchiveFile(sink, settings, origin, scratch)
         self._last: tuple[int, int, int] = (-1, -1, -1)
 
     @property
-    def columns(self) -> TailColumns:
-        """The columns of all pieces."""
-        return self._columns.all()
+    def blocks(self) -> BlockColumns:
+        """The columns of the blocks of all pieces."""
+        return self._file.columns.blocks
 
     def add(self, piece: EncodedPiece) -> None:
         """Takes the next piece. Raises CallerError if it is not behind the one before."""
         if not piece.messages:
             return
-        rows = piece.columns.rows
+        rows = piece.columns.blocks.rows
         first, last = _edge(rows, 0, _FIRST_OFFSET), _edge(rows, -1, _LAST_OFFSET)
         if first <= self._last:
             number, queue, offset = first
@@ -156,15 +162,16 @@ class PiecesWriter:
                 self._topics.append(TopicToWrite(self._known[number], self._keys))
         self._file.write(self._rebound(piece))
         numbers = np.array([self._numbers[number] for number in rows[0].tolist()], np.int64)
-        self._columns.add(piece.columns._replace(rows=(numbers, *rows[1:])))
+        blocks = piece.columns.blocks._replace(rows=(numbers, *rows[1:]))
+        self._file.columns.add(piece.columns._replace(blocks=blocks))
 
     def finish(self) -> Manifest:
         """Writes everything behind the blocks."""
-        return self._file.end([one.topic for one in self._topics], self.columns)
+        return self._file.end([one.topic for one in self._topics])
 
     def _rebound(self, piece: EncodedPiece) -> bytes:
         """A piece's bytes, with encrypted parts bound to the topic numbers of this archive."""
-        numbers = piece.columns.rows[0]
+        numbers = piece.columns.blocks.rows[0]
         moved = {
             number
             for number in np.unique(numbers).tolist()
@@ -175,7 +182,7 @@ class PiecesWriter:
             return piece.data
         out = []
         at = begin = 0
-        for count, sizes, _ in _group_sizes(piece.columns):
+        for count, sizes, _ in _group_sizes(piece.columns.blocks):
             ends = list(accumulate(sizes, initial=at))
             number = int(numbers[begin])
             parts = [piece.data[a:b] for a, b in pairwise(ends)]
@@ -192,15 +199,15 @@ class PiecesWriter:
         return b"".join(out)
 
 
-def check_tail(archive: Archive, columns: TailColumns) -> None:
+def check_tail(archive: Archive, blocks: BlockColumns) -> None:
     """Checks that an archive's tail describes its blocks as they were written. Raises
     ArchiveDamaged.
     """
     rows = archive.rows()
-    is_same = all(map(np.array_equal, rows.of_blocks, columns.rows))
-    is_same &= all(map(np.array_equal, rows.decoded_sizes, columns.groups[_DECODED:]))
+    is_same = all(map(np.array_equal, rows.of_blocks, blocks.rows))
+    is_same &= all(map(np.array_equal, rows.decoded_sizes, blocks.groups[_DECODED:]))
     at, begin = HEADER_SIZE, 0
-    for count, sizes, _ in _group_sizes(columns):
+    for count, sizes, _ in _group_sizes(blocks):
         is_same = is_same and archive.directory.extent(begin) == (at, sizes)
         at, begin = at + sum(sizes), begin + count
     if not is_same or begin != archive.directory.blocks:
@@ -215,7 +222,7 @@ def _edge(rows: Sequence[I64], at: int, offset: int) -> tuple[int, int, int]:
     return int(rows[0][at]), int(rows[1][at]), int(rows[offset][at])
 
 
-def _group_sizes(columns: TailColumns) -> Iterator[tuple[int, Sizes, Sizes]]:
+def _group_sizes(blocks: BlockColumns) -> Iterator[tuple[int, Sizes, Sizes]]:
     """For each group: its blocks, the sizes of its parts, and their decoded sizes."""
-    for blocks, a, b, c, d, e, f in zip(*(g.tolist() for g in columns.groups), strict=True):
-        yield blocks, (a, b, c), (d, e, f)
+    for count, a, b, c, d, e, f in zip(*(g.tolist() for g in blocks.groups), strict=True):
+        yield count, (a, b, c), (d, e, f)

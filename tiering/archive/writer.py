@@ -5,16 +5,18 @@ columns behind. Directory, filter, key index, position index and manifest are ma
 last block is written. It makes no difference whether one process wrote the blocks from front to
 back, or many a part each (`pieces`).
 
-Invariants: nothing is written twice or out of order; memory is some megabytes of records and a few
-dozen bytes a message; the same records and settings give the same bytes, however `add` was given
-them.
+Invariants: nothing is written twice or out of order; memory is some megabytes of records, the sorts
+of `tail_columns`, and the directory and the filter, which take two bytes a message; the same
+records and settings give the same bytes, however `add` was given them.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Final, Protocol, TypeVar
 
 import google_crc32c
@@ -22,19 +24,21 @@ import msgspec
 import numpy as np
 
 from kvstore.errors import CallerError
-from kvstore.files import Files
-from kvstore.record import key_filter
-from tiering.archive.block_writer import BlockWriter, TailColumns, TopicToWrite
+from kvstore.files import Files, LocalFiles, Scratch
+from kvstore.record.key_filter import FilterBuilder
+from tiering.archive.block_writer import BlockWriter, TopicToWrite
 from tiering.archive.coder import CodecName, Coder
 from tiering.archive.columns.packed import I64
 from tiering.archive.columns.records import RecordBatch
 from tiering.archive.directory import encode_directory
+from tiering.archive.external_sort import ExternalSort, MakeScratch
 from tiering.archive.indexes import (
+    CHUNK,
+    U64,
     encode_key_chunks,
     encode_key_fences,
     encode_position_chunks,
     encode_position_fences,
-    sort_pairs,
 )
 from tiering.archive.layout import (
     BLOCK_BYTES_DEFAULT,
@@ -57,6 +61,7 @@ from tiering.archive.manifest import (
     encode_manifest,
     topic_figures,
 )
+from tiering.archive.tail_columns import ArchiveColumns
 from tiering.keys.crypto import KeyProvider
 
 BITS_A_KEY: Final = 10
@@ -65,6 +70,15 @@ BITS_A_MESSAGE: Final = 12
 message. Of keys that are nowhere, about one in twenty costs a read of a small chunk of the key
 index, and about one in 300 a read of a block.
 """
+
+
+_MESSAGES: Final = 4
+"""The column of a block's messages."""
+
+
+def temporary() -> Scratch:
+    """A scratch file of a writer whose output is no file: in the folder for temporary files."""
+    return LocalFiles().scratch(Path(gettempdir()))
 
 
 class Sink(Protocol):
@@ -99,11 +113,14 @@ class ArchiveFile:
     the sections behind them. It counts its bytes.
     """
 
-    def __init__(self, sink: Sink, settings: ArchiveSettings, origin: ArchiveOrigin) -> None:
+    def __init__(
+        self, sink: Sink, settings: ArchiveSettings, origin: ArchiveOrigin, scratch: MakeScratch
+    ) -> None:
         self._sink = sink
         self._settings = settings
         self._origin = origin
         self.coder = Coder(settings.codec, settings.level)
+        self.columns = ArchiveColumns(scratch)
         self._at = 0
         self._footer: list[bytes] = []
         head = HEADER.pack(HEADER_MAGIC, FORMAT_VERSION, 0, 0)[:HEADER_COVERED]
@@ -114,38 +131,33 @@ class ArchiveFile:
         self._sink.write(data)
         self._at += len(data)
 
-    def end(self, topics: Sequence[ArchivedTopic], columns: TailColumns) -> Manifest:
-        """Writes everything behind the blocks, from the blocks' columns and the topics by their
+    def end(self, topics: Sequence[ArchivedTopic]) -> Manifest:
+        """Writes everything behind the blocks, from their `columns` and the topics by their
         numbers. Raises CallerError if two records have one position.
         """
-        rows = columns.rows
-        manifest = self._manifest(topics, rows, columns.positions)
+        columns = self.columns
+        blocks = columns.blocks
+        manifest = self._manifest(topics, blocks.rows)
         fences: list[tuple[Section, bytes]] = []
         filtered = b""
-        messages = len(columns.positions)
-        if messages:
-            order = np.argsort(columns.positions, kind="stable")
-            rising = columns.positions[order]
-            if bool((rising[1:] == rising[:-1]).any()):
-                raise CallerError("two records have the same position")
-            if len(columns.digests):
-                ranks = np.empty(messages, np.uint32)
-                ranks[order] = np.arange(messages, dtype=np.uint32)
-                pairs = sort_pairs(columns.digests, ranks[columns.keyed])
-                section = self._chunks(Section.KEY_INDEX, encode_key_chunks(pairs))
-                fences.append((Section.KEY_FENCES, encode_key_fences(len(pairs), *section)))
-                distinct = (pairs >> 32).astype(np.uint32)
-                distinct = distinct[np.concatenate(([True], distinct[1:] != distinct[:-1]))]
-                filtered = key_filter.build(distinct, filter_bits(len(distinct), messages))
-                del ranks, pairs, distinct
-            starts = np.cumsum(rows[4]) - rows[4]
-            chunks = encode_position_chunks(rising, order, starts)
+        if columns.messages:
+            pairs = columns.key_pairs()
+            if pairs.rows:
+                digests = _distinct_digests(pairs.sorted())
+                built = FilterBuilder(digests, filter_bits(digests, columns.messages))
+                chunks = encode_key_chunks(_filtered(pairs, built), pairs.rows)
+                section = self._chunks(Section.KEY_INDEX, chunks)
+                fences.append((Section.KEY_FENCES, encode_key_fences(pairs.rows, *section)))
+                filtered = built.payload()
+            starts = np.cumsum(blocks.rows[_MESSAGES]) - blocks.rows[_MESSAGES]
+            chunks = encode_position_chunks(columns.by_position(), starts)
             section = self._chunks(Section.POSITION_INDEX, chunks)
-            fences.append((Section.POSITION_FENCES, encode_position_fences(messages, *section)))
+            payload = encode_position_fences(columns.messages, *section)
+            fences.append((Section.POSITION_FENCES, payload))
         begin = self._at
         self._section(Section.MANIFEST, encode_manifest(manifest))
         ids = [topic.id for topic in topics]
-        self._section(Section.DIRECTORY, encode_directory(ids, rows, columns.groups))
+        self._section(Section.DIRECTORY, encode_directory(ids, blocks.rows, blocks.groups))
         if filtered:
             self._section(Section.FILTER, filtered)
         for kind, payload in fences:
@@ -174,11 +186,9 @@ class ArchiveFile:
         self._footer.append(FOOTER_ROW.pack(kind, self._at, len(part), 1))
         self.write(part)
 
-    def _manifest(
-        self, topics: Sequence[ArchivedTopic], rows: Sequence[I64], positions: I64
-    ) -> Manifest:
-        settings, origin = self._settings, self._origin
-        some = len(positions) > 0
+    def _manifest(self, topics: Sequence[ArchivedTopic], rows: Sequence[I64]) -> Manifest:
+        settings, origin, columns = self._settings, self._origin, self.columns
+        some = columns.messages > 0
         return Manifest(
             store_id=origin.store_id,
             ancestors=origin.ancestors,
@@ -190,14 +200,31 @@ class ArchiveFile:
             level=self.coder.level,
             block_bytes=settings.block_bytes,
             blocks=len(rows[0]),
-            messages=len(positions),
+            messages=columns.messages,
             raw_bytes=int(rows[9].sum()),
-            first_position=int(positions.min()) if some else 0,
-            last_position=int(positions.max()) if some else 0,
+            first_position=columns.first_position,
+            last_position=columns.last_position,
             first_stored_at=int(rows[7].min()) if some else 0,
             last_stored_at=int(rows[8].max()) if some else 0,
             topics=topic_figures(topics, rows[0], rows[4], rows[9], rows[7], rows[8]),
         )
+
+
+def _distinct_digests(pairs: Iterable[U64]) -> int:
+    """The number of different digests of pairs, which rise."""
+    count, before = 0, -1
+    for some in pairs:
+        digests = some >> np.uint64(32)
+        count += int(digests[0] != before) + int(np.count_nonzero(digests[1:] != digests[:-1]))
+        before = int(digests[-1])
+    return count
+
+
+def _filtered(pairs: ExternalSort, built: FilterBuilder) -> Iterator[U64]:
+    """The pairs, some chunks at a time, whose digests are added to a filter on the way."""
+    for some in pairs.sorted(multiple_of=CHUNK):
+        built.add((some >> np.uint64(32)).astype(np.uint32))
+        yield some
 
 
 def filter_bits(keys: int, messages: int) -> int:
@@ -210,15 +237,16 @@ class ArchiveWriter:
 
     def __init__(
         self, sink: Sink, settings: ArchiveSettings | None = None,
-        origin: ArchiveOrigin | None = None,
+        origin: ArchiveOrigin | None = None, scratch: MakeScratch = temporary,
     ) -> None:  # fmt: skip
         settings = settings or ArchiveSettings()
         self._keys = settings.keys
         self._topics: list[TopicToWrite] = []
-        self._file = ArchiveFile(sink, settings, origin or ArchiveOrigin())
+        self._file = ArchiveFile(sink, settings, origin or ArchiveOrigin(), scratch)
         self._blocks = BlockWriter(
-            self._file.write, self._file.coder, settings.block_bytes, self._topics
-        )
+            self._file.write, self._file.columns.add, self._file.coder, settings.block_bytes,
+            self._topics,
+        )  # fmt: skip
 
     def add(self, topic: ArchivedTopic, queue: int, records: RecordBatch) -> None:
         """Takes records of one queue; offsets rise, also over several calls for the same queue.
@@ -231,7 +259,7 @@ class ArchiveWriter:
     def finish(self) -> Manifest:
         """Writes the rest, and everything behind the blocks."""
         self._blocks.flush()
-        return self._file.end([one.topic for one in self._topics], self._blocks.columns.all())
+        return self._file.end([one.topic for one in self._topics])
 
     def _number(self, topic: ArchivedTopic) -> int:
         if not self._topics or self._topics[-1].topic.name != topic.name:
@@ -258,15 +286,18 @@ W = TypeVar("W", bound=_Finishing)
 
 
 def write_archive(
-    path: Path, files: Files, writer_to: Callable[[Sink], W], fill: Callable[[W], Iterable[object]]
+    path: Path,
+    files: Files,
+    writer_to: Callable[[Sink, MakeScratch], W],
+    fill: Callable[[W], Iterable[object]],
 ) -> WrittenArchive | None:
     """Writes an archive to a file, which is there whole or not at all.
 
-    `writer_to` makes the writer of a sink. `fill` adds the records to the writer; whenever it
-    yields, the bytes so far go to the file. Returns None, without a file, if no message was added.
+    `writer_to` makes the writer of a sink, which sorts in scratch files of the file's folder.
+    `fill` adds the records to the writer; whenever it yields, the bytes so far go to the file.
+    Returns None, without a file, if no message was added.
     """
     sink = _Buffered()
-    writer = writer_to(sink)
     manifest: list[Manifest] = []
 
     def chunks() -> Iterator[bytes]:
@@ -275,11 +306,20 @@ def write_archive(
         manifest.append(writer.finish())
         yield from sink.taken()
 
-    files.write_new(path, chunks(), replace=True)
+    with scratches(files, path.parent) as scratch:
+        writer = writer_to(sink, scratch)
+        files.write_new(path, chunks(), replace=True)
     if not manifest[0].messages:
         files.remove(path)
         return None
     return WrittenArchive(path=path, size=sink.size, crc=sink.crc, manifest=manifest[0])
+
+
+@contextmanager
+def scratches(files: Files, folder: Path) -> Iterator[MakeScratch]:
+    """Makes scratch files in a folder, and closes them at the end."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(files.scratch(folder)))
 
 
 class _Buffered:

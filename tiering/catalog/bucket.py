@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from kvstore.errors import ArchiveDamaged, FormatTooNew, FormatTooOld
+from tiering.archive.archive_check import archive_problems
 from tiering.archive.archive_reader import open_lazily
 from tiering.archive.manifest import STORE_ID_NONE, Manifest, encode_manifest, shares_of
 from tiering.catalog.catalog import FOLDER, encode_row, row_of
@@ -216,11 +217,19 @@ class FoundArchive(NamedTuple):
 
 
 def find_again(
-    place: Place, store_id: str, number: int, *, in_log: Callable[[int], bool], delete_at: int
+    place: Place,
+    store_id: str,
+    number: int,
+    *,
+    in_log: Callable[[int], bool],
+    delete_at: int,
+    coming: Collection[str] = (),
 ) -> list[tuple[bytes, bytes]]:
     """Rows of the archives in a store's own folder, numbered from `number` on. Superseded ones are
     retired, and go at `delete_at`: they may hold messages that are erased later. `in_log` says
-    whether the log has the segment of a position; archives of such segments are left alone.
+    whether the log has the segment of a position; archives of such segments are left alone, unless
+    a merge that can be read whole shows that they were handed over. So are those named in `coming`,
+    which an attach had not put all.
     """
 
     def look(one: ArchiveObject) -> FoundArchive:
@@ -235,7 +244,7 @@ def find_again(
     found: list[FoundArchive] = []
     try:
         listed = [ArchiveObject.of(info.key, info.size) for info in place.list()]
-        objects = [one for one in listed if not is_of_jobs(one.key)]
+        objects = [one for one in listed if not is_of_jobs(one.key) and one.key not in coming]
         found = open_several(objects, look, damaged)
     except PlaceError as e:
         _log.warning("no archives are found again in %s: %s", place.name, str(e))
@@ -246,13 +255,20 @@ def find_again(
                 "%s/%s is of store %s, and left alone; `kvmq restore` makes a store of it",
                 place.name, one.object.key, one.manifest.store_id,
             )  # fmt: skip
-    mine = [
-        one
-        for one in found
-        if one.manifest.store_id in own
-        and one.manifest.segments
-        and not any(in_log(first) for first, _ in one.manifest.segments)
+    mine = [one for one in found if one.manifest.store_id in own and one.manifest.segments]
+    # Only archives of the catalog are merged, so the log has given up these segments.
+    left = [
+        segment
+        for one in mine
+        if one.manifest.generation
+        and (not any(in_log(first) for first, _ in one.manifest.segments) or _is_whole(place, one))
+        for segment in one.manifest.segments
     ]
+
+    def is_in_log(position: int) -> bool:
+        return in_log(position) and not any(first <= position < end for first, end in left)
+
+    mine = [one for one in mine if not any(is_in_log(first) for first, _ in one.manifest.segments)]
     live = newest(mine)
     current = {one.object.key for one in live}
     superseded = [one for one in mine if one.object.key not in current]
@@ -266,6 +282,24 @@ def find_again(
             row = msgspec.structs.replace(row, state="retired", delete_at=delete_at)
         rows.append((row.catalog_key, encode_row(row)))
     return rows
+
+
+def _is_whole(place: Place, one: FoundArchive) -> bool:
+    """Whether all of a merged archive can be read. If not, its segments that are in the log again
+    are the better copy, which goes if the archive is taken.
+    """
+    try:
+        archive = open_lazily(place.source(one.object.key, one.object.size))
+        problem = next(archive_problems(archive), None)
+        reason = problem.reason if problem is not None else None
+    except (ArchiveDamaged, PlaceError) as e:
+        reason = str(e)
+    if reason is not None:
+        _log.error(
+            "%s/%s is left alone, because the log has a segment of it again: %s",
+            place.name, one.object.key, reason,
+        )  # fmt: skip
+    return reason is None
 
 
 def _own_ids(found: Sequence[Manifest], store_id: str) -> set[str]:

@@ -57,7 +57,8 @@ from tiering.errors import ObjectNotFound, ObjectTooShort, PlaceError
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.key_file import provider_of
 from tiering.places.place import Place, open_kept
-from tiering.places.work_folder import FILE, WORK, read_waits
+from tiering.places.publish import Intents
+from tiering.places.work_folder import ATTACH_NOTES, FILE, WORK, read_waits
 
 SCANS_CACHED_MAX: Final = 1024
 """The number of queues whose readers' last offsets are remembered."""
@@ -405,23 +406,24 @@ class Tiers:
 
     def candidates(
         self, archive: int, low: int, high: int, begin: int | None = None, end: int | None = None
-    ) -> list[int]:
+    ) -> Iterator[int]:
         """See `Archived.candidates`; the candidates' places are remembered for `record`."""
         opened = self.archive(archive)
+
+        def read(key: tuple[object, ...], read: Callable[[], T]) -> T:
+            return self._read(opened.name, (archive, *key), read)
+
+        is_any = begin is None and end is None
+        # Otherwise each message of a common key would be read for its time.
+        is_within: dict[int, bool] = {}
         with _archive_errors(opened.name):
             self._filters.keep(archive, opened.filter)
-            if opened.denies(low, high):
-                return []
-        key = "key", archive, low, high
-        found = self._read(opened.name, key, lambda: opened.find(low, high))
-        if begin is not None or end is not None:
-            # Otherwise each message of a common key would be read for its time.
-            directory = opened.directory
-            times = {block: directory.stored_within(block) for block in {f.block for f in found}}
-            found = [f for f in found if _is_within(times[f.block], begin, end)]
-        for one in found[-FOUND_CACHED_MAX:]:
-            self._remember(archive, one.position, (one.block, one.row))
-        return [one.position for one in found]
+            for position, block, row in opened.find(low, high, read):
+                if not is_any and block not in is_within:
+                    is_within[block] = _is_within(opened.directory.stored_within(block), begin, end)
+                if is_any or is_within[block]:
+                    self._remember(archive, position, (block, row))
+                    yield position
 
     def _remember(self, archive: int, position: int, place: tuple[int, int]) -> None:
         self._found[archive, position] = place
@@ -451,8 +453,16 @@ class Tiers:
         """See `Archived.find_again`."""
         delete_at = self._clock.now_ms() + SUPERSEDED_GRACE_MS
         return find_again(
-            self._place_at(FOLDER), store_id.hex(), number, in_log=in_log, delete_at=delete_at
-        )
+            self._place_at(FOLDER), store_id.hex(), number, in_log=in_log, delete_at=delete_at,
+            coming=self._attach_intents().announced(),
+        )  # fmt: skip
+
+    def forget_attach(self) -> None:
+        """See `Archived.forget_attach`."""
+        self._attach_intents().set_whole(False)
+
+    def _attach_intents(self) -> Intents:
+        return Intents(self._folder / WORK / ATTACH_NOTES, self._files)
 
     def stats(self) -> list[TierStats]:
         """See `Archived.stats`."""
@@ -475,17 +485,20 @@ class Tiers:
         """The block cache's counts."""
         return self._cache.stats()
 
-    def verify(self, *, thorough: bool) -> list[ArchiveProblem]:
+    def verify(
+        self, *, thorough: bool, look_again: Callable[[], None] = lambda: None
+    ) -> list[ArchiveProblem]:
         """See `Archived.verify`."""
-        out: list[ArchiveProblem] = []
-        for row in self.rows():
-            if row.state != "live":
-                continue
-            found = self._problems(row, thorough=thorough)
-            # An archive that was replaced, or went elsewhere, meanwhile has none.
-            if found and self._rows.get(row.number) == row:
-                out += [ArchiveProblem(row.name, problem) for problem in found]
-        return out
+        live = [row for row in self.rows() if row.state == "live"]
+        found = [(row, told) for row in live for told in self._problems(row, thorough=thorough)]
+        if found:
+            look_again()
+        # An archive that was replaced, or went elsewhere, meanwhile has none.
+        return [
+            ArchiveProblem(row.name, told)
+            for row, told in found
+            if self._rows.get(row.number) == row
+        ]
 
     def _problems(self, row: ArchiveRow, *, thorough: bool) -> list[str]:
         try:

@@ -1,8 +1,8 @@
 """Reads a sealed segment: where its records are, and the topic, queue and offset of each.
 
 The idea: one scan finds and checks every record. Its owner (topic, queue, offset) is then read for
-tens of thousands of records at once with numpy. So a million small messages cost a scan and some
-columns: 40 bytes for each, and 12 more while they are scanned.
+tens of thousands of records at once with numpy (`segment_parts`). A reader of a whole segment that
+takes it so needs no memory for each message; all at once (`read_segment`) take 40 bytes each.
 
 Invariants: every byte of the segment is a record, the blank record at its end, or damage that is
 listed; positions rise; nothing is copied but the topics' names. A message that a transaction
@@ -12,6 +12,8 @@ prepares or takes back is in no queue: its queue is `NO_QUEUE`, and its position
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -42,9 +44,8 @@ from tiering.archive.layout import NO_QUEUE
 
 if TYPE_CHECKING:
     from kvstore.record.check import Buffer
-_SCANNED: Final = 1 << 16
 _AT_ONCE: Final = 1 << 16
-"""Records whose owners are read at once."""
+"""Records that are found, and whose owners are read, at once."""
 _V2_LOW: Final = MAGIC_V2 & 0xFF
 _MAGIC_LOW_AT: Final = MAGIC_AT + 3
 
@@ -75,16 +76,30 @@ def read_segment(buffer: Buffer, base: int, end: int, begin: int = 0) -> Segment
     """All records of the segment in `buffer`, which begins at `base` of the log and is used up to
     index `end`; or those from index `begin` on, where one begins.
     """
-    starts, sizes, damage = _find(buffer, base, begin, end)
+    parts = list(segment_parts(buffer, base, end, begin))
+    return SegmentRecords(
+        np.concatenate([part.starts for part in parts]),
+        np.concatenate([part.sizes for part in parts]),
+        np.concatenate([part.topics for part in parts]),
+        np.concatenate([part.queues for part in parts]),
+        np.concatenate([part.offsets for part in parts]),
+        parts[-1].names,
+        [damage for part in parts for damage in part.damage],
+    )
+
+
+def segment_parts(buffer: Buffer, base: int, end: int, begin: int = 0) -> Iterator[SegmentRecords]:
+    """The same, some records at a time, in at least one part. Topics have the same numbers in all
+    parts; each part has the `names` of those so far.
+    """
     data = np.frombuffer(buffer, np.uint8)
-    topics = np.empty(len(starts), np.int64)
-    queues, offsets = np.empty_like(topics), np.empty_like(topics)
     numbers: dict[bytes, int] = {}
-    for at in range(0, len(starts), _AT_ONCE):
-        some = slice(at, at + _AT_ONCE)
-        names, queues[some], offsets[some] = _owners(buffer, data, starts[some], base)
-        topics[some] = [numbers.setdefault(name, len(numbers)) for name in names]
-    return SegmentRecords(starts, sizes, topics, queues, offsets, list(numbers), damage)
+    for starts, sizes, damage in _find(buffer, base, begin, end):
+        names, queues, offsets = _owners(buffer, data, starts, base)
+        topics = [numbers.setdefault(name, len(numbers)) for name in names]
+        yield SegmentRecords(
+            starts, sizes, np.array(topics, np.int64), queues, offsets, list(numbers), damage
+        )
 
 
 def _owners(
@@ -134,23 +149,32 @@ def boundary(buffer: Buffer, at: int, target: int, end: int) -> int | None:
     return min(at, end)
 
 
-def _find(buffer: Buffer, base: int, at: int, end: int) -> tuple[I64, I64, list[Damage]]:
-    positions, sizes = array("Q"), array("I")
+def _find(buffer: Buffer, base: int, at: int, end: int) -> Iterator[tuple[I64, I64, list[Damage]]]:
+    """Where records begin, and their sizes, some at a time; and damage."""
     stop = ScanStop.LIMIT
     while stop is ScanStop.LIMIT:
-        at, stop = scan(buffer, at, end, base, positions, sizes, limit=_SCANNED)
-    damage = []
-    if stop not in (ScanStop.END, ScanStop.BLANK):
-        # Behind damage one record at a time; this is rare.
-        for found in walk(buffer, base, at, end):
-            if found.kind is Kind.RECORD:
-                positions.append(found.position)
-                sizes.append(found.size)
-            elif found.kind is not Kind.BLANK:
-                reason = found.reason or "zeros where records should be"
-                damage.append(Damage(found.position, found.size, reason))
+        positions, sizes = array("Q"), array("I")
+        at, stop = scan(buffer, at, end, base, positions, sizes, limit=_AT_ONCE)
+        yield *_columns(positions, sizes, base), []
+    if stop in (ScanStop.END, ScanStop.BLANK):
+        return
+    # Behind damage one record at a time; this is rare.
+    walked = walk(buffer, base, at, end)
+    while many := list(islice(walked, _AT_ONCE)):
+        records = [found for found in many if found.kind is Kind.RECORD]
+        damage = [
+            Damage(found.position, found.size, found.reason or "zeros where records should be")
+            for found in many
+            if found.kind not in (Kind.RECORD, Kind.BLANK)
+        ]
+        positions = array("Q", (found.position for found in records))
+        sizes = array("I", (found.size for found in records))
+        yield *_columns(positions, sizes, base), damage
+
+
+def _columns(positions: array[int], sizes: array[int], base: int) -> tuple[I64, I64]:
     starts = np.frombuffer(positions, np.int64) - base
-    return starts, np.frombuffer(sizes, np.uint32).astype(np.int64), damage
+    return starts, np.frombuffer(sizes, np.uint32).astype(np.int64)
 
 
 def _u32(data: NDArray[np.uint8], at: I64) -> I64:

@@ -11,8 +11,8 @@ nothing is a merge; one with one archive and an `ErasurePredicate` is an erasure
 Invariants: every message of the archives is in the new one or in one of the counts of dropped
 messages; each piece was decoded again and gave what was read, and the bytes on the disk are those
 of the pieces; nothing of a dropped message is left in the new archive; the same archives and job
-give the same bytes, whoever does the steps; memory is a partition at a time, and the columns that
-the tail is made of.
+give the same bytes, whoever does the steps; memory is a partition at a time, and that of the
+tail's writer.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ import msgspec
 from kvstore.errors import ArchiveDamaged, CallerError
 from kvstore.files import Files, LocalFiles
 from tiering.archive.archive_reader import Archive
-from tiering.archive.block_writer import TailColumns
 from tiering.archive.coder import CodecName
 from tiering.archive.columns.packed import I64
 from tiering.archive.pieces import PiecesWriter, check_tail
 from tiering.archive.tail import FileSource
+from tiering.archive.tail_columns import BlockColumns
 from tiering.archive.writer import write_archive
 from tiering.catalog.catalog import ArchiveRow
 from tiering.executor.pool import Check, Executor
-from tiering.executor.segment_encoder import BuiltArchive, HeldQueue
+from tiering.executor.segment_encoder import BuiltArchive, HeldQueue, append_queue
 from tiering.merge.partition import (
     Merged,
     MergeJob,
@@ -52,7 +52,6 @@ from tiering.merge.partition_task import (
     Encoded,
     PartitionReader,
     Survey,
-    append_queue,
     encode_partition,
     encode_task,
     join_surveys,
@@ -255,7 +254,7 @@ class _Merge:
         job, plan = self._job, self._plan
         jobs = partition_jobs(job, plan, gone)
         stays: list[HeldQueue] = []
-        columns: list[TailColumns] = []
+        blocks: list[BlockColumns] = []
 
         def fill(writer: PiecesWriter) -> Iterator[None]:
             for found in self._encode(jobs):
@@ -264,16 +263,19 @@ class _Merge:
                     append_queue(stays, held)
                 writer.add(found.piece)
                 yield
-            columns.append(writer.columns)
+            blocks.append(writer.blocks)
 
         written = write_archive(
             Path(job.path), self._files,
-            lambda sink: PiecesWriter(sink, job.settings, plan.origin, plan.topics), fill,
+            lambda sink, scratch: PiecesWriter(
+                sink, job.settings, plan.origin, plan.topics, scratch
+            ),
+            fill,
         )  # fmt: skip
         if written is None:
             return None
         # Each piece was tried: the disk must have their bytes, and the tail must lead to them.
         source = FileSource(written.path, self._files)
         verify_copy(source, written.size, written.crc, "what it was to replace stays")
-        check_tail(Archive.open(source, keys=job.settings.keys), columns[0])
+        check_tail(Archive.open(source, keys=job.settings.keys), blocks[0])
         return BuiltArchive.of(written, stays)

@@ -33,7 +33,7 @@ from tiering.archive.pieces import EncodedPiece, PieceWriter
 from tiering.archive.tail import read_exactly
 from tiering.archive.writer import ArchiveSettings
 from tiering.executor.erasure_predicate import ErasurePredicate
-from tiering.executor.segment_encoder import HeldQueue
+from tiering.executor.segment_encoder import HeldQueue, append_queue
 from tiering.merge.compact import Compaction, KeyTable, QueueCompaction
 from tiering.merge.partition import MergeInput, PartitionJob, Queue
 
@@ -365,12 +365,3 @@ def _kept(
 def _held_queue(queue: Queue, kept: QueueRows) -> HeldQueue:
     first, last = int(kept.offsets[0]), int(kept.offsets[-1])
     return HeldQueue(*queue, first, last, len(kept.offsets), int(kept.stored_at[0]))
-
-
-def append_queue(stays: list[HeldQueue], more: HeldQueue) -> None:
-    """Adds messages to the list; those that continue its last queue extend that queue's entry."""
-    if stays and stays[-1][:2] == more[:2]:
-        before = stays[-1]
-        more = before._replace(last=more.last, messages=before.messages + more.messages)
-        stays.pop()
-    stays.append(more)

@@ -98,7 +98,9 @@ def rewrite(
                 yield
 
     settings = settings_like(said, keys)
-    return write_archive(path, files, lambda sink: ArchiveWriter(sink, settings, origin), fill)
+    return write_archive(
+        path, files, lambda sink, scratch: ArchiveWriter(sink, settings, origin, scratch), fill
+    )
 
 
 def settings_like(said: Manifest, keys: KeyProvider | None) -> ArchiveSettings:
@@ -186,7 +188,9 @@ def rebase(
                 _add(writer, group, here, base, taken.topics)
             yield
 
-    found = write_archive(path, files, lambda sink: ArchiveWriter(sink, settings, origin), fill)
+    found = write_archive(
+        path, files, lambda sink, scratch: ArchiveWriter(sink, settings, origin, scratch), fill
+    )
     messages = found.manifest.messages if found is not None else 0
     if found is None or messages != taken.messages:
         raise ArchiveDamaged(

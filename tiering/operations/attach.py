@@ -5,9 +5,12 @@ That is checked first. Then the log gives up a range of positions. Each archive 
 the store's own folder, with the store's topic ids and positions of that range, announced and read
 back. One WriteBatch has topics, catalog and places change together.
 
-Invariants: until that batch a reader sees nothing of the attach, and after it all; the remains of a
-kill are removed by the next attach or erasure; the source is only read, but for what dead jobs have
-left there.
+A catalog that is made anew takes the archives of the store's folder, but not those that are
+announced. So before the batch a file says that all are there, and behind it the notes go first.
+
+Invariants: until that batch a reader sees nothing of the attach, and after it all; an index that is
+lost shows none of an attach, or all; the remains of a kill are removed by the next attach or
+erasure; the source is only read, but for what dead jobs have left there.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from kvstore.errors import CallerError
+from kvstore.errors import CallerError, StoreError
 from kvstore.index.archived import ArchivedTopic as TopicRow
 from kvstore.index.archived import Arriving, Queue
 from tiering.archive.archive_reader import Archive, open_lazily
@@ -56,7 +59,7 @@ from tiering.places.failures import typed
 from tiering.places.objects import SUFFIX
 from tiering.places.place import Place, open_place
 from tiering.places.publish import Pacing
-from tiering.places.work_folder import ATTACH, WORK, overwrite_all
+from tiering.places.work_folder import ATTACH, ATTACH_NOTES, WORK, overwrite_all
 from tiering.policy.retention_classes import RetentionClass, read_class
 from tiering.worker.archive_segment import archived_topic
 from tiering.worker.context import Publisher
@@ -64,8 +67,6 @@ from tiering.worker.store_protocols import Progress, Store, TopicFacts, arrivals
 
 SEGMENTS_MAX: Final = 999
 """Segments that the log leaves out at most: it would not be known for one log any more."""
-_NOTES: Final = "attach/intents"
-"""The folder of an attach's intents, within the worker's folder."""
 _EVER: Final = RetentionClass("warm", None, None).name
 
 
@@ -134,7 +135,9 @@ class _Attach:
         self._files = store.config.files
         self._source = source
         self._made = store.path / WORK / ATTACH
-        self._publisher = Publisher(store, store.path / WORK / _NOTES, source.tell, Pacing())
+        notes = store.path / WORK / ATTACH_NOTES
+        self._publisher = Publisher(store, notes, source.tell, Pacing())
+        self._intents = self._publisher.intents
         self._own = open_place(store.path / FOLDER, files=self._files, clock=store.config.clock)
         rows = {row.number: row for row in decode_rows(self._handover.rows())}
         self._conflicts = ConflictChecker(store, source, rows)
@@ -161,6 +164,9 @@ class _Attach:
 
     def _clean_up(self) -> None:
         """Removes the remains of a cut-off attach, here and in the source."""
+        for _ in self._intents.unfinished(self._known):
+            pass  # those of an attach that the catalog has are forgotten
+        self._intents.set_whole(False)
         self._publisher.clean_up([self._own], self._known, _raise)
         overwrite_all(self._made, self._files)
         with suppress(PlaceError):
@@ -238,11 +244,14 @@ class _Attach:
                 base = end
             self._take_in(rows, [topics[name] for name in made])
         except BaseException:
+            with suppress(StoreError, OSError):
+                self._intents.set_whole(False)
             self._publisher.withdraw(rows, self._own)
             raise
         finally:
             shutil.rmtree(self._made, ignore_errors=True)
         self._publisher.confirm(rows)
+        self._intents.set_whole(False)
         messages = sum(row.messages for row in rows)
         return AttachReport(
             source_id=source_id, topics=names, made=made, archives=len(rows), messages=messages,
@@ -283,6 +292,7 @@ class _Attach:
         topics = [TopicRow(topic.id, topic.name, fields_of(topic)) for topic in made]
         try:
             with arrivals_lock(self._handover):
+                self._intents.set_whole(True)
                 self._handover.take_in(arriving, ranges, ends, topics)
         except CallerError as e:
             raise AttachConflict(f"{e}; try again") from e

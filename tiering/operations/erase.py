@@ -36,7 +36,7 @@ from tiering.archive.columns.records import RecordBatch
 from tiering.catalog.catalog import ArchiveRow, encode_row, read_topics
 from tiering.errors import PolicyIllegal
 from tiering.executor.erasure_predicate import ErasurePredicate
-from tiering.executor.segment import read_segment
+from tiering.executor.segment import segment_parts
 from tiering.executor.segment_encoder import EncodedSegment
 from tiering.keys.crypto import KeyProvider, KeysAtHand, keys_at_hand
 from tiering.merge.partition import MergeInput
@@ -69,12 +69,13 @@ def count_in_segment(
     mapped = files.map(Path(path), writable=False)
     try:
         end = mapped.size if size is None else min(size, mapped.size)
-        found = read_segment(mapped.buffer, base, end)
-        meant = match.rows_of(RecordBatch(mapped.buffer, found.starts, found.sizes))
+        messages = meant = damaged = 0
+        for part in segment_parts(mapped.buffer, base, end):
+            messages += len(part.starts)
+            meant += int(match.rows_of(RecordBatch(mapped.buffer, part.starts, part.sizes)).sum())
+            damaged += len(part.damage)
         # Damaged bytes may be anything.
-        return MatchCount(
-            messages=len(found.starts), found=int(meant.sum()), unreadable=len(found.damage)
-        )
+        return MatchCount(messages=messages, found=meant, unreadable=damaged)
     finally:
         mapped.close()
 

@@ -328,7 +328,7 @@ class Worker:
     def _match(
         self, topic: str | None, key: str | None, before: int | None, everywhere: bool
     ) -> ErasurePredicate:
-        dead = frozenset(group.dead_letters for group in self._store.groups())
+        dead = frozenset(n for group in self._store.groups() for n in group.dead_letter_topics)
         copies_in = None if everywhere else dead
         return ErasurePredicate(topic=topic, key=key, before=before, copies_in=copies_in)
 

@@ -35,6 +35,8 @@ from tiering.places.place import Place, open_place
 from tiering.places.settings import is_remote
 
 _SUFFIX: Final = ".intent"
+_WHOLE: Final = "whole"
+"""The file that says that all announced objects are there."""
 
 
 class Intent(msgspec.Struct, frozen=True):
@@ -85,6 +87,24 @@ class Intents:
                 self.forget(intent.number)
             else:
                 yield intent
+
+    def announced(self) -> set[str]:
+        """The names of objects that a catalog which is made anew must leave out: of announced ones,
+        unless all of them are there.
+        """
+        if self._files.size(self._folder / _WHOLE) is not None:
+            return set()
+        return {intent.key for intent in self.unfinished(())}
+
+    def set_whole(self, is_whole: bool) -> None:
+        """Notes whether all objects are there that were announced; it is on the disk when this
+        returns.
+        """
+        path = self._folder / _WHOLE
+        if is_whole:
+            self._files.write_whole(path, b"")
+        elif self._files.size(path) is not None:
+            self._files.remove(path)
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:010d}{_SUFFIX}"

@@ -32,6 +32,8 @@ from tiering.places.objects import SUFFIX
 
 ATTACH: Final = "attach/made"
 """The folder where an attach makes archives, within the worker's folder."""
+ATTACH_NOTES: Final = "attach/intents"
+"""The folder of an attach's intents, within the worker's folder."""
 
 
 def overwrite_all(folder: Path, files: Files) -> list[str]:

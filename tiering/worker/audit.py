@@ -88,10 +88,11 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditContext:
-    """The parts of a store that an audit needs. `places` are looked through beside those of the
-    archives. Without the `keys` of encrypted topics only the checksums are checked. The executor's
-    jobs open places with `options` where these are object stores; `check` is called meanwhile, and
-    may raise to give up. `arrivals` counts attaches.
+    """The parts of a store that an audit needs. `catalog` reads the present catalog, whoever writes
+    it. `places` are looked through beside those of the archives. Without the `keys` of encrypted
+    topics only the checksums are checked. The executor's jobs open places with `options` where
+    these are object stores; `check` is called meanwhile, and may raise to give up. `arrivals`
+    counts attaches.
     """
 
     catalog: Callable[[], Catalog]
@@ -117,7 +118,7 @@ def audit(
     rows = decode_rows(context.catalog().rows)
     live = [row for row in rows if row.state == "live"]
     total = sum(row.size for row in live)
-    problems: list[AuditProblem] = []
+    faults: list[tuple[ArchiveRow, AuditProblem]] = []
     done = 0
     known: dict[str, Place] = {place.name: place for place in context.places}
     used: set[str] = set()
@@ -143,12 +144,15 @@ def audit(
     checks = context.executor.each(context.check, check_archive, jobs)
     for row, there in found:
         if isinstance(there, PlaceError):
-            problems.append(AuditProblem(row.name, -1, str(there)))
+            faults.append((row, AuditProblem(row.name, -1, str(there))))
             continue
         if context.progress is not None:
             context.progress("checking archives", done, total)
-        problems += next(checks)
+        faults += [(row, problem) for problem in next(checks)]
         done += row.size
+    # An archive that was replaced, or went elsewhere, meanwhile has none.
+    current = {row.number: row for row in decode_rows(context.catalog().rows)} if faults else {}
+    problems = [problem for row, problem in faults if current.get(row.number) == row]
     before = context.clock.now_ms() - whole_ms(grace)
     seen = context.arrivals()
     orphans = find_orphans(context.catalog, known.values(), before, problems, used)

@@ -25,7 +25,7 @@ from contextlib import closing
 import msgspec
 
 from kvstore.errors import StoreClosed
-from tiering.catalog.catalog import ArchiveRow, Tier, encode_row, kept_as
+from tiering.catalog.catalog import ArchiveRow, Tier, encode_row, kept_as, read_topics
 from tiering.errors import (
     PlaceDenied,
     PlaceError,
@@ -99,7 +99,8 @@ class Relocator:
         number = self._handover.take_number()
         gone = self._retired(row, number)
         rows = [(row.catalog_key, None), (gone.catalog_key, encode_row(gone))]
-        self._handover.expire_archive(row.number, row.name, rows)
+        topics = None if row.topics is None else read_topics(row.topics)
+        self._handover.expire_archive(row.number, row.name, rows, topics)
         return True
 
     def _retired(self, row: ArchiveRow, number: int) -> ArchiveRow:

@@ -12,6 +12,7 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.machinery import EXTENSION_SUFFIXES
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -145,7 +146,8 @@ _WHEN: Final = (1980, 1, 1, 0, 0, 0)
 def package(out: Output, target: Path) -> None:
     """Write kvmq as a zip FILE, for `spark-submit --py-files FILE`.
 
-    The packages that kvmq needs are not in it: the cluster's Python must have them.
+    The packages that kvmq needs are not in it: the cluster's Python must have them, and be of this
+    one's version, on machines of this kind, since part of kvmq is compiled.
     """
     data = packed(_ROOT)
     LocalFiles().write_new(target, [data], replace=True)
@@ -156,7 +158,7 @@ def package(out: Output, target: Path) -> None:
 
 
 def packed(root: Path) -> bytes:
-    """The sources below a folder, zipped."""
+    """The sources below a folder, and its compiled modules, zipped."""
     found = BytesIO()
     with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in _sources(root):
@@ -169,3 +171,4 @@ def packed(root: Path) -> bytes:
 def _sources(root: Path) -> Iterator[Path]:
     for name in PACKAGES:
         yield from sorted((root / name).rglob("*.py"))
+    yield from sorted((root / "kvstore" / "core").glob(f"*{EXTENSION_SUFFIXES[0]}"))

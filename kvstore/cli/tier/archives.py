@@ -4,6 +4,7 @@ that were done to them, their bytes, archives from elsewhere, and the key file o
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,6 +108,7 @@ def verify(job: Job, remove_orphans: bool, grace: float, places: tuple[str, ...]
     All of each archive is read. Orphans are objects of this store that a worker which was cut off
     has left: they cost space only, and no exit code. Exit code 1 if there is a problem.
     """
+    from kvstore.opening.viewing import read_catalog
     from tiering.executor.pool import Inline
     from tiering.keys.key_file import provider_of
     from tiering.operations.inspection import places_of
@@ -120,9 +122,10 @@ def verify(job: Job, remove_orphans: bool, grace: float, places: tuple[str, ...]
     with opened as store, out.progress() as progress, job.executor() as executor:
         place_of, others = places_of(store, places)
         archives, files = store.config.archives, store.config.files
+        present = partial(read_catalog, store.path, store.config)
         audited = AuditContext(
-            catalog=store.catalog, place_of=place_of, places=others, clock=store.config.clock,
-            executor=executor or Inline(), options=archives.options,
+            catalog=store.catalog if remove_orphans else present, place_of=place_of, places=others,
+            clock=store.config.clock, executor=executor or Inline(), options=archives.options,
             keys=provider_of(archives.keys, files), progress=progress,
         )  # fmt: skip
         report = audit(audited, grace=grace, remove_orphans=remove_orphans)

@@ -53,29 +53,18 @@ Sampled = list[tuple[Message, PutResult]]
 
 
 class Step(msgspec.Struct):
-    """One row of the demo's table. `seconds` is time in the store's calls."""
+    """One row of the demo's table; `seconds` are those of the calls and of the checks."""
 
     name: str
-    shown: str = ""
+    shown: str
     count: int = 0
     seconds: float = 0.0
-    faults: int = 0
     problems: list[str] = []
 
     def fault(self, problem: str) -> None:
-        """Counts a fault, and notes the first ones."""
-        self.faults += 1
+        """Notes a fault, if it is among the first ones."""
         if len(self.problems) < _PROBLEMS_KEPT:
             self.problems.append(problem[:_PROBLEM_LENGTH])
-
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Adds the block's time."""
-        begin = SystemClock().monotonic()
-        try:
-            yield
-        finally:
-            self.seconds += SystemClock().monotonic() - begin
 
 
 class Source:
@@ -185,12 +174,15 @@ def _run(folder: Path, source: Source, progress: Report) -> tuple[list[Step], di
 
     @contextmanager
     def step(name: str, shown: str) -> Iterator[Step]:
-        steps.append(Step(name, shown, problems=[]))
+        now = Step(name, shown, problems=[])
+        steps.append(now)
         progress(name, 0, 0)
+        begin = SystemClock().monotonic()
         try:
-            yield steps[-1]
+            yield now
         except StoreError as e:
-            steps[-1].fault(f"{type(e).__name__}: {e}")
+            now.fault(f"{type(e).__name__}: {e}")
+        now.seconds = SystemClock().monotonic() - begin
 
     queues: Counter[Queue] = Counter()
     with kvstore.open(folder, _CONFIG) as store, step("put", "one message a line, indexed") as now:
@@ -209,17 +201,25 @@ def _run(folder: Path, source: Source, progress: Report) -> tuple[list[Step], di
             for item, before in list(zip(sample, answers, strict=True))[:_ARCHIVED_SAMPLE]:
                 after = _ask(store, *item, now)
                 if after != before:
-                    now.fault(f"{item[1]}: {before} became {after}")
+                    now.fault(f"{before} became {after}")
         store.create_topic(_KILLED, queues=1)
     with step("kill -9", "a child that writes with flush=sync; acknowledged messages") as now:
-        acknowledged = _write_and_kill(folder, now)
+        now.count = acknowledged = _write_and_kill(folder)
+        if not acknowledged:
+            now.fault("the child wrote nothing")
     with step("recover", "acknowledged messages are there, in order, once") as now:
-        with now.timed():
-            store = kvstore.open(folder, _CONFIG)
-        with store:
-            _check_survivors(store, acknowledged, now)
-            with step("verify", "every checksum; log, index and archives agree") as checked:
-                _verify(store, checked, progress)
+        with kvstore.open(folder, _CONFIG) as store:
+            for now.count, message in enumerate(_stored(store, _KILLED, 0), 1):
+                if message.body != b"%012d" % (now.count - 1):
+                    now.fault(f"{message} is not the next one")
+        if now.count < acknowledged:
+            now.fault(f"{now.count:,}, not {acknowledged:,}")
+    with step("verify", "every checksum; log, index and archives agree") as now:
+        with kvstore.open(folder, _CONFIG) as store:
+            found = store.verify(progress=progress)
+        now.count = found.records
+        for one in found.problems:
+            now.fault(f"{one.kind} at {one.position}: {one.message}")
     return steps, sizes
 
 
@@ -227,15 +227,11 @@ def _put(store: Store, source: Source, queues: Counter[Queue], step: Step) -> Sa
     """Puts the messages; returns a fair sample of them, the same at each run."""
     sample: Sampled = []
     draws = np.random.default_rng(1)
-    topics: set[str] = set()
     messages = source.messages()
     while batch := list(islice(messages, _BATCH)):
-        new = {message.topic for message in batch} - topics
-        with step.timed():
-            store.create_topics([TopicConfig(name=name, queues=_QUEUES) for name in sorted(new)])
-            results = store.put_batch(batch)
-        topics |= new
-        for message, result in zip(batch, results, strict=True):
+        new = sorted({message.topic for message in batch} - {topic for topic, _ in queues})
+        store.create_topics([TopicConfig(name=name, queues=_QUEUES) for name in new])
+        for message, result in zip(batch, store.put_batch(batch), strict=True):
             queues[result.topic, result.queue] += 1
             # A reservoir: each of the messages so far is in the sample with the same chance.
             slot = int(draws.integers(step.count + 1))
@@ -244,35 +240,27 @@ def _put(store: Store, source: Source, queues: Counter[Queue], step: Step) -> Sa
             elif slot < _SAMPLE:
                 sample[slot] = (message, result)
             step.count += 1
-    with step.timed():
-        store.checkpoint()
+    store.checkpoint()
     return sample
 
 
-def _pull(store: Store, source: Source, step: Step) -> None:
-    def stored(topic: str, queue: int) -> Iterator[StoredMessage]:
-        offset = 0
-        while True:
-            with step.timed():
-                found = store.pull(topic, queue, offset, limit=_PULL)
-            if not found.messages:
-                return
-            yield from found.messages
-            offset = found.next_offset
+def _stored(store: Store, topic: str, queue: int) -> Iterator[StoredMessage]:
+    """A queue from its first message on."""
+    offset = 0
+    while (found := store.pull(topic, queue, offset, limit=_PULL)).messages:
+        yield from found.messages
+        offset = found.next_offset
 
+
+def _pull(store: Store, source: Source, step: Step) -> None:
     queues: dict[Queue, Iterator[StoredMessage]] = {}
-    for put in source.messages():
-        assert put.queue is not None
-        queue = (put.topic, put.queue)
-        if queue not in queues:
-            queues[queue] = stored(*queue)
-        found = next(queues[queue], None)
+    for step.count, put in enumerate(source.messages(), 1):
+        queue = (put.topic, put.queue or 0)
+        found = next(queues.setdefault(queue, _stored(store, *queue)), None)
         if found is None or _content(found) != _content(put):
             step.fault(f"{put} was expected, and {found} is there")
-        step.count += 1
     for queue, rest in queues.items():
-        more = next(rest, None)
-        if more is not None:
+        for more in islice(rest, 1):
             step.fault(f"{queue} has more than was put: {more}")
 
 
@@ -283,11 +271,10 @@ def _content(message: Message | StoredMessage) -> tuple[object, ...]:
 
 def _ask(store: Store, put: Message, at: PutResult, step: Step) -> list[object]:
     """Every way of reading one message; each must find it."""
-    with step.timed():
-        found = store.get(at.topic, at.queue, at.offset)
-        same = [store.read_at(at.position), store.find(at.message_id)]
-        keyed = store.query(at.topic, put.keys[0], limit=_PULL)
-        first = store.offset_at(at.topic, at.queue, time=found.stored_at)
+    found = store.get(at.topic, at.queue, at.offset)
+    same = [store.read_at(at.position), store.find(at.message_id)]
+    keyed = store.query(at.topic, put.keys[0], limit=_PULL)
+    first = store.offset_at(at.topic, at.queue, time=found.stored_at)
     step.count += 1
     if _content(found) != _content(put):
         step.fault(f"get found {found} and not {put}")
@@ -304,29 +291,23 @@ def _pop(store: Store, queues: Counter[Queue], step: Step) -> None:
     """Pops one topic. Every 50th message is given back once, so it comes a second time."""
     topic = max(queues, key=lambda queue: min(queues[queue], _POPPED_MAX))[0]
     wanted = sum(count for queue, count in queues.items() if queue[0] == topic)
+    wanted = min(wanted, _POPPED_MAX)
     store.create_group(_GROUP, backoff=[0.0])
-    done: Counter[tuple[int, int]] = Counter()
+    done: Counter[int] = Counter()
     returned = 0
-    while step.count < min(wanted, _POPPED_MAX):
-        with step.timed():
-            popped = store.pop(_GROUP, topic, limit=_PULL, invisible_for=60)
-            kept = []
-            for one in popped:
-                if one.attempt == 1 and one.message.offset % 50 == 7:
-                    store.change_invisible(one.receipt, 0)
-                    returned += 1
-                else:
-                    kept.append(one)
-            store.ack_batch([one.receipt for one in kept])
-        done.update((one.message.queue, one.message.offset) for one in kept)
-        step.count += len(kept)
-        if not popped:
-            break
-    if step.count < min(wanted, _POPPED_MAX):
+    while done.total() < wanted and (popped := store.pop(_GROUP, topic, _PULL, invisible_for=60)):
+        back = [one for one in popped if one.attempt == 1 and one.message.offset % 50 == 7]
+        for one in back:
+            store.change_invisible(one.receipt, 0)
+        returned += len(back)
+        kept = [one for one in popped if one not in back]
+        store.ack_batch([one.receipt for one in kept])
+        done.update(one.message.position for one in kept)
+    step.count = done.total()
+    if step.count < wanted:
         step.fault(f"{step.count} of {wanted} came")
-    twice = [place for place, count in done.items() if count > 1]
-    if twice:
-        step.fault(f"{topic}: handed out after their ack: {twice}")
+    if step.count > len(done):
+        step.fault(f"{topic}: {step.count - len(done)} were handed out after their ack")
     step.shown += f"; {returned:,} were given back first, and came again"
 
 
@@ -338,7 +319,7 @@ def _archive(store: Store, step: Step) -> dict[str, int]:
     half = max((len(store.segments()) + 1) // 2, 1)
     # By size: these messages are too young for any age.
     policy = Policy(warm="archive", max_bytes=half * store.stats().segment_size, watermarks=None)
-    with Worker(store, policy) as worker, step.timed():
+    with Worker(store, policy) as worker:
         done = worker.run_once()
     step.count = done.messages
     if done.failed or not done.segments:
@@ -357,10 +338,10 @@ with kvstore.open(sys.argv[1], kvstore.StoreConfig(flush="sync")) as store:
 """
 
 
-def _write_and_kill(folder: Path, step: Step) -> int:
+def _write_and_kill(folder: Path) -> int:
     """How many messages the child acknowledged before it was killed."""
     command = [sys.executable, "-c", _WRITER, str(folder), _KILLED]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child, step.timed():
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         try:
             first = child.stdout.readline()
@@ -369,30 +350,7 @@ def _write_and_kill(folder: Path, step: Step) -> int:
             child.kill()
         # The kill may cut the last line.
         whole = [int(line) for line in (first, *child.stdout) if line.endswith("\n")]
-    step.count = max(whole, default=0)
-    if not step.count:
-        step.fault("the child wrote nothing")
-    return step.count
-
-
-def _check_survivors(store: Store, acknowledged: int, step: Step) -> None:
-    offset = 0
-    while (found := store.pull(_KILLED, 0, offset, limit=_PULL)).messages:
-        for message in found.messages:
-            if message.body != b"%012d" % step.count:
-                step.fault(f"{message} is not number {step.count}")
-            step.count += 1
-        offset = found.next_offset
-    if step.count < acknowledged:
-        step.fault(f"{step.count:,}, not {acknowledged:,}")
-
-
-def _verify(store: Store, step: Step, progress: Report) -> None:
-    with step.timed():
-        found = store.verify(progress=progress)
-    step.count = found.records
-    for problem in found.problems:
-        step.fault(f"{problem.kind} at {problem.position}: {problem.message}")
+    return max(whole, default=0)
 
 
 def _sizes(folder: Path, queues: Counter[Queue]) -> dict[str, int]:
@@ -414,7 +372,7 @@ def _show(
         [
             (step.name, step.shown, step.count, f"{step.seconds:.2f}",
              f"{step.count / step.seconds:,.0f}" if step.seconds else "",
-             "wrong" if step.faults else "ok")
+             "wrong" if step.problems else "ok")
             for step in steps
         ],
         right=("count", "seconds", "a second"),

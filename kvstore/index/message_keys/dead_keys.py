@@ -21,10 +21,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.core.packed_pairs import pack_block, unpack_block
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import read_gone
 from kvstore.index.keys import MESSAGE_KEYS, META, U32, filter_key
-from kvstore.index.message_keys.key_blocks import pack_block, unpack_block
 from kvstore.index.message_keys.key_lookup import MessageKeys, Parts
 from kvstore.index.message_keys.key_parts import (
     Part,

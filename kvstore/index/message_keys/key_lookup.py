@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from heapq import merge
@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rocksdict import RdictIter
 
+from kvstore.core.packed_pairs import find_in_block, unpack_blocks
 from kvstore.errors import FormatError
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import read_gone
@@ -40,9 +41,10 @@ from kvstore.index.keys import (
     behind,
     block_key,
     filter_key,
+    part_prefix,
     read_block_key,
 )
-from kvstore.index.message_keys.key_blocks import find_in_block, sort_pairs, unpack_blocks
+from kvstore.index.message_keys.key_blocks import sort_pairs
 from kvstore.index.message_keys.key_merge import Merge
 from kvstore.index.message_keys.key_parts import (
     FILTER_HASHES,
@@ -92,6 +94,8 @@ class MessageKeys:
         self._readable: Parts = ()
         """The parts that lookups read: while a batch is written, those that it removes too."""
         self._merge: Merge | None = None
+        self._replaced: deque[int] = deque()
+        """Sealed segments with parts that were replaced, whose rows may be in files yet."""
         self._planned: tuple[Parts | None, int] = (None, 0)
         """The parts and the sealed segments at a time when nothing was to be merged."""
         self._numbers: dict[tuple[int, int], int] = {}
@@ -394,6 +398,22 @@ class MessageKeys:
         self._families.write(batch)
         self.written(following)
         self._merge = None
+        # Higher generations are large enough for RocksDB's own compactions.
+        if doing.target.level <= 1 and doing.target.number == PART_SEALED:
+            self._replaced.extend(dict.fromkeys(part.segment for part in doing.sources))
+
+    @property
+    def compact_due(self) -> bool:
+        """Whether parts of segments that were replaced may still be in RocksDB's files."""
+        return bool(self._replaced)
+
+    def compact_next(self) -> None:
+        """Rewrite the files that have such parts of one segment: RocksDB would keep removed rows
+        until some more files of that family have come.
+        """
+        segment = self._replaced.popleft()
+        first, end = part_prefix(0, segment, 0), part_prefix(0, segment + 1, 0)
+        self._families.compact(MESSAGE_KEYS, first, end)
 
     def _plan(self, sealed: int) -> Merge | None:
         parts = self.parts()

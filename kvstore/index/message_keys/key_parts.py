@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rocksdict import RdictIter
 
+from kvstore.core.packed_pairs import count_in, pack_blocks, unpack_blocks
 from kvstore.errors import FormatError
 from kvstore.index.families import Families
 from kvstore.index.keys import (
@@ -35,7 +36,7 @@ from kvstore.index.keys import (
     read_block_key,
     read_part_prefix,
 )
-from kvstore.index.message_keys.key_blocks import count_in, pack_blocks, sort_pairs, unpack_blocks
+from kvstore.index.message_keys.key_blocks import BLOCK, sort_pairs
 from kvstore.record.key_filter import BLOCK_BITS, fill
 
 I64 = NDArray[np.int64]
@@ -160,7 +161,7 @@ class BlockRows:
         beginning.
         """
         keys, values = [], []
-        for first, value in pack_blocks(hashes, positions):
+        for first, value in pack_blocks(hashes, positions, BLOCK):
             self._sequence = self._sequence + 1 if first == self._first else 0
             self._first = first
             keys.append(block_key(self._part.prefix, first, self._sequence))

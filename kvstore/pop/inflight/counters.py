@@ -166,17 +166,24 @@ class OffsetSet:
 class QueueLocks:
     """A group's rows in one queue: their count, the offsets they lock, those of them that were
     handed out before, and the parked offsets. Once this queue alone is asked for: how many rows are
-    due in each 1/8 s.
+    due in each 1/8 s. The table has counted the locked offsets below `gone_below` as gone.
     """
 
-    __slots__ = ("dues", "locked", "parked", "redelivered", "rows")
+    __slots__ = ("dues", "gone_below", "locked", "parked", "redelivered", "rows")
 
     def __init__(self) -> None:
         self.rows = 0
         self.dues: Shelf | None = None
+        self.gone_below = 0
         self.locked = OffsetSet()
         self.redelivered = OffsetSet()
         self.parked = OffsetSet()
+
+    def has_gone(self, low: int) -> bool:
+        """Whether an offset from `gone_below` to before `low` is locked."""
+        if not self.locked.has_below(low):
+            return False
+        return self.locked.count_from(self.gone_below) > self.locked.count_from(low)
 
     def lowest(self) -> int | None:
         """The lowest offset below the next offset that is not done."""

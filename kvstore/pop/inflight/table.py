@@ -188,6 +188,10 @@ class InflightTable:
         self._first: LockKey | None = None
         self._buckets = Shelf()
         """1/8 s -> how many messages are due in it: 0 only where no row is."""
+        self._gone: dict[int, int] = {}
+        """1/8 s -> how many of the messages that are due in it the store no longer had at the last
+        look at figures.
+        """
         self._queues: dict[int, QueueLocks] = {}
         self._knows_dues = False
         """Whether rows are also counted by the time they are due in each queue."""
@@ -224,6 +228,8 @@ class InflightTable:
         if held.dues is not None:
             held.dues.add(bucket, 1)
         held.locked.add(first, locked)
+        if first < held.gone_below:
+            self._count_gone(bucket, _below(held.gone_below, first, locked))
         if not self.rows or (self._first is not None and key < self._first):
             self._first = key
         self.rows += 1
@@ -253,6 +259,8 @@ class InflightTable:
             held.redelivered.remove(first, again)
         messages = locked.bit_count()
         bucket, buckets = due >> _BUCKET, self._buckets.values
+        if first < held.gone_below:
+            self._count_gone(bucket, -_below(held.gone_below, first, locked))
         left = buckets[bucket] - messages
         if left:
             buckets[bucket] = left
@@ -261,6 +269,13 @@ class InflightTable:
         self.messages -= messages
         if self.tally is not None:
             self.tally.remove(due, messages)
+
+    def _count_gone(self, bucket: int, count: int) -> None:
+        left = self._gone.get(bucket, 0) + count
+        if left:
+            self._gone[bucket] = left
+        else:
+            self._gone.pop(bucket, None)
 
     def _park(self, key: LockKey, parked: int) -> None:
         held = self._queues.get(key.queue) or self._held(key.queue)
@@ -338,6 +353,7 @@ class InflightTable:
         self.parked_count = 0
         self._first = None
         self._buckets = Shelf()
+        self._gone.clear()
         self._queues.clear()
         self._knows_dues = False
         if self.tally is not None:
@@ -381,18 +397,50 @@ class InflightTable:
         """How many messages are in rows that are due, and when the first row is or was due.
         `min_offset` says which messages of a queue count: those from that offset on.
 
-        Only rows that are due in the same 1/8 s as `now` are read; all are where messages that
-        count no more are still locked.
+        Rows that are due in the same 1/8 s as `now`, or as the first that counts, are read. All are
+        at the first look after retention took locked messages.
         """
         last = now >> _BUCKET
         lowest = {queue: min_offset(queue) for queue, held in self._queues.items() if held.rows}
-        if any(self._queues[queue].locked.has_below(low) for queue, low in lowest.items()):
-            rows = [(key.due, self._counting(key, lock, lowest)) for key, lock in self.all()]
-            dues = [due for due, count in rows if count]
-            return sum(n for due, n in rows if due <= now), min(dues, default=None)
+        self._note_gone(lowest)
+        gone = sum(n for bucket, n in self._gone.items() if bucket < last)
         whole = sum(n for bucket, n in self._buckets.values.items() if bucket < last)
         part = self._from(last << _BUCKET, min(now + 1, _DUE_MAX))
-        return whole + sum(self._counting(*row, lowest) for row in part), self.next_due()
+        due = whole - gone + sum(self._counting(*row, lowest) for row in part)
+        return due, self._first_counting(lowest)
+
+    def _note_gone(self, lowest: dict[int, int]) -> None:
+        """Counts the locked messages below queues' lowest offsets, where these have changed."""
+        moved = {q: low for q, low in lowest.items() if low != self._queues[q].gone_below}
+        if any(low < self._queues[queue].gone_below for queue, low in moved.items()):
+            # Older messages were attached.
+            self._gone.clear()
+            for held in self._queues.values():
+                held.gone_below = 0
+            moved = lowest
+        if any(self._queues[q].has_gone(low) for q, low in moved.items()):
+            for key, lock in self.all():
+                low = moved.get(key.queue)
+                if low is not None and key.first < low:
+                    bits = lock.locked & self.held(key.queue, key.first, lock.locked.bit_length())
+                    known = _below(self._queues[key.queue].gone_below, key.first, bits)
+                    count = _below(low, key.first, bits) - known
+                    if count:
+                        self._count_gone(key.due >> _BUCKET, count)
+        for queue, low in moved.items():
+            self._queues[queue].gone_below = low
+
+    def _first_counting(self, lowest: dict[int, int]) -> int | None:
+        """When the first row with a message that counts is due."""
+        if not self._gone:
+            return self.next_due()
+        gone = self._gone
+        counting = (b for b, n in self._buckets.values.items() if n > gone.get(b, 0))
+        first = min(counting, default=None)
+        if first is None:
+            return None
+        rows = self._from(first << _BUCKET, min((first + 1) << _BUCKET, _DUE_MAX))
+        return next((key.due for key, lock in rows if self._counting(key, lock, lowest)), None)
 
     def _counting(self, key: LockKey, lock: Lock, lowest: dict[int, int]) -> int:
         """How many of a row's messages are from a queue's lowest offset on. A read-only store's row
@@ -485,3 +533,8 @@ class InflightTable:
         while key in change.added or self.get(key) is not None:
             key = key._replace(due=key.due + 1)
         return key
+
+
+def _below(offset: int, first: int, bits: int) -> int:
+    """How many of the offsets that a row's bitmap names are below one."""
+    return (bits & ((1 << min(max(0, offset - first), bits.bit_length())) - 1)).bit_count()

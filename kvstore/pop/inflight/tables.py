@@ -24,14 +24,14 @@ from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Final
 
-from kvstore.errors import ArchiveUnavailable
-from kvstore.index.families import Families
+from kvstore.errors import ArchiveUnavailable, IndexDamaged
+from kvstore.index.families import Families, Row
 from kvstore.index.keys import LOCKS, U32, LockKey, behind, lock_prefix, read_lock_key
 from kvstore.message import Bounds, StoredMessage
 from kvstore.meta.offsets import Offsets
 from kvstore.meta.topics import Topic
 from kvstore.pop.inflight.counters import Ids, Tally
-from kvstore.pop.inflight.lock_rows import SPAN, Lock, unpack_lock
+from kvstore.pop.inflight.lock_rows import SPAN, Lock, pack_lock, unpack_lock
 from kvstore.pop.inflight.table import Change, InflightTable
 from kvstore.read.cold import READ_ERRORS
 from kvstore.read.pull import fetch
@@ -370,13 +370,13 @@ class InflightTables:
         table.clear()
         self._read(lock_prefix(table.group, table.topic))
 
-    def next_of(self, table: InflightTable, queue: int) -> int:
-        """A queue's next offset; 0 where the group has none yet."""
+    def next_of(self, table: InflightTable, queue: int) -> int | None:
+        """A queue's next offset; None where the group has none yet."""
         found = table.next.get(queue)
         if found is None:
             bounds = self._bounds(table.topic << 32 | queue)
             found = self._offsets.get(table.group, table.topic, queue, bounds)
-        return found or 0
+        return found
 
     def _load(self, group: int) -> None:
         self._read(U32.pack(group))
@@ -400,15 +400,32 @@ class InflightTables:
             if lock.locked:
                 yield key, lock
 
+    def cut_rows(self) -> Iterator[Row]:
+        """The rows of all groups that name messages which the log lost, as they hold for the log
+        there is. No row is in use.
+        """
+        for raw, value in self._families.rows(LOCKS, b""):
+            try:
+                key, lock = read_lock_key(raw), unpack_lock(value)
+            except IndexDamaged:
+                continue  # the first use of its group tells
+            cut = self._held(key, lock)
+            if cut.locked != lock.locked:
+                yield LOCKS, raw, pack_lock(cut) if cut.locked else None
+
     def _cut(self, key: LockKey, lock: Lock) -> Lock:
         """A row as it holds for the log there is; it is written so, where that may be."""
-        queue = key.topic << 32 | key.queue
-        last = key.first + lock.locked.bit_length()
-        held = self._offsets.clamped(queue, last, lock.recoveries, self._bounds(queue))
-        kept = lock.locked & ((1 << max(0, held - key.first)) - 1)
-        cut = lock._replace(locked=kept, recoveries=self._offsets.recoveries)
+        cut = self._held(key, lock)
         if not self._families.read_only:
             change = Change(self._families.batch())
             change.shrink(key, lock, cut)
             self._families.write(change.batch)
         return cut
+
+    def _held(self, key: LockKey, lock: Lock) -> Lock:
+        """A row without the messages that the log lost."""
+        queue = key.topic << 32 | key.queue
+        last = key.first + lock.locked.bit_length()
+        held = self._offsets.clamped(queue, last, lock.recoveries, self._bounds(queue))
+        kept = lock.locked & ((1 << max(0, held - key.first)) - 1)
+        return lock._replace(locked=kept, recoveries=self._offsets.recoveries)

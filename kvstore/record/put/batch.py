@@ -59,7 +59,7 @@ class Prepared(NamedTuple):
     plain: bool
     """No message has flags, and all have the same system flags."""
     key_text: str
-    """The keys that are indexed, message by message, with `hashes.SEPARATOR` between them."""
+    """The keys that are indexed, message by message, with `hashing.SEPARATOR` between them."""
     key_counts: array[int]
     """How many of them each message has; "I"."""
 

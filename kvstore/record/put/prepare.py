@@ -28,8 +28,9 @@ from typing import Any, Final
 from msgspec.structs import astuple
 from zlib_ng.zlib_ng import crc32
 
+from kvstore.core.hashing import SEPARATOR
 from kvstore.record.compression import codec_flags, compress
-from kvstore.record.hashes import SEPARATOR, java_hash
+from kvstore.record.hashes import java_hash
 from kvstore.record.ids import UniqueIds
 from kvstore.record.layout import CRC_MASK, FIXED_V1
 from kvstore.record.names import (

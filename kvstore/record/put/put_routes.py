@@ -16,8 +16,7 @@ from itertools import compress
 from threading import Lock
 from typing import Any, Final, NamedTuple
 
-from xxhash import xxh32_intdigest
-
+from kvstore.core.hashing import xxh32
 from kvstore.record.put.explain import ColumnFault, TopicFacts, TopicOf
 
 _ROUTES_MAX: Final = 1 << 18
@@ -213,7 +212,7 @@ class PutRoutes(dict[tuple[str, int], PutRoute]):
                 turn = turns[name]
                 turns[name] = turn + 1
             else:
-                turn = xxh32_intdigest(group.encode())
+                turn = xxh32(group.encode())
             drawn.append(turn % topics[name].write_queues)
         return drawn
 

@@ -81,8 +81,8 @@ def make(
 
 
 def find(archive: Archive, low: int, high: int) -> list[int]:
-    """The positions of the messages that may have a key of such a hash."""
-    return [found.position for found in archive.find(low, high)]
+    """The positions, rising, of the messages that may have a key of such a hash."""
+    return [found.position for found in archive.find(low, high)][::-1]
 
 
 def keyed(unique: str, *keys: str) -> bytes:

@@ -65,7 +65,7 @@ def check_all_is_found(made: Made) -> None:
             for key in filter(None, (unique, *keys)):
                 one = key_hash(topic, key)
                 assert position in find(archive, one, one)
-                assert (position, *place) in archive.find(*key_hash_range(key))
+                assert (position, *place) in set(archive.find(*key_hash_range(key)))
     assert list(archive_problems(archive)) == []
 
 

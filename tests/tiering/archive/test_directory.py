@@ -193,9 +193,9 @@ PAIRS = st.lists(
 
 
 def key_index(pairs: list[tuple[int, int]]) -> tuple[KeyFences, list[bytes]]:
-    digests, ranks = np.array(pairs, np.uint32).T
-    joint = indexes.sort_pairs(digests, ranks)
-    chunks = list(indexes.encode_key_chunks(joint))
+    digests, ranks = np.array(pairs, np.uint64).T
+    joint = np.unique(digests << np.uint64(32) | ranks)
+    chunks = list(indexes.encode_key_chunks([joint], len(joint)))
     firsts = np.array([first for first, _ in chunks], np.int64)
     sizes = np.array([len(payload) for _, payload in chunks], np.int64)
     payload = indexes.encode_key_fences(len(joint), firsts, sizes)
@@ -272,7 +272,7 @@ def test_every_position_says_its_block_and_row(
             where[start : start + count] = sorted(where[start : start + count])
     order = np.argsort(np.array(where))
     rising = np.array(where)[order]
-    ((first, payload),) = indexes.encode_position_chunks(rising, order, starts)
+    ((first, payload),) = indexes.encode_position_chunks([(rising, order)], starts)
     assert first == 0
     placed = indexes.decode_position_chunk(payload, total)
     for position, block, row in zip(*(column.tolist() for column in placed), strict=True):
@@ -284,7 +284,7 @@ def test_positions_are_found_over_many_chunks() -> None:
     rising = np.cumsum(np.random.default_rng(3).integers(91, 3000, count))
     order = np.arange(count)
     starts = np.arange(0, count, 250)
-    chunks = list(indexes.encode_position_chunks(rising, order, starts))
+    chunks = list(indexes.encode_position_chunks([(rising, order)], starts))
     sizes = np.array([len(payload) for _, payload in chunks])
     firsts = np.array([first for first, _ in chunks])
     payload = indexes.encode_position_fences(count, firsts, sizes)

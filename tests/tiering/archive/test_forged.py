@@ -13,18 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import ArchiveDamaged
-from kvstore.record import key_filter
+from kvstore.record.key_filter import FilterBuilder
 from kvstore.record.names import PREPARED
 from tests.rocketmq.logs import NOW, record
 from tests.tiering.archive.making import MemorySource, Queue, keyed, make, plain_queues
 from tests.tiering.keys.test_crypto import SECRET
-from tiering.archive import directory, indexes, manifest, writer
+from tiering.archive import directory, external_sort, indexes, manifest, writer
 from tiering.archive.archive_check import archive_problems
 from tiering.archive.archive_reader import Archive
 from tiering.archive.block_writer import BlockWriter
+from tiering.archive.external_sort import ExternalSort
 from tiering.archive.layout import CRC, FOOTER_ROW, NO_QUEUE, PART_HEAD, Section
 from tiering.archive.manifest import ArchivedTopic, Manifest
-from tiering.archive.writer import ArchiveSettings
+from tiering.archive.tail_columns import ArchiveColumns
+from tiering.archive.writer import ArchiveSettings, temporary
 from tiering.keys.crypto import TopicKey
 
 Patch = pytest.MonkeyPatch
@@ -98,10 +100,10 @@ def placed(change: Callable[[Any, Any], None]) -> Callable[[Patch], None]:
     """The position index says something else; `change` is given positions and messages."""
 
     def forge(patch: Patch) -> None:
-        def encoded(rising: Any, order: Any, starts: Any) -> Iterator[tuple[int, bytes]]:
-            rising, order = rising.copy(), order.copy()
+        def encoded(placed: Any, starts: Any) -> Iterator[tuple[int, bytes]]:
+            rising, order = map(np.concatenate, zip(*placed, strict=True))
             change(rising, order)
-            return encode(rising, order, starts)
+            return encode([(rising, order)], starts)
 
         encode = indexes.encode_position_chunks
         patch.setattr(writer, "encode_position_chunks", encoded)
@@ -123,7 +125,12 @@ def standing_still(rising: Any, _: Any) -> None:
 
 def placed_without_the_last(patch: Patch) -> None:
     chunks, fences = indexes.encode_position_chunks, indexes.encode_position_fences
-    patch.setattr(writer, "encode_position_chunks", lambda p, o, s: chunks(p[:-1], o[:-1], s))
+
+    def encoded(placed: Any, starts: Any) -> Iterator[tuple[int, bytes]]:
+        rising, order = map(np.concatenate, zip(*placed, strict=True))
+        return chunks([(rising[:-1], order[:-1])], starts)
+
+    patch.setattr(writer, "encode_position_chunks", encoded)
     patch.setattr(writer, "encode_position_fences", lambda n, *more: fences(n - 1, *more))
 
 
@@ -131,11 +138,14 @@ def keyed_as(change: Callable[[Any], Any]) -> Callable[[Patch], None]:
     """The key index has other pairs."""
 
     def forge(patch: Patch) -> None:
-        sort = indexes.sort_pairs
-        patch.setattr(
-            writer, "sort_pairs",
-            lambda *given: np.sort(change(sort(*given)).view(np.uint64)).view(np.int64),
-        )  # fmt: skip
+        real = ArchiveColumns.key_pairs
+
+        def forged(columns: ArchiveColumns) -> ExternalSort:
+            pairs = ExternalSort(np.uint64, temporary)
+            pairs.add(change(np.concatenate(list(real(columns).sorted())).view(np.int64)))
+            return pairs
+
+        patch.setattr(ArchiveColumns, "key_pairs", forged)
 
     return forge
 
@@ -146,8 +156,8 @@ def no_keys(patch: Patch) -> None:
 
 
 def empty_filter(patch: Patch) -> None:
-    build = key_filter.build
-    patch.setattr(key_filter, "build", lambda digests, bits: build(digests[:1], bits))
+    add = FilterBuilder.add
+    patch.setattr(FilterBuilder, "add", lambda built, digests: add(built, digests[:1]))
 
 
 def out_of_order(patch: Patch) -> None:
@@ -215,8 +225,11 @@ RULES = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("rows", [external_sort.ROWS_MAX, 16], ids=["in memory", "on disk"])
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_forged_archive_is_found_by_its_rule(rule: Rule, monkeypatch: Patch) -> None:
+def test_a_forged_archive_is_found_by_its_rule(rule: Rule, rows: int, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(external_sort, "ROWS_MAX", rows)
+    monkeypatch.setattr(external_sort, "_BLOCK_MIN", 2)
     queues = rule.queues()
     if rule.forge is not not_forged:
         whole = make(plain_queues(topics=2, queues=1, messages=30), rule.settings)
@@ -314,7 +327,7 @@ def test_a_key_of_a_message_that_is_not_there_is_damage_to_who_looks_for_it(
         keyed_as(lambda pairs: pairs | 1 << 20)(patch)
         forged = make(queues, GROUPED).data
     with pytest.raises(ArchiveDamaged, match="names a message that is not there"):
-        Archive.open(MemorySource(forged)).find(0, (1 << 40) - 1)
+        next(Archive.open(MemorySource(forged)).find(0, (1 << 40) - 1))
 
 
 NAMES = st.sampled_from(

@@ -9,22 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.core.int_columns import (
+    decode_column,
+    encode_columns,
+    read_signed,
+    read_varint,
+    write_signed,
+    write_varint,
+)
 from kvstore.errors import ArchiveDamaged
 from tiering.archive.columns.batch_columns import GroupReader
 from tiering.archive.columns.integers import (
     Column,
     bounds_of,
-    decode_column,
     encode_by_block,
     encode_column,
-    encode_columns,
     encode_times,
     read_bytes,
-    read_signed,
-    read_varint,
     write_bytes,
-    write_signed,
-    write_varint,
 )
 
 I64 = st.integers(-(2**63), 2**63 - 1)

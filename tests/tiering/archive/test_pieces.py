@@ -63,7 +63,7 @@ def join_surveys(
         writer.add(piece)
     writer.finish()
     check_tail(
-        Archive.open(MemorySource(sink.getvalue()), keys=settings.keys), writer.columns
+        Archive.open(MemorySource(sink.getvalue()), keys=settings.keys), writer.blocks
     )  # fmt: skip
     return sink.getvalue()
 
@@ -80,7 +80,7 @@ def test_pieces_of_whole_queues_make_the_archive_that_one_writer_does(
 def test_small_queues_of_a_piece_share_a_group() -> None:
     queues = plain_queues(topics=3, queues=4, messages=3)
     piece = piece_of(queues, LARGE_BLOCKS)
-    assert len(piece.columns.groups[0]) == 1
+    assert len(piece.columns.blocks.groups[0]) == 1
     assert join_surveys([piece], queues, LARGE_BLOCKS) == make(queues, LARGE_BLOCKS).data
 
 
@@ -127,9 +127,9 @@ def test_a_tail_that_says_something_else_of_the_blocks_is_found_out(kind: str) -
     queues = plain_queues(messages=20)
     piece = piece_of(queues)
     archive = Archive.open(MemorySource(join_surveys([piece], queues)))
-    check_tail(archive, piece.columns)
-    columns = getattr(piece.columns, kind)
-    changed: Any = piece.columns._replace
+    check_tail(archive, piece.columns.blocks)
+    columns = getattr(piece.columns.blocks, kind)
+    changed: Any = piece.columns.blocks._replace
     for number in range(len(columns)):
         other = list(columns)
         other[number] = columns[number] + (np.arange(len(columns[number])) == 0)

@@ -141,19 +141,23 @@ def test_rows_are_found_again_of_the_archives_that_no_other_supersedes(tmp_path:
     files = Unreadable()
     gone: list[str] = []
 
-    def found() -> list[str]:
+    def found(*there: int) -> list[str]:
         place = open_place(tmp_path, files=files)
-        rows = decode_rows(
-            find_again(place, store.hex(), 70, in_log=lambda at: at >= 30, delete_at=99)
-        )
+
+        def in_log(position: int) -> bool:
+            return position >= 30 or position in there
+
+        rows = decode_rows(find_again(place, store.hex(), 70, in_log=in_log, delete_at=99))
         assert sorted(row.number for row in rows) == list(range(70, 70 + len(rows)))
         retired = [row for row in rows if row.state == "retired"]
         assert all(row.delete_at == 99 for row in retired)
         gone[:] = sorted(row.key for row in retired)
         return sorted(row.key for row in rows if row.state == "live")
 
-    assert found() == sorted([merged, again])
-    assert gone == sorted(old)
+    for there in ((), (0,), (10,)):
+        # Archives were merged, so the log has given up their segments.
+        assert found(*there) == sorted([merged, again])
+        assert gone == sorted(old)
     files.ending = Path(merged).name
     assert found() == sorted([*old[:2], again])
     assert gone == old[2:]

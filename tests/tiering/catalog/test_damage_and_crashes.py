@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import kvstore
@@ -38,6 +39,7 @@ from tests.tiering.catalog.moving import (
     sealed,
     tiers,
 )
+from tiering.catalog.catalog import encode_row
 from tiering.errors import PlaceUnavailable
 
 
@@ -300,6 +302,58 @@ def test_a_rebuild_has_segments_in_the_log_unless_the_index_says_that_they_were_
             assert store.verify(archives=True).problems == []
 
 
+@pytest.mark.parametrize("back", [[0], [1], [0, 1]])
+def test_a_rebuild_takes_a_merged_archive_of_which_the_log_has_a_segment_again(
+    tmp_path: Path, back: list[int]
+) -> None:
+    """It left the archive alone: the messages of its other segments were gone, and no problem
+    said so.
+    """
+    clock = VirtualClock()
+    with filled(tmp_path / "a", clock, 4) as store:
+        before = answers(store)
+        shutil.copytree(store.path / "commitlog", tmp_path / "log")
+        hand_over(store, [0])
+        hand_over(store, [1], by_topic)
+        merge(store, [row.number for row in tiers(store).rows()])
+    there = segments(tmp_path / "a")
+    files = sorted(path.name for path in (tmp_path / "log").iterdir())
+    for number in back:
+        shutil.copy(tmp_path / "log" / files[number], tmp_path / "a" / "commitlog")
+    shutil.rmtree(tmp_path / "a" / "index")
+    rebuild(tmp_path / "a", config(clock))
+    for _ in range(2):
+        with kvstore.open(tmp_path / "a", config(clock)) as store:
+            assert segments(store.path) == there
+            assert answers(store) == before
+            assert store.recovery.damage == []
+            assert store.verify(archives=True).problems == []
+
+
+def test_a_segment_that_is_in_the_log_again_stays_if_its_merged_archive_is_damaged(
+    tmp_path: Path,
+) -> None:
+    """Somebody may have put it there for that reason."""
+    clock = VirtualClock()
+    with filled(tmp_path / "a", clock, 4) as store:
+        before = answers(store)
+        shutil.copytree(store.path / "commitlog", tmp_path / "log")
+        rows = [hand_over(store, [number]).rows[0] for number in (0, 1)]
+        merge(store, [row.number for row in rows])
+        (row,) = tiers(store).rows()
+        path = path_of(store, row)
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    shutil.copytree(tmp_path / "log", tmp_path / "a" / "commitlog", dirs_exist_ok=True)
+    there = segments(tmp_path / "a")
+    shutil.rmtree(tmp_path / "a" / "index")
+    rebuild(tmp_path / "a", config(clock))
+    with kvstore.open(tmp_path / "a", config(clock)) as store:
+        assert segments(store.path) == there
+        assert answers(store) == before
+
+
 def test_a_topic_that_was_deleted_does_not_come_back_with_a_rebuild(tmp_path: Path) -> None:
     clock = VirtualClock()
     with filled(tmp_path / "a", clock, 3) as store:
@@ -339,6 +393,28 @@ def test_a_reader_beside_a_writer_finds_what_was_handed_over(tmp_path: Path) -> 
             merge(store, [r.number for r in rows])
             assert answers(reader) == before
             assert reader.verify().problems == []
+
+
+@pytest.mark.parametrize("is_whole", [False, True], ids=["quick", "every byte"])
+def test_a_reader_that_verifies_misses_no_archive_that_was_replaced_or_moved_since_its_opening(
+    tmp_path: Path, is_whole: bool
+) -> None:
+    """It said that archives of its opening's catalog were not there, and, once it had learned of
+    the new catalog, that locations name archives which the catalog does not have.
+    """
+    with filled(tmp_path / "a", VirtualClock(), 6) as store:
+        for number in range(4):
+            hand_over(store, [number])
+        with kvstore.open(tmp_path / "a", config(), read_only=True) as reader:
+            merge(store, [row.number for row in tiers(store).rows()[:2]])
+            moved = tiers(store).rows()[1]
+            path_of(store, moved).rename(path_of(store, moved).with_name("elsewhere.kvma"))
+            elsewhere = msgspec.structs.replace(moved, key="elsewhere.kvma")
+            store.handover.set_rows([(elsewhere.catalog_key, encode_row(elsewhere))])
+            for _ in range(2):
+                assert reader.verify(archives=is_whole).problems == []
+            path_of(store, elsewhere).unlink()
+            assert [p.kind for p in reader.verify(archives=is_whole).problems] == ["archive"]
 
 
 def test_a_reader_whose_tail_was_handed_over_finds_it(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.record.key_filter import Filter, build
+from kvstore.record.key_filter import Filter
+from tests.record.test_keyfilter import filter_of
 from tiering.catalog.catalog import ArchiveRow
 from tiering.catalog.key_filters import KeyFilters
 from tiering.catalog.live import LiveArchives
@@ -67,7 +68,7 @@ def test_the_live_archives_of_a_time_are_found(
 DIGESTS: Final = st.integers(0, (1 << 32) - 1)
 FILTERS: Final = st.none() | st.tuples(
     st.sets(DIGESTS, min_size=1, max_size=40), st.integers(1, 2000)
-).map(lambda made: Filter(build(np.array(sorted(made[0]), np.uint32), made[1])))
+).map(lambda made: filter_of(np.array(sorted(made[0]), np.uint32), made[1]))
 STEPS: Final = st.lists(st.tuples(st.integers(0, 9), st.just("forget") | FILTERS), max_size=30)
 
 
@@ -110,7 +111,7 @@ def _forgotten(steps: list[tuple[int, str | Filter | None]]) -> set[int]:
 @pytest.mark.parametrize("rounds", [1, 10, 100])
 def test_archives_that_come_and_go_leave_nothing_in_the_memory_of_filters(rounds: int) -> None:
     filters = KeyFilters(1 << 20)
-    found = Filter(build(np.arange(500, dtype=np.uint32), 8000))
+    found = filter_of(np.arange(500, dtype=np.uint32), 8000)
     for number in range(rounds * 8):
         filters.keep(number, found)
         if number >= 4:

@@ -10,13 +10,13 @@ import pytest
 import kvstore
 from kvstore import Message, Store, StoreConfig, StoredMessage
 from kvstore.errors import ArchiveDamaged
-from kvstore.index import queue_locations
 from kvstore.index.keys import NOWHERE, PLACES, RUNS, Location, read_location, read_run_key
 from kvstore.record.hashes import key_hash
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.tiering.catalog.gate import gated
 from tests.tiering.catalog.moving import (
+    PLACE,
     SEGMENT,
     answers,
     config,
@@ -25,10 +25,12 @@ from tests.tiering.catalog.moving import (
     hand_over,
     make,
     merge,
+    put_segments,
     sealed,
     tiers,
 )
 from tiering import Policy, Worker
+from tiering.executor.pool import Inline
 
 
 def read_all(store: Store, topic: str, queue: int) -> list[int]:
@@ -101,32 +103,56 @@ def _places(store: Store) -> list[tuple[int, int, Location]]:
     return [read_location(key, value) for key, value in inside.families(store).rows(PLACES, b"")]
 
 
-QUEUES = 4
-"""Of the store that is read."""
-SEGMENTS = 10
-
-
-@pytest.mark.parametrize("bound", [queue_locations._FOLLOWED_CACHED_MAX, 1, 0])
-def test_a_reader_gets_the_same_answers_however_few_places_it_keeps_of_what_moved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int
+def test_a_reader_gets_the_same_answers_whatever_moves_and_comes_after_its_opening(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(queue_locations, "_FOLLOWED_CACHED_MAX", bound)
+    """Its view ends in the middle of a segment, which moves later with newer messages."""
     clock = VirtualClock()
-    with filled(tmp_path / "a", clock, SEGMENTS, 8) as store:
+    with filled(tmp_path / "a", clock, 5, 8) as store:
+        store.put("orders", b"in the log's last segment", queue=1, keys=["all"])
         with kvstore.open(tmp_path / "a", config(clock), read_only=True) as reader:
             before = answers(reader)
-            for number in sealed(store)[: SEGMENTS // 2]:
-                hand_over(store, [number])
+            for _ in range(2):
+                put_segments(store, clock, 1, 8)
+                assert answers(reader) == before
+            rows = []
+            for number in sealed(store):
+                rows += hand_over(store, [number]).rows
+                assert answers(reader) == before, number
+            merge(store, [row.number for row in rows[1:]])
             assert answers(reader) == before
-            index = inside.index(reader).locations
-            kept = index._followed
-            # Of one queue more than that, since that is what was asked for last.
-            assert index._followed_kept == sum(map(len, kept.values()))
-            if bound < QUEUES:
-                assert len(kept) == 1
-            else:
-                assert len(kept) == QUEUES
-        assert answers(store) == before
+
+
+def test_a_reader_gives_no_message_that_came_after_its_opening_though_its_last_ones_are_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The archive that has its messages has those that came later, too."""
+    clock = VirtualClock()
+    policy = Policy(hot_for=0.001, warm="archive", watermarks=None, grace=0.0, clock_doubt=0.0)
+    with kvstore.open(tmp_path / "a", config(clock)) as store:
+        store.create_topic("orders", queues=1)
+        store.put("orders", b"first", keys=["all", "first"])
+        for n in range(3):
+            store.put("orders", b"%d" % n, keys=["all"])
+        store.put("orders", b"last", keys=["all", "gone"])
+        with kvstore.open(tmp_path / "a", config(clock), read_only=True) as reader:
+            seen = reader.query("orders", "all")[1:]
+            for n in range(5):
+                store.put("orders", b"later %d" % n, keys=["all"])
+            with Worker(store, policy, executor=Inline()) as worker:
+                worker.erase(key="gone")
+                for at in (0, 3, 4):
+                    found = reader.pull("orders", 0, at, 32)
+                    assert [m.offset for m in found.messages] == list(range(at, 4))
+                    assert found.next_offset == max(at + 1, 4)
+                    assert found.max_offset == 5
+                assert reader.query("orders", "all") == seen
+                worker.erase(key="first")
+                clock.advance(3600)
+                assert worker.run_once().failed == {}
+                assert len(list((tmp_path / "a" / PLACE).rglob("*.kvarc"))) == 1
+            assert reader.query("orders", "all") == seen[:-1]
+    assert not [r for r in caplog.records if r.levelname == "ERROR"], caplog.text
 
 
 @pytest.mark.parametrize("checkpointed", [True, False], ids=["checkpointed", "in memory"])

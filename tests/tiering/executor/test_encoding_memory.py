@@ -1,28 +1,44 @@
-"""Regrouping takes a bounded number of bytes for each message of a segment."""
+"""What encoding and checking take in memory does not depend on how many messages there are."""
 
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 import kvstore
 from kvstore import Message, StoreConfig
 from kvstore.files import LocalFiles
+from tiering.archive.archive_check import Problem, archive_problems
+from tiering.archive.archive_reader import Archive
 from tiering.archive.manifest import ArchivedTopic
+from tiering.archive.tail import FileSource
 from tiering.archive.writer import ArchiveSettings
-from tiering.executor.segment_encoder import SegmentJob, TopicPlan, encode_segment
+from tiering.executor.segment_encoder import EncodedSegment, SegmentJob, TopicPlan, encode_segment
 
-MEMORY_PER_MESSAGE = 100
-"""Bytes, as `tiering.executor.segment_encoder` says."""
+T = TypeVar("T")
+MEMORY_PER_MESSAGE = 4
+"""Bytes: of directory and filter, and of copies of these while they are written or checked."""
 
 
-def peak_of(folder: Path, segment_size: int) -> tuple[int, int]:
-    """How many messages a segment of so many bytes holds, and what encoding it takes at most."""
+@pytest.fixture(autouse=True)
+def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches and sorts are small here, so that small segments have several."""
+    monkeypatch.setattr("tiering.archive.block_writer.BATCH_BYTES", 1 << 18)
+    monkeypatch.setattr("tiering.archive.external_sort.ROWS_MAX", 1 << 11)
+    monkeypatch.setattr("tiering.archive.external_sort._BLOCK_MIN", 1 << 6)
+    monkeypatch.setattr("tiering.executor.segment._AT_ONCE", 1 << 11)
+
+
+def encoding(folder: Path, segment_size: int) -> Callable[[], EncodedSegment]:
+    """What encodes a segment of so many bytes, full of the smallest messages with a key."""
     with kvstore.open(folder / "store", StoreConfig(segment_size=segment_size)) as store:
         store.create_topic("orders", queues=2)
-        batch = [Message("orders", b"x", queue=n % 2) for n in range(500)]
+        batch = [Message("orders", b"x", queue=n % 2, keys=(f"{n}",)) for n in range(500)]
         while store.put_batch(batch)[-1].position < segment_size:
             pass
         store.seal()
@@ -33,24 +49,30 @@ def peak_of(folder: Path, segment_size: int) -> tuple[int, int]:
         topics={"orders": TopicPlan(ArchivedTopic(name="orders", id=1, queues=2), "coldever")},
         settings=ArchiveSettings(),
     )  # fmt: skip
+    return lambda: encode_segment(job, LocalFiles())
+
+
+def peak_of(work: Callable[[], T]) -> tuple[T, int]:
+    """The result, and the bytes of memory that the work took at most."""
     tracemalloc.start()
     try:
-        made = encode_segment(job, LocalFiles())
-        return made.messages, tracemalloc.get_traced_memory()[1]
+        return work(), tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 
 
-def test_encoding_takes_no_more_for_each_message_than_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_encoding_and_checking_take_a_few_bytes_of_filter_and_ranks_for_each_message(
+    tmp_path: Path,
 ) -> None:
-    """Batches are an eighth of theirs, so that small segments have several."""
-    monkeypatch.setattr("tiering.archive.block_writer.BATCH_BYTES", 1 << 20)
-    for name in ("segment_encoder._AT_ONCE", "segment._AT_ONCE", "segment._SCANNED"):
-        monkeypatch.setattr(f"tiering.executor.{name}", 1 << 13)
-    (tmp_path / "small").mkdir()
-    (tmp_path / "large").mkdir()
-    few, little = peak_of(tmp_path / "small", 2 << 20)
-    many, much = peak_of(tmp_path / "large", 4 << 20)
-    assert many > 1.9 * few
-    assert (much - little) / (many - few) <= MEMORY_PER_MESSAGE
+    found = []
+    for name, size in (("small", 2 << 20), ("large", 8 << 20)):
+        (tmp_path / name).mkdir()
+        made, encoded = peak_of(encoding(tmp_path / name, size))
+        archive = Archive.open(FileSource(made.archives[0].path, LocalFiles()))
+        problems, checked = peak_of(partial(list[Problem], archive_problems(archive)))
+        assert problems == []
+        found.append((made.messages, encoded, checked))
+    (few, *little), (many, *much) = found
+    assert many > 3.9 * few
+    for less, more in zip(little, much, strict=True):
+        assert (more - less) / (many - few) <= MEMORY_PER_MESSAGE

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,14 @@ import tiering
 from kvstore import Message, Store, StoreConfig
 from kvstore.clock import SystemClock
 from kvstore.files import LocalFiles
+from kvstore.opening.viewing import read_catalog
 from tests.support.clock import VirtualClock
+from tests.tiering.catalog.moving import merge
 from tiering.catalog.catalog import ArchiveRow, decode_rows, encode_row
+from tiering.executor.pool import Inline
+from tiering.operations import inspection
 from tiering.places.publish import publish
-from tiering.worker.audit import Orphan
+from tiering.worker.audit import AuditContext, Orphan, audit
 
 POLICY = tiering.Policy(hot_for=60, warm="archive", watermarks=None)
 
@@ -112,6 +117,29 @@ def test_an_archive_that_is_whole_and_not_the_one_that_was_put_is_a_problem(
     (problem,) = worker.verify().problems
     assert "the catalog says" in problem.reason
     assert f"{row.crc:#010x}" in problem.reason
+
+
+def test_archives_that_a_writer_replaces_during_an_audit_beside_it_are_no_problem(
+    store: Store,
+) -> None:
+    def replace(*_: object) -> None:
+        if len(rows(store)) == 3:
+            merge(store, [row.number for row in rows(store)[:2]])
+
+    with kvstore.open(store.path, store.config, read_only=True) as reader:
+        place_of, others = inspection.places_of(reader, ())
+        report = audit(
+            AuditContext(
+                catalog=partial(read_catalog, reader.path, reader.config), place_of=place_of,
+                places=others, clock=store.config.clock, executor=Inline(), options={},
+                progress=replace,
+            )
+        )  # fmt: skip
+    assert len(rows(store)) == 2
+    assert report.problems == []
+    archives(store)[-1].unlink()
+    with tiering.Worker(store, POLICY) as worker:
+        assert len(worker.verify().problems) == 1
 
 
 def test_a_place_that_reads_well_and_cannot_be_listed_is_a_problem(

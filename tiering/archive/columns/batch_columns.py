@@ -1,9 +1,7 @@
 """Batch columns: decodes the integer columns of one payload or of several in one pass.
 
-The idea: a call of numpy takes about as long for the few hundred rows of a group as for some
-thousand. So a column is unpacked for the rows of all payloads together, each row with the minimum
-and the bits of its own payload. Columns of few distinct values are rare; they are decoded one by
-one in between. One payload alone is decoded by `integers.decode_column`, which needs less for it.
+The idea: a call takes about as long for the few hundred rows of a group as for some thousand. So a
+column is decoded for all payloads in one call, their rows one behind the other.
 
 Invariants: a batch gives the same columns as its payloads one by one, or raises. The next byte to
 read lies inside each payload, unless a payload is damaged: at the end the caller checks that each
@@ -16,29 +14,22 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate, compress, pairwise, starmap
 from operator import not_
-from typing import Final
 
 import numpy as np
 
+from kvstore.core.int_columns import (
+    decode_columns,
+)
 from kvstore.errors import ArchiveDamaged
 from tiering.archive.columns.integers import (
     BY_BLOCK,
-    CONSTANT,
-    DELTAS,
     LINE,
-    RANGE,
     Column,
     add_up,
     bounds_of,
-    decode_column,
     lines,
     read_line,
-    read_signed,
 )
-from tiering.archive.columns.packed import WINDOW_BITS, windows
-
-_PADDING: Final = bytes(8)
-"""A number is cut out of the eight bytes that begin where it begins."""
 
 
 class RowCounts:
@@ -51,11 +42,6 @@ class RowCounts:
     def bounds(self) -> Column:
         """The first row of each payload, and the end of the last."""
         return bounds_of(self.counts)
-
-    @cached_property
-    def row_numbers(self) -> Column:
-        """The numbers of all rows."""
-        return np.arange(self.bounds[-1])
 
     def slices(self) -> Iterable[slice]:
         """The rows of each payload."""
@@ -76,8 +62,7 @@ class ColumnReader:
     """
 
     def __init__(self, payloads: Sequence[bytes]) -> None:
-        is_one = len(payloads) == 1
-        self.data = payloads[0] if is_one else b"".join((*payloads, _PADDING))
+        self.data = payloads[0] if len(payloads) == 1 else b"".join(payloads)
         self.ends = list(accumulate(map(len, payloads)))
         self.cursors = [0, *self.ends[:-1]]
         self.every = list(range(len(payloads)))
@@ -92,79 +77,7 @@ class ColumnReader:
 
     def column(self, which: list[int], rows: RowCounts) -> Column:
         """The next column of the payloads `which`; `rows` has the number of rows in each."""
-        if len(which) == 1:
-            i = which[0]
-            found, self.cursors[i] = decode_column(self.data, self.cursors[i], int(rows.counts[0]))
-            return found
-        return self._batch_column(which, rows)
-
-    def _batch_column(self, which: list[int], rows: RowCounts) -> Column:
-        data, size = self.data, len(which)
-        least, first, bits, begin = [0] * size, [0] * size, [0] * size, [0] * size
-        sums: list[int] = []
-        others: list[tuple[int, Column]] = []
-        for n, (i, count) in enumerate(zip(which, rows.counts.tolist(), strict=True)):
-            at = self.cursors[i]
-            kind = data[at]
-            if not count:
-                raise ArchiveDamaged("a column has no rows")
-            if kind == CONSTANT:
-                least[n], at = read_signed(data, at + 1)
-            elif kind == RANGE:
-                least[n], at = read_signed(data, at + 1)
-                bits[n], begin[n] = data[at], at + 1
-                at += 1 + ((count * bits[n] + 7) >> 3)
-            elif kind == DELTAS:
-                first[n], at = read_signed(data, at + 1)
-                least[n], at = read_signed(data, at)
-                bits[n], begin[n] = data[at], at + 1
-                at += 1 + (((count - 1) * bits[n] + 7) >> 3)
-                sums.append(n)
-            else:
-                values, at = decode_column(data, at, count)
-                others.append((n, values))
-            self.cursors[i] = at
-            if bits[n] > WINDOW_BITS:
-                raise ArchiveDamaged("a column is wider than most")
-        found = rows.spread(np.array(least, np.int64))
-        if any(bits):
-            found += self._unpacked(rows, bits, begin, sums)
-        if sums:
-            found = _summed(rows, found, np.array(first, np.int64), sums)
-        for n, values in others:
-            row = int(rows.bounds[n])
-            found[row : row + len(values)] = values
-        return found
-
-    def _unpacked(
-        self, rows: RowCounts, bits: list[int], begin: list[int], sums: list[int]
-    ) -> Column:
-        """Each row's distance from the minimum of its payload; the first row of a column of
-        differences has none.
-        """
-        width = np.array(bits, np.int64)
-        begins = rows.bounds[:-1]
-        firsts = begins.copy()
-        firsts[sums] += 1
-        at = rows.spread(np.array(begin, np.int64) * 8 - firsts * width)
-        widths = rows.spread(width)
-        at += rows.row_numbers * widths
-        at[begins[sums]] = 0
-        shifts = (at & 7).astype(np.uint64)
-        return windows(self.data, 0, at >> 3, shifts, widths.view(np.uint64)).view(np.int64)
-
-
-def _summed(rows: RowCounts, found: Column, first: Column, which: list[int]) -> Column:
-    """Adds up the differences of some payloads."""
-    begins = rows.bounds[:-1]
-    found[begins[which]] = first[which]
-    sums = np.cumsum(found)
-    sums -= rows.spread(sums[begins] - found[begins])
-    if len(which) == len(begins):
-        return sums
-    is_sum = np.zeros(len(begins), np.bool_)
-    is_sum[which] = True
-    return np.where(is_sum.repeat(rows.counts), sums, found)
+        return decode_columns(self.data, self.cursors, which, rows.counts)
 
 
 class GroupReader(ColumnReader):

@@ -19,6 +19,13 @@ from typing import Final, TypeVar
 
 import numpy as np
 
+from kvstore.core.int_columns import (
+    CONSTANT,
+    encode_columns,
+    read_signed,
+    read_varint,
+    write_varint,
+)
 from kvstore.errors import ArchiveDamaged
 from kvstore.record.layout import HOSTS_V6, NOT_ORDINARY
 from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
@@ -32,17 +39,12 @@ from tiering.archive.columns.header_fields import (
     VaryingHeaders,
 )
 from tiering.archive.columns.integers import (
-    CONSTANT,
     Column,
     bounds_of,
     encode_by_block,
     encode_column,
-    encode_columns,
     encode_times,
-    read_signed,
-    read_varint,
     total,
-    write_varint,
 )
 from tiering.archive.columns.records import Fields
 from tiering.archive.layout import BLOCK_ROWS_MAX, COLUMNS_FORMAT, DECODED_MAX, VERBATIM_FORMAT

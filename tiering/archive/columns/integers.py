@@ -1,9 +1,8 @@
-"""Integers: columns of 64-bit numbers <-> bytes, and varints.
+"""Integers: columns of 64-bit numbers in blocks, where they rise and when they were stored.
 
-The idea: a column is a constant, or numbers above a minimum, or differences above a least
-difference (a column that rises evenly takes no bits at all), or indexes of few distinct values.
-Each form is packed at the number of bits that its largest number needs. Columns of many blocks are
-encoded in one go: with a dozen rows a block, numpy's price is the call, not the row.
+The idea: `kvstore.core.int_columns` makes bytes of columns, of many blocks in one go. Two forms
+stand above it. Numbers that rise within each block of a group have a column of first values and one
+of differences.
 
 Store times have a form of their own. In a group of several queues' blocks they go up and down, and
 so do the positions. But a log is written from front to back, so a record's position nearly tells
@@ -23,63 +22,19 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.core.int_columns import (
+    encode_columns,
+    read_signed,
+    read_varint,
+    write_signed,
+    write_varint,
+)
 from kvstore.errors import ArchiveDamaged
-from tiering.archive.columns.packed import pack, size_of, unpack
 
 Column = NDArray[np.int64]
 
-CONSTANT: Final = 0
-DELTAS: Final = 1
-RANGE: Final = 2
-DISTINCT: Final = 3
 BY_BLOCK: Final = 4
-
-_WIDTH_MAX: Final = 64
-_LONG: Final = 0xF8
-"""From this number on a varint takes more than one byte."""
-_DISTINCT_MAX: Final = 256
-_DISTINCT_FROM: Final = 12
-"""Columns narrower than this many bits are not searched for few distinct values."""
-_DISTINCT_ROWS: Final = 24
-"""A column needs this many rows for distinct values, and this many are looked at first."""
-_MASK: Final = (1 << 64) - 1
-_BYTES: Final = [bytes((i,)) for i in range(256)]
-
-
-def write_varint(value: int) -> bytes:
-    """`value`, 0 to 2**64 - 1, in 1 to 9 bytes. Below 0xF8 it is the byte itself. Otherwise the
-    first byte is 0xF7 plus the number of bytes that follow, which are the value's, the highest
-    first.
-    """
-    if value < _LONG:
-        return bytes((value,))
-    size = (value.bit_length() + 7) >> 3
-    return bytes((_LONG - 1 + size,)) + value.to_bytes(size, "big")
-
-
-def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at index `at`, and the index behind it. Raises ArchiveDamaged."""
-    if at >= len(data):
-        raise _short()
-    value = data[at]
-    at += 1
-    if value < _LONG:
-        return value, at
-    stop = at + value - (_LONG - 1)
-    if stop > len(data):
-        raise _short()
-    return int.from_bytes(data[at:stop], "big"), stop
-
-
-def write_signed(value: int) -> bytes:
-    """`value`, any int64, as a zigzag varint."""
-    return write_varint(-2 * value - 1 if value < 0 else 2 * value)
-
-
-def read_signed(data: bytes, at: int) -> tuple[int, int]:
-    """Like `read_varint`, with a sign."""
-    value, at = read_varint(data, at)
-    return (value >> 1) ^ -(value & 1), at
+"""The kind of a column of rising numbers, block by block; `int_columns` has those below."""
 
 
 def write_bytes(value: bytes) -> bytes:
@@ -96,39 +51,6 @@ def read_bytes(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 # --- encoding --------------------------------------------------------------------------------
-
-
-def encode_columns(values: Column, bounds: Column) -> list[bytes]:
-    """Encodes one column for each slice of `values`, from `bounds[i]` to `bounds[i + 1]`; no slice
-    may be empty.
-    """
-    starts, counts = bounds[:-1], np.diff(bounds)
-    least = np.minimum.reduceat(values, starts)
-    most = np.maximum.reduceat(values, starts)
-    varies = least != most
-    if not varies.any():
-        return _constants(least)
-    deltas = np.empty_like(values)
-    np.subtract(values[1:], values[:-1], out=deltas[1:])
-    # The first row of a slice has no difference. It repeats the next one, so as not to count.
-    deltas[starts] = deltas[np.minimum(starts + 1, len(values) - 1)]
-    least_delta = np.minimum.reduceat(deltas, starts)
-    delta_width = _widths(least_delta, np.maximum.reduceat(deltas, starts))
-    width = _widths(least, most)
-    by_delta = varies & ((counts - 1) * delta_width + 16 < counts * width)
-    base = np.where(by_delta, least_delta, least)
-    width = np.where(varies, np.where(by_delta, delta_width, width), 0)
-    per_row = np.repeat(base, counts)
-    rest = (np.where(np.repeat(by_delta, counts), deltas, values) - per_row).view(np.uint64)
-    packed = _pack_all(rest, starts + by_delta, bounds[1:], width)
-    out = _constants(least) if not varies.all() else [b""] * len(starts)
-    rising, bases, bits = by_delta.tolist(), base.tolist(), width.tolist()
-    firsts = values[starts].tolist()
-    for i in np.flatnonzero(varies).tolist():
-        head = b"\x01" + write_signed(firsts[i]) if rising[i] else b"\x02"
-        out[i] = head + write_signed(bases[i]) + _BYTES[bits[i]] + packed[i]
-    _use_distinct(out, values, bounds, (width >= _DISTINCT_FROM) & (counts >= _DISTINCT_ROWS))
-    return out
 
 
 def encode_by_block(values: Column, bounds: Column, inner: Column) -> list[bytes]:
@@ -165,104 +87,6 @@ def encode_column(values: Column) -> bytes:
     return encode_columns(values, np.array((0, len(values)), np.int64))[0]
 
 
-def _constants(values: Column) -> list[bytes]:
-    known: dict[int, bytes] = {}
-    for value in set(values.tolist()):
-        known[value] = b"\x00" + write_signed(value)
-    return [known[value] for value in values.tolist()]
-
-
-def _widths(least: Column, most: Column) -> Column:
-    """The bits that most - least takes; one too many where rounding to a float goes up, never too
-    few.
-    """
-    span = (most - least).view(np.uint64).astype(np.float64)
-    widths: Column = np.minimum(np.frexp(span)[1], _WIDTH_MAX).astype(np.int64)
-    return widths
-
-
-def _use_distinct(
-    out: list[bytes], values: Column, bounds: Column, which: NDArray[np.bool_]
-) -> None:
-    """Replaces columns by indexes of distinct values where those are smaller."""
-    for i in np.flatnonzero(which).tolist():
-        rows = values[int(bounds[i]) : int(bounds[i + 1])]
-        if len(set(rows[:_DISTINCT_ROWS].tolist())) * 2 <= _DISTINCT_ROWS:
-            out[i] = min(out[i], _distinct(rows) or out[i], key=len)
-
-
-def _distinct(values: Column) -> bytes | None:
-    found, index = np.unique(values, return_inverse=True)
-    count = len(found)
-    if count > _DISTINCT_MAX or count * 2 > len(values):
-        return None
-    bits = (count - 1).bit_length()
-    parts = [b"\x03", write_varint(count), *map(write_signed, found.tolist()), bytes((bits,))]
-    return b"".join(parts) + pack(index.reshape(-1).astype(np.uint64), bits)
-
-
-def _pack_all(
-    rest: NDArray[np.uint64], starts: Column, stops: Column, widths: Column
-) -> list[bytes]:
-    """The result of `pack` for each slice."""
-    out = [b""] * len(starts)
-    for bits in set(widths.tolist()):
-        if not bits:
-            continue
-        which = np.flatnonzero(widths == bits)
-        counts = stops[which] - starts[which]
-        # Eight rows take `bits` bytes, so a slice that begins at a row divisible by 8 begins at a
-        # whole byte.
-        room = (counts + 7) & -8
-        begins = np.cumsum(room) - room
-        total = int(room.sum())
-        rows = np.zeros(total, np.uint64)
-        within = np.arange(int(counts.sum()), dtype=np.int64)
-        within -= np.repeat(np.cumsum(counts) - counts, counts)
-        rows[within + np.repeat(begins, counts)] = rest[within + np.repeat(starts[which], counts)]
-        packed = pack(rows, bits)
-        places = (begins // 8 * bits).tolist()
-        sizes = ((counts * bits + 7) >> 3).tolist()
-        for i, place, size in zip(which.tolist(), places, sizes, strict=True):
-            out[i] = packed[place : place + size]
-    return out
-
-
-# --- decoding --------------------------------------------------------------------------------
-
-
-def decode_column(data: bytes, at: int, count: int) -> tuple[Column, int]:
-    """`count` values that begin at index `at`, and the index behind them. Raises ArchiveDamaged."""
-    if not count:
-        return np.empty(0, np.int64), at
-    if at >= len(data):
-        raise _short()
-    kind = data[at]
-    at += 1
-    if kind == CONSTANT:
-        value, at = read_signed(data, at)
-        same = np.empty(count, np.int64)
-        same.fill(value)
-        return same, at
-    if kind == RANGE:
-        least, at = read_signed(data, at)
-        rest, at = _unpack(data, at, count)
-        rest += np.uint64(least & _MASK)
-        return rest.view(np.int64), at
-    if kind == DELTAS:
-        first, at = read_signed(data, at)
-        least, at = read_signed(data, at)
-        rest, at = _unpack(data, at, count - 1)
-        out = np.empty(count, np.uint64)
-        out[0] = first & _MASK
-        np.add(rest, np.uint64(least & _MASK), out=out[1:])
-        np.cumsum(out, out=out)
-        return out.view(np.int64), at
-    if kind == DISTINCT:
-        return _decode_distinct(data, at, count)
-    raise ArchiveDamaged(f"a block has a column of a kind {kind}, which there is not")
-
-
 def add_up(firsts: Column, steps: Column, counts: Column) -> Column:
     """The values of slices of `counts` values each, from the first value of each slice and the
     differences behind it.
@@ -275,35 +99,6 @@ def add_up(firsts: Column, steps: Column, counts: Column) -> Column:
     np.cumsum(sums, out=sums)
     sums += np.repeat(firsts - sums[begins], counts)
     return sums
-
-
-def _decode_distinct(data: bytes, at: int, count: int) -> tuple[Column, int]:
-    size, at = read_varint(data, at)
-    if not 1 <= size <= _DISTINCT_MAX:
-        raise ArchiveDamaged(f"a column has {size} distinct values, at most {_DISTINCT_MAX} may be")
-    found = []
-    for _ in range(size):
-        value, at = read_signed(data, at)
-        found.append(value)
-    index, at = _unpack(data, at, count)
-    if int(index.max()) >= size:
-        raise ArchiveDamaged("a column names a distinct value that is not there")
-    return np.array(found, np.int64)[index], at
-
-
-def _unpack(data: bytes, at: int, count: int) -> tuple[NDArray[np.uint64], int]:
-    if at >= len(data):
-        raise _short()
-    bits = data[at]
-    at += 1
-    stop = at + size_of(bits, count)
-    if bits > _WIDTH_MAX or stop > len(data):
-        raise _short()
-    return unpack(data, at, bits, count), stop
-
-
-def _short() -> ArchiveDamaged:
-    return ArchiveDamaged("a block ends in the middle of a column")
 
 
 def total(values: Column, what: str, limit: int) -> int:

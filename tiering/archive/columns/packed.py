@@ -12,18 +12,17 @@ exactly.
 
 from __future__ import annotations
 
-from functools import cache
 from struct import Struct
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.core.bits import pack, unpack
 from kvstore.errors import FormatError
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
-Data = bytes | memoryview
 
 _COLUMN: Final = Struct(">qB")
 """Minimum, bits of a value; then the values, big-endian bit by bit."""
@@ -31,18 +30,10 @@ _SORTED: Final = Struct(">qBI")
 """First value, low bits, bytes of the high bits; then the low bits, then the high bits."""
 _WINDOW_MAX: Final = 56
 """The most bits of a value in these columns, except 64; a part of the format."""
-WINDOW_BITS: Final = 57
-"""The most bits that lie in 8 bytes, wherever in the first byte they begin."""
-_SHORT: Final = 40
-"""Up to this many values are unpacked without numpy."""
-_PLACES_CACHED_MAX: Final = 1024
-"""For up to this many values the places of values of some width are cached, for all callers."""
 _WIDEST: Final = 64
 _SLOPE_MAX: Final = 1 << 30
 _STRAIGHT_MAX: Final = 1 << 61
 """A bound for which neither slope times count nor a value's distance from the line overflows."""
-_PIECE: Final = 1 << 16
-"""The number of values packed at a time."""
 _TAKEN: Final = 8
 """The bytes that hold a value, from the one in which it begins."""
 
@@ -56,65 +47,6 @@ def width_of(greatest: int) -> int:
 def size_of(width: int, count: int) -> int:
     """The bytes of `count` values packed at `width` bits."""
     return (width * count + 7) // 8
-
-
-def pack(values: U64, width: int) -> bytes:
-    """The lowest `width` bits of each value, one value behind the other, its highest bit first."""
-    used = (width + 7) // 8
-    if width == used * 8 and used in (1, 2, 4, 8):
-        return values.astype(f">u{used}").tobytes()
-    rows = np.ascontiguousarray(values, dtype=">u8").view(np.uint8).reshape(-1, 8)
-    bits = np.unpackbits(np.ascontiguousarray(rows[:, 8 - used :]), axis=1)
-    return np.packbits(bits[:, used * 8 - width :]).tobytes()
-
-
-def unpack(data: Data, at: int, width: int, count: int) -> U64:
-    """The inverse of `pack`, for `count` values of 0 to 64 bits from index `at` on. The caller has
-    checked that all their bytes are there.
-    """
-    if not width or not count:
-        return np.zeros(count, np.uint64)
-    used, stop = (width + 7) // 8, at + size_of(width, count)
-    if width == used * 8 and used in (1, 2, 4, 8):
-        return np.frombuffer(data, f">u{used}", count, at).astype(np.uint64)
-    if count <= _SHORT:
-        # One long number, from which each value is cut: one numpy call takes as long as many such
-        # cuts.
-        joint = int.from_bytes(data[at:stop], "big") >> (-count * width & 7)
-        mask = (1 << width) - 1
-        cut = [joint >> shift & mask for shift in range((count - 1) * width, -1, -width)]
-        return np.array(cut, np.uint64)
-    if width > WINDOW_BITS:
-        bits = np.unpackbits(np.frombuffer(data, np.uint8, stop - at, at), count=count * width)
-        whole = np.zeros((count, 64), np.uint8)
-        whole[:, 64 - width :] = bits.reshape(count, width)
-        return np.packbits(whole).view(">u8").astype(np.uint64)
-    if stop + _TAKEN > len(data):
-        data, at = bytes(data[at:stop]) + bytes(_TAKEN), 0
-    return windows(data, at, *_places(width, count), width)
-
-
-def _places(width: int, count: int) -> tuple[I64, U64]:
-    """For values of `width` bits: the byte in which each begins, and the bits before it in that
-    byte.
-    """
-    if count > _PLACES_CACHED_MAX:
-        return _places_of(width, count)
-    begins, shifts = _kept_places(width)
-    return begins[:count], shifts[:count]
-
-
-@cache
-def _kept_places(width: int) -> tuple[I64, U64]:
-    return _places_of(width, _PLACES_CACHED_MAX)
-
-
-def _places_of(width: int, count: int) -> tuple[I64, U64]:
-    at = np.arange(count) * width
-    found = at >> 3, (at & 7).astype(np.uint64)
-    for column in found:
-        column.setflags(write=False)
-    return found
 
 
 def encode_column(values: I64) -> bytes:
@@ -217,10 +149,8 @@ class Narrow:
                 base, width, straight = _above(values - np.arange(self.count) * slope)
                 if width < self._width:
                     self._base, self._width, self._slope, above = base, width, slope, straight
-        pieces = range(0, self.count if self._width else 0, _PIECE)
-        packed = [pack(above[at : at + _PIECE], self._width) for at in pieces]
         # From where any value begins, this many bytes can be read.
-        self._data = b"".join((*packed, bytes(_TAKEN))) if packed else b""
+        self._data = pack(above, self._width) + bytes(_TAKEN) if self._width else b""
 
     def __len__(self) -> int:
         return self.count
@@ -237,11 +167,11 @@ class Narrow:
     def values(self, start: int = 0, stop: int | None = None) -> I64:
         """Some of the values, all by default."""
         stop = self.count if stop is None else stop
-        rows = np.arange(start, stop)
-        found = np.full(len(rows), self._base, np.int64)
-        if self._width:
-            found += _windows(self._data, rows * self._width, self._width).view(np.int64)
-        return found + rows * self._slope if self._slope else found
+        found = unpack(self._data, 0, self._width, stop - start, start).view(np.int64)
+        found += self._base
+        if self._slope:
+            found += np.arange(start, stop) * self._slope
+        return found
 
     @property
     def memory_bytes(self) -> int:
@@ -259,24 +189,3 @@ def _above(values: I64) -> tuple[int, int, U64]:
     base = int(values.min()) if len(values) else 0
     above = (values - np.int64(base)).view(np.uint64)
     return base, width_of(int(above.max())) if len(values) else 0, above
-
-
-def _windows(data: bytes, begin: I64, width: int) -> U64:
-    """The values of `width` bits that begin at these bits; 8 bytes must follow the last."""
-    if width == _WIDEST:
-        aligned: U64 = np.frombuffer(data, ">u8", (len(data) // 8))[begin >> 6].astype(np.uint64)
-        return aligned
-    return windows(data, 0, begin >> 3, (begin & 7).astype(np.uint64), width)
-
-
-def windows(data: Data, at: int, begins: I64, shifts: U64, width: int | U64) -> U64:
-    """Values of `width` bits, 1 to 57; or 0 to 57 where each has its own width. Each begins in one
-    of the bytes `begins`, counted from index `at`, behind `shifts` bits of that byte. 8 bytes must
-    follow the one where the last begins.
-    """
-    # The eight bytes from where each begins, without the bits around the value.
-    taken = np.ndarray((len(data) - _TAKEN + 1 - at,), ">u8", data, at, (1,))
-    found = taken[begins].astype(np.uint64)
-    found <<= shifts
-    found >>= np.uint64(64 - width) if isinstance(width, int) else 64 - width
-    return found

@@ -21,6 +21,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from kvstore.core.int_columns import (
+    read_varint,
+    write_varint,
+)
 from kvstore.errors import ArchiveDamaged
 from kvstore.record.properties import NAME_END_BYTE, VALUE_END_BYTE
 from tiering.archive.columns.batch_columns import ColumnReader, RowCounts
@@ -28,9 +32,7 @@ from tiering.archive.columns.integers import (
     Column,
     encode_column,
     read_bytes,
-    read_varint,
     write_bytes,
-    write_varint,
 )
 from tiering.archive.columns.text_columns import (
     ID_DIGITS,

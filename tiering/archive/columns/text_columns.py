@@ -21,18 +21,20 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
+from kvstore.core.int_columns import (
+    decode_column,
+    encode_columns,
+    read_varint,
+    write_varint,
+)
 from kvstore.errors import ArchiveDamaged
 from tiering.archive.columns.integers import (
     Column,
     bounds_of,
-    decode_column,
     encode_column,
-    encode_columns,
     read_bytes,
-    read_varint,
     total,
     write_bytes,
-    write_varint,
 )
 
 _CONSTANT: Final = 0

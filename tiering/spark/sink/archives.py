@@ -265,14 +265,17 @@ def _archive(
     key = job_object_key(store_id, task.state.begun, task.job, first, number, kind)
     path = task.folder / f"{number}.made"
     written = write_archive(
-        path, task.files, lambda sink: ArchiveWriter(sink, settings, origin), fill
+        path,
+        task.files,
+        lambda sink, scratch: ArchiveWriter(sink, settings, origin, scratch),
+        fill,
     )
     assert written is not None, "each of the rows is a message"
     intent = Intent(0, task.place.name, key, written.size, written.crc)
     try:
         prove(
-            path, task.files, task.keys, found.records.buffer, found.records.starts,
-            found.records.sizes, rows=rows, stays="nothing was committed",
+            path, task.files, task.keys, found.records.buffer,
+            [(found.records.starts[rows], sizes)], stays="nothing was committed",
         )  # fmt: skip
         put_verified(task.place, intent, path, Pacing())
     finally:

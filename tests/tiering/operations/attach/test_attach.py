@@ -659,6 +659,78 @@ def test_a_kill_at_any_step_leaves_nothing_or_all(tmp_path: Path, clock: Virtual
     assert came < len(files.copies)
 
 
+def test_a_kill_shows_nothing_or_all_even_if_the_index_is_lost_then(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    """A rebuild takes the archives in the store's folder; it took those of half an attach."""
+    due = archived(tmp_path / "source", clock, 900)
+    source, files = tmp_path / "source" / "archive", Killer()
+    with kvstore.open(tmp_path / "store", config(clock, files=files)) as store:
+        store.create_topic("mine")
+        store.put("mine", b"1", queue=0)
+        store.flush()
+        with files.killing(store.path):
+            assert tiering.attach(store, source).archives > 1
+    copy_folder(tmp_path / "store", tmp_path / "done")
+    came = []
+
+    def held(store: Store) -> Held:
+        # Only the lost index knew that the log leaves out positions.
+        assert {p.kind for p in store.verify(archives=True).problems} <= {"segment"}
+        return read_all(store)
+
+    def check(copy: Path) -> None:
+        shutil.rmtree(copy / "index")
+        kvstore.rebuild(copy, config(clock))
+        with kvstore.open(copy, config(clock)) as store:
+            found = held(store)
+            assert [m.body for m in found.pop(("mine", 0))] == [b"1"]
+            came.append(bool(found))
+            if not found:
+                tiering.attach(store, source)
+                found = held(store)
+                del found["mine", 0]
+            assert {queue: len(messages) for queue, messages in found.items()} == {
+                queue: len(messages) for queue, messages in due.items()
+            }
+            known = {row.key for row in decode_rows(store.handover.rows())}
+            there = (copy / "archive").rglob("*.kvarc")
+            assert {str(path.relative_to(copy / "archive")) for path in there} == known
+
+    files.check_each(check, every=2)
+    assert came == sorted(came)
+    assert not came[0]
+    check(tmp_path / "done")
+    assert came[-1]
+
+
+@pytest.mark.parametrize("is_opened", [False, True], ids=["at once", "after an opening without it"])
+def test_of_a_kill_just_before_the_batch_a_lost_index_shows_all_unless_an_opening_showed_nothing(
+    tmp_path: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, is_opened: bool
+) -> None:
+    due = archived(tmp_path / "source", clock, 900)
+    killed = tmp_path / "killed"
+    with kvstore.open(tmp_path / "store", config(clock)) as store:
+        take_in = store.handover.take_in
+
+        def kill(*taken: Any) -> None:
+            copy_folder(store.path, killed)
+            take_in(*taken)
+
+        monkeypatch.setattr(store.handover, "take_in", kill)
+        tiering.attach(store, tmp_path / "source" / "archive")
+    if is_opened:
+        with kvstore.open(killed, config(clock)) as store:
+            assert whole(store) == {}
+    shutil.rmtree(killed / "index")
+    kvstore.rebuild(killed, config(clock))
+    with kvstore.open(killed, config(clock)) as store:
+        found = read_all(store)
+    assert found.keys() == (set() if is_opened else due.keys())
+    for queue, messages in found.items():
+        same(messages, due[queue])
+
+
 def test_a_group_that_waited_at_the_end_goes_on_with_what_is_attached(
     tmp_path: Path, clock: VirtualClock
 ) -> None:

@@ -109,6 +109,20 @@ def test_copies_are_found_where_groups_put_their_dead_letters_and_everywhere_if_
         assert store.pull("copies", 0, 0).messages == []
 
 
+def test_copies_are_found_in_the_topics_that_groups_put_their_dead_letters_in_before(
+    store: Store,
+) -> None:
+    store.create_topic("graveyard", queues=1)
+    store.create_group("g", dead_letter_topic="graveyard")
+    store.put("graveyard", b"a copy", queue=0, properties={"DLQ_ORIGIN_TOPIC": "orders"})
+    store.alter_group("g", dead_letter_topic="another")
+    store.seal()
+    with Worker(store, NOW, executor=Inline()) as worker:
+        assert worker.run_once().failed == {}
+        assert worker.erase(topic="orders").messages == 5
+    assert store.pull("graveyard", 0, 0).messages == []
+
+
 def test_what_is_left_of_a_deleted_topic_is_found_by_its_name(store: Store) -> None:
     store.delete_topic("orders")
     store.create_topic("orders", queues=1)

@@ -1,0 +1,47 @@
+"""See buffers.pyx."""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+
+cdef class View:
+    cdef Py_buffer _buffer
+    # Its bytes, and how many.
+    cdef uint8_t *bytes
+    cdef Py_ssize_t size
+    # The same as numbers of 64 bits, and how many.
+    cdef int64_t *numbers
+    cdef Py_ssize_t count
+
+
+cdef View view_of(object buffer)
+cdef View numbers_of(object array)
+cdef View room_of(object array)
+
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <string.h>
+    /* Big-endian numbers at any address, each one load or store. */
+    #if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    #define CORE_SWAPPED(bits, word) (word)
+    #else
+    #define CORE_SWAPPED(bits, word) __builtin_bswap##bits(word)
+    #endif
+    static inline uint64_t load_be64(const uint8_t *at) {
+        uint64_t word; memcpy(&word, at, 8); return CORE_SWAPPED(64, word);
+    }
+    static inline uint32_t load_be32(const uint8_t *at) {
+        uint32_t word; memcpy(&word, at, 4); return CORE_SWAPPED(32, word);
+    }
+    static inline void store_be64(uint8_t *at, uint64_t word) {
+        word = CORE_SWAPPED(64, word); memcpy(at, &word, 8);
+    }
+    static inline void store_be32(uint8_t *at, uint32_t word) {
+        word = CORE_SWAPPED(32, word); memcpy(at, &word, 4);
+    }
+    """
+    uint64_t load_be64(const uint8_t *at) noexcept nogil
+    uint32_t load_be32(const uint8_t *at) noexcept nogil
+    void store_be64(uint8_t *at, uint64_t word) noexcept nogil
+    void store_be32(uint8_t *at, uint32_t word) noexcept nogil
