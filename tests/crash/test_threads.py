@@ -4,15 +4,25 @@ the store says so."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 import kvstore
-from kvstore import FlushFailed, Message, Retention, Store, StoreConfig, StoreError
+from kvstore import (
+    FlushFailed,
+    Message,
+    Retention,
+    SegmentDamaged,
+    Store,
+    StoreConfig,
+    StoreError,
+)
 from kvstore.clock import SystemClock
 from kvstore.engine.upkeep import Housekeeper, Job
 from kvstore.process.background import Background, ThreadStats
@@ -32,7 +42,7 @@ def _threads(store: Store) -> dict[str, ThreadStats]:
     return {thread.name: thread for thread in store.stats().threads}
 
 
-def _until(met: Callable[[], bool]) -> None:
+def _until(met: Callable[[], object]) -> None:
     for _ in range(_PATIENCE * 200):
         if met():
             return
@@ -102,30 +112,47 @@ def _keep_house(folder: Path, thrower: Thrower) -> None:
         checkpoint_interval=0.01, retention_interval=0.01, delete_interval=0.0,
         offset_sync_interval=0.01, retention=Retention(max_bytes=4 * SEGMENT),
     )  # fmt: skip
-    acked = 0
+    acked, committed = 0, 0
     with thrower.watching(), opened(folder, config) as store:
-        for _ in range(8):
-            store.put_batch([Message("t", bytes(2000), queue=0, keys=("k",))] * 25)
-            acked += 25
-            store.commit_offset("g", "t", 0, acked)
-        _until(lambda: store.stats().segments <= 5 and not inside.index(store).seal_due())
-        store.put("t", b"the last", queue=0)
-        _until(lambda: store.stats().tail_entries == 0)
-        _until(lambda: not inside.offsets(store)._unsynced)
-        struck = thrower.has_thrown.is_set()
-        _until(lambda: _threads(store)[thrower.thread].failures >= struck)
-        # It is done again, and well; unless there is nothing left to be done, as when the segments
-        # whose keys were to be merged have gone.
-        for keeper in inside.housekeepers(store):
-            _until(lambda k=keeper: not any(j.failure and j.due() for j in k.jobs))  # type: ignore[misc]
+        try:
+            for _ in range(8):
+                store.put_batch([Message("t", bytes(2000), queue=0, keys=("k",))] * 25)
+                acked += 25
+                store.commit_offset("g", "t", 0, acked)
+                committed = acked
+            _until(lambda: store.stats().refuses_puts or _has_kept_house(store))
+            store.put("t", b"the last", queue=0)
+            acked += 1
+            _until(lambda: store.stats().refuses_puts or _has_written_all(store))
+        except FlushFailed:
+            pass
+        _until(lambda: _threads(store)[thrower.thread].failures >= thrower.has_thrown.is_set())
         assert all(thread.alive for thread in _threads(store).values())
-        assert_whole(store)
+        if store.stats().refuses_puts is not None:
+            # A sync that the disk refused ends all writing, and is not tried again.
+            failure = inside.log(store).failure
+            assert failure is not None
+            assert isinstance(failure.__cause__, OSError | SegmentDamaged)
+        else:
+            # It is done again, and well; unless there is nothing left to be done, as when the
+            # segments whose keys were to be merged have gone.
+            for keeper in inside.housekeepers(store):
+                _until(lambda k=keeper: not any(j.failure and j.due() for j in k.jobs))  # type: ignore[misc]
+            assert_whole(store)
     with kvstore.open(folder, config) as again:
         assert not again.verify().problems
-        assert again.bounds("t", 0).next_offset == acked + 1
-        assert again.committed_offset("g", "t", 0) == acked
+        assert again.bounds("t", 0).next_offset == acked
+        assert again.committed_offset("g", "t", 0) == committed
         found = again.query("t", "k", limit=1000)
         assert len({m.offset for m in found}) == len(found)
+
+
+def _has_kept_house(store: Store) -> bool:
+    return store.stats().segments <= 5 and not inside.index(store).seal_due()
+
+
+def _has_written_all(store: Store) -> bool:
+    return store.stats().tail_entries == 0 and not inside.offsets(store)._unsynced
 
 
 KEEPERS: Final = {
@@ -148,6 +175,17 @@ def test_whatever_strikes_a_housekeeper_all_its_work_is_done_in_the_end(
         _keep_house(tmp_path / str(number), thrower)
         thrown += thrower.has_thrown.is_set()
     assert thrown >= STEPS // 2
+
+
+def test_a_housekeeper_whose_sync_the_disk_refuses_ends_all_writing(tmp_path: Path) -> None:
+    name = "kvmq-housekeeper"
+    watched = Thrower(name)
+    _keep_house(tmp_path / "watched", watched)
+    syncs = [s for s in watched.steps if s.called in ("sync_to_end", "sync", "fdatasync")]
+    assert {step.called for step in syncs} == {"sync_to_end", "sync", "fdatasync"}
+    for number, step in enumerate(syncs):
+        thrower = Thrower(name, step, partial(OSError, errno.EIO, "struck"))
+        _keep_house(tmp_path / str(number), thrower)
 
 
 def test_every_thread_of_a_store_is_struck_by_a_test(tmp_path: Path) -> None:
