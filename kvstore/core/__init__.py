@@ -17,6 +17,7 @@ try:
     with importable(__name__):
         from kvstore.core import (  # noqa: F401
             bits,
+            crc,
             hashing,
             int_columns,
             packed_pairs,

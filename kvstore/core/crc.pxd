@@ -1,0 +1,6 @@
+"""See crc.pyx."""
+
+from libc.stdint cimport uint8_t, uint32_t
+
+
+cdef uint32_t crc32_of(const uint8_t *at, Py_ssize_t size) noexcept nogil
