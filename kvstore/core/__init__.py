@@ -22,6 +22,8 @@ try:
             int_columns,
             packed_pairs,
             packed_runs,
+            records,
+            scan,
         )
 except ImportError as e:
     if e.name is None or not e.name.startswith("kvstore.core"):

@@ -2,8 +2,8 @@
 """CRC: CRC-32, the checksum of a record's body and of whole records.
 
 The idea: where the processor multiplies without carries, 64 bytes are folded at once: a remainder
-that stands 64 bytes further on is the old one times a constant (Gopal and others, "Fast CRC
-Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009). Elsewhere, and for
+that stands 64 bytes further on is the old one times a constant (Gopal and others, Fast CRC
+Computation for Generic Polynomials Using PCLMULQDQ Instruction, Intel 2009). Elsewhere, and for
 the last bytes, eight tables take eight bytes a step. The polynomial is zlib's, 0xEDB88320, in its
 reflected form.
 

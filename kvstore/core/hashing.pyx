@@ -46,7 +46,7 @@ cdef inline uint32_t _round(uint32_t total, const uint8_t *at) noexcept nogil:
     return _rotated(total + _load(at) * <uint32_t>P2, 13) * <uint32_t>P1
 
 
-cdef uint32_t _xxh32(const uint8_t *at, Py_ssize_t size) noexcept nogil:
+cdef uint32_t xxh32_of(const uint8_t *at, Py_ssize_t size) noexcept nogil:
     cdef const uint8_t *end = at + size
     cdef uint32_t a, b, c, d
     cdef uint32_t found = P5
@@ -75,7 +75,7 @@ cdef uint32_t _xxh32(const uint8_t *at, Py_ssize_t size) noexcept nogil:
 
 
 def xxh32(bytes data not None):
-    return _xxh32(<const uint8_t *><const char *>data, len(data))
+    return xxh32_of(<const uint8_t *><const char *>data, len(data))
 
 
 def xxh32_many(str joined not None):
@@ -95,6 +95,6 @@ def xxh32_many(str joined not None):
             stop = <const uint8_t *>memchr(at, _SEPARATOR, end - at)
             if stop == NULL:
                 stop = end
-            out[i] = _xxh32(at, stop - at)
+            out[i] = xxh32_of(at, stop - at)
             at = stop + 1
     return found

@@ -15,7 +15,6 @@ change that others make meanwhile is no problem.
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_right
 from functools import partial
 
@@ -23,6 +22,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.core.records import facts, property_crc_faults, property_crc_problem
+from kvstore.core.scan import Scan
 from kvstore.engine.engine_context import EngineContext
 from kvstore.errors import (
     ArchiveDamaged,
@@ -32,6 +33,7 @@ from kvstore.errors import (
     FormatTooOld,
     SegmentDamaged,
 )
+from kvstore.files import SegmentBuffer
 from kvstore.index.index import Index
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
@@ -57,9 +59,7 @@ from kvstore.meta.topics import Topics
 from kvstore.opening.recovery import Progress
 from kvstore.read.cold import Cold
 from kvstore.read.reader import Reader
-from kvstore.record.check import property_crc_problem
-from kvstore.record.facts import Facts, delay_level_of, facts, keys_of, tag_of, unique_id_of
-from kvstore.record.hashes import key_hash, tags_code
+from kvstore.record.hashes import scheduled_code, topic_byte
 from kvstore.record.names import PREPARED, ROLLBACK, SCHEDULE_TOPIC, TRANSACTION_MASK
 from kvstore.record.walk import Kind, walk
 
@@ -274,9 +274,9 @@ class _Segment:
         self._base = number * context.log.segment_size
         self._end = end
         self._covered = min(context.index.checkpoint.position, end)
-        self._entries = array("q")
-        self._key_hashes = array("q")
-        self._key_positions = array("q")
+        self._entries = [np.empty((0, _FIELDS), np.int64)]
+        self._key_hashes = [np.empty(0, np.int64)]
+        self._key_positions = [np.empty(0, np.int64)]
 
     def verify(self) -> None:
         """Checks the records, then the index."""
@@ -297,22 +297,12 @@ class _Segment:
             path = self._log.segments.path(self._number)
             report.add(Problem("segment", f"{path} has {len(buffer)} bytes, not {size}", base))
         end = min(size, self._end - base)
-        for found in walk(buffer, base, 0, end):
-            if found.kind is Kind.RECORD:
-                report.records += 1
-                report.bytes += found.size
-                wrong = property_crc_problem(
-                    buffer,
-                    found.position - base,
-                    found.size,
-                    found.position,
-                    required=self._property_crc,
-                )
-                if wrong:
-                    report.add(Problem("record", wrong, found.position))
-                f = facts(buffer, found.position - base, found.size)
-                if found.position < self._covered:
-                    self._expect(f, found.position, found.size)
+        for found in walk(buffer, base, 0, end, with_names=True):
+            if isinstance(found, Scan):
+                report.records += len(found)
+                report.bytes += int(found.sizes.sum())
+                self._check_property_crcs(buffer, found)
+                self._expect(buffer, found)
             elif found.kind is Kind.DAMAGE:
                 what = f"{found.size} bytes are damaged: {found.reason}"
                 report.add(Problem("record", what, found.position))
@@ -320,31 +310,56 @@ class _Segment:
                 what = f"{found.size} bytes are zero where records should be"
                 report.add(Problem("record", what, found.position))
 
-    def _expect(self, f: Facts, position: int, size: int) -> None:
-        name = f.topic.decode("utf-8", "replace")
-        self.newest = max(self.newest, f.stored_at)
-        if not self._topics.is_live(name, position):
+    def _check_property_crcs(self, buffer: SegmentBuffer, found: Scan) -> None:
+        required, starts = self._property_crc, found.positions - self._base
+        for row in property_crc_faults(buffer, starts, found.sizes, required=required):
+            at, size, position = int(starts[row]), int(found.sizes[row]), int(found.positions[row])
+            wrong = property_crc_problem(buffer, at, size, position, required=required)
+            self._report.add(Problem("record", wrong, position))
+
+    def _expect(self, buffer: SegmentBuffer, found: Scan) -> None:
+        """Notes the entries and keys that the index should have of some records."""
+        covered = int(np.searchsorted(found.positions, self._covered))
+        if not covered:
             return
-        topic = self._topics.get(name)
-        kind = f.system_flags & TRANSACTION_MASK
-        if kind not in (PREPARED, ROLLBACK):
-            level = delay_level_of(f.properties) if name == SCHEDULE_TOPIC else None
-            code = tags_code(name, tag_of(f.properties), level, f.stored_at)
-            row = (position, topic.base + f.queue, f.offset, size, code, self.newest)
-            self._entries.extend(row)
-        if kind != ROLLBACK:
-            keyed = topic.certain_key_level(position)
-            found = []
-            if keyed:
-                unique = unique_id_of(f.properties)
-                found = [unique] if unique else []
-            if keyed == KEY_LEVELS["all"]:
-                found += keys_of(f.properties)
-            self._key_hashes.extend([key_hash(f.topic, k) for k in found])
-            self._key_positions.extend([position] * len(found))
+        owners, positions = found.owners[:covered], found.positions[:covered]
+        stored_at, flags = found.stored_at[:covered], found.flags[:covered]
+        rows = np.zeros((covered, _FIELDS), np.int64)
+        rows[:, 0] = positions
+        rows[:, 2] = found.offsets[:covered]
+        rows[:, 3] = found.sizes[:covered]
+        rows[:, 4] = found.tag_hashes[:covered]
+        rows[:, 5] = np.maximum(np.maximum.accumulate(stored_at), self.newest)
+        self.newest = int(rows[-1, 5])
+        is_live, levels, bytes_ = (np.zeros(covered, np.int64) for _ in range(3))
+        order = np.argsort(owners, kind="stable")
+        for mine in np.split(order, np.flatnonzero(np.diff(owners[order])) + 1):
+            raw, queue = found.owner_names[int(owners[mine[0]])]
+            name = raw.decode("utf-8", "replace")
+            topic = self._topics.find(name)
+            if topic is None:
+                continue
+            live = mine[positions[mine] >= topic.since]
+            is_live[live] = True
+            bytes_[live] = topic_byte(raw)
+            rows[live, 1] = topic.base + queue
+            levels[live] = topic.certain_key_levels(positions[live])
+            for row in live.tolist() if name == SCHEDULE_TOPIC else ():
+                properties = facts(buffer, int(rows[row, 0]) - self._base, int(rows[row, 3]))[5]
+                rows[row, 4] = scheduled_code(properties, int(stored_at[row]))
+        kind = flags & TRANSACTION_MASK
+        self._entries.append(rows[(is_live > 0) & (kind != PREPARED) & (kind != ROLLBACK)])
+        levels[kind == ROLLBACK] = 0
+        key_rows, digests, is_unique = found.keys
+        there = key_rows < covered
+        key_rows, digests, is_unique = key_rows[there], digests[there], is_unique[there]
+        taken = levels[key_rows] >= np.where(is_unique, 1, KEY_LEVELS["all"])
+        key_rows = key_rows[taken]
+        self._key_hashes.append(digests[taken].astype(np.int64) << 8 | bytes_[key_rows])
+        self._key_positions.append(positions[key_rows])
 
     def _compare_entries(self) -> None:
-        should = np.frombuffer(self._entries, np.int64).reshape(-1, _FIELDS)
+        should = np.concatenate(self._entries)
         says = self._index_entries()
         # A checkpoint that was written meanwhile has added others.
         added = self._index.checkpoint.position
@@ -415,8 +430,7 @@ class _Segment:
             self._tell(what, row)
 
     def _compare_keys(self) -> None:
-        wanted = np.frombuffer(self._key_hashes, np.int64)
-        positions = np.frombuffer(self._key_positions, np.int64)
+        wanted, positions = map(np.concatenate, (self._key_hashes, self._key_positions))
         self._report.keys += len(wanted)
         try:
             hashes, there = self._index.keys.pairs(self._number)

@@ -21,6 +21,7 @@ from itertools import repeat
 from msgspec.structs import astuple
 
 from kvstore.config import StoreConfig
+from kvstore.core.records import property_crc_suffix
 from kvstore.engine.engine_context import EngineContext
 from kvstore.index.keys import QUEUE_MASK
 from kvstore.index.tail import Tail
@@ -30,7 +31,6 @@ from kvstore.message import Message, PutResult, PutStatus
 from kvstore.pop.inflight.waiting import Waiting
 from kvstore.record.ids import UniqueIds, pack_host
 from kvstore.record.layout import BLANK_SIZE
-from kvstore.record.properties import property_crc_suffix
 from kvstore.record.put.batch import Host, Prepared, PreparedMessage, encode, encode_one, part
 from kvstore.record.put.explain import Limits, as_batch
 from kvstore.record.put.prepare import prepare, prepare_one

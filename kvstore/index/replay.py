@@ -1,9 +1,10 @@
 """Replay: adding the records that recovery or a rebuild found to the index tail.
 
 The idea: a put adds entries to the tail while it writes; replay adds the same entries from the log
-afterwards. Ordinary queues go on where the index ends. An offset that doesn't follow is a gap where
-damage was skipped; elsewhere it is a flipped bit, in this record or in the one before, and the
-queue's next record tells which.
+afterwards, a scan's columns at a time. Ordinary queues go on where the index ends, and their
+entries are taken as they are. An offset that doesn't follow is a gap where damage was skipped;
+elsewhere it is a flipped bit, in this record or in the one before, and the queue's next record
+tells which. So a queue with one is gone through entry by entry.
 
 Invariants: a message that was found by a key when it was put is found by it again; an entry's
 offset is the one written in the record; an offset that the index has already is not added again;
@@ -12,24 +13,29 @@ records that are not indexed are listed in `refused`.
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, Protocol
 
-from kvstore.core.hashing import xxh32
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.core.records import facts
+from kvstore.core.scan import Scan
 from kvstore.index.index import Index
-from kvstore.record.facts import delay_level_of, facts, names_of
-from kvstore.record.hashes import tags_code
+from kvstore.record.hashes import scheduled_code
 from kvstore.record.names import PREPARED, ROLLBACK, SCHEDULE_TOPIC, TRANSACTION_MASK
 
 if TYPE_CHECKING:
-    from kvstore.record.check import Buffer
+    from kvstore.core.buffers import Buffer
 
 
-_CODES_CACHED_MAX: Final = 4096
 _ALL_KEYS: Final = 2
+_FIELDS: Final = 6
+_SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
 
+I64 = NDArray[np.int64]
 _Row = tuple[int, int, int, int, int, int]
 """Queue key, offset, position, size, tag hash, store time."""
 
@@ -86,50 +92,107 @@ class Replay:
         """The newest store time so far: an entry's is never below it, so that times rise in a run
         even where a clock was stepped back while another program wrote the log. """
         self._known: dict[tuple[bytes, int], ReplayTopic] = {}
-        self._codes: dict[bytes, int] = {b"": 0}
         self._following: dict[int, int] = {}
         """The next offset of each queue that has entries since the last checkpoint."""
-        self._rows: list[int] = []
-        self._keys: list[int] = []
+        self._taken: list[_Row] = []
+        """Entries of queues that are gone through one by one."""
 
-    def add(self, buffer: Buffer, base: int, positions: array[int], sizes: array[int]) -> None:
-        """Add checked records, in log order."""
-        known = self._known
-        for position, size in zip(positions, sizes, strict=True):
-            raw, queue, offset, flags, stored_at, properties = facts(buffer, position - base, size)
-            self.last_stored = max(self.last_stored, stored_at)
-            topic = known.get((raw, queue))
+    def add(self, buffer: Buffer, base: int, found: Scan) -> None:
+        """Add the records of a scan `with_names`, which follow on those before."""
+        if not len(found):
+            return
+        owners, positions = found.owners, found.positions
+        known_from = self._look_up(found)
+        topics = [self._known.get(name) for name in found.owner_names]
+        since = np.array([0 if topic is None else topic.since for topic in topics], np.int64)
+        bases = np.array([0 if topic is None else topic.base for topic in topics], np.int64)
+        queues = bases + np.array([queue for _, queue in found.owner_names], np.int64)
+        is_ours = (np.arange(len(found)) >= known_from[owners]) & (positions >= since[owners])
+        kinds = found.flags & TRANSACTION_MASK
+        rows = np.empty((len(found), _FIELDS), np.int64)
+        rows[:, 0] = queues[owners]
+        rows[:, 1] = found.offsets
+        rows[:, 2] = positions
+        rows[:, 3] = found.sizes
+        rows[:, 4] = found.tag_hashes
+        rows[:, 5] = np.maximum(np.maximum.accumulate(found.stored_at), self.last_stored)
+        self.last_stored = int(rows[-1, 5])
+        self._schedule(buffer, base, found, rows)
+        is_entry = is_ours & (kinds != PREPARED) & (kinds != ROLLBACK)
+        self._add_entries(rows[is_entry], owners[is_entry], queues)
+        self._add_keys(found, topics, rows, is_ours & (kinds != ROLLBACK))
+
+    def _look_up(self, found: Scan) -> I64:
+        """Looks up the topics of queues that were not met before, in the order of the log. Gives
+        the row from which on each queue's topic is known; a record of an unknown one is passed
+        over, and with the next of the queue its topic is asked for again.
+        """
+        names = found.owner_names
+        known_from = np.zeros(len(names), np.int64)
+        new = [number for number, name in enumerate(names) if name not in self._known]
+        if not new:
+            return known_from
+        known_from[new] = len(found)
+        numbers, firsts = np.unique(found.owners, return_index=True)
+        due = sorted(firsts[np.isin(numbers, new)].tolist())
+        while due:
+            row = heappop(due)
+            number = int(found.owners[row])
+            raw, queue = names[number]
+            topic = self._topic_of(raw, queue, int(found.positions[row]))
             if topic is None:
-                topic = self._topic_of(raw, queue, position)
-                if topic is None:
-                    continue
-                self._index.set_topic_byte(topic.base >> 32, topic.hash_byte)
-                known[raw, queue] = topic
-            if position < topic.since:
+                later = np.flatnonzero(found.owners[row + 1 :] == number)
+                if len(later):
+                    heappush(due, row + 1 + int(later[0]))
                 continue
-            unique, keys, tag = names_of(properties)
-            kind = flags & TRANSACTION_MASK
-            if kind not in (PREPARED, ROLLBACK):
-                code = self._code(topic, tag, stored_at, properties)
-                self._add_entry(topic.base + queue, offset, position, size, code)
-            if kind != ROLLBACK and topic.keys_ever:
-                self._add_keys(topic, queue, position, unique, keys)
-        self._fill_tail()
+            self._index.set_topic_byte(topic.base >> 32, topic.hash_byte)
+            self._known[raw, queue] = topic
+            known_from[number] = row
+        return known_from
 
-    def _code(self, topic: ReplayTopic, tag: bytes, stored_at: int, properties: bytes) -> int:
-        if topic.name == SCHEDULE_TOPIC:
-            level = delay_level_of(properties)
-            return tags_code(topic.name, tag.decode("utf-8", "replace"), level, stored_at)
-        code = self._codes.get(tag)
-        if code is None:
-            code = tags_code(topic.name, tag.decode("utf-8", "replace"), None, stored_at)
-            if len(self._codes) < _CODES_CACHED_MAX:
-                self._codes[tag] = code
-        return code
+    def _schedule(self, buffer: Buffer, base: int, found: Scan, rows: I64) -> None:
+        """Gives messages that wait for a delay level the number that RocketMQ gives them."""
+        waiting = [n for n, (topic, _) in enumerate(found.owner_names) if topic == _SCHEDULE_TOPIC]
+        for row in np.flatnonzero(np.isin(found.owners, waiting)).tolist() if waiting else ():
+            at, size = int(rows[row, 2]) - base, int(rows[row, 3])
+            stored_at, properties = facts(buffer, at, size)[4:]
+            rows[row, 4] = scheduled_code(properties, stored_at)
 
-    def _add_entry(self, key: int, offset: int, position: int, size: int, code: int) -> None:
+    def _add_entries(self, rows: I64, owners: I64, queues: I64) -> None:
+        """Adds rows; `owners` number their queues, whose keys are `queues`."""
+        if not len(rows):
+            return
+        order = np.argsort(owners.astype(np.uint16), kind="stable")
+        sorted_owners, offsets = owners[order], rows[order, 1]
+        starts = np.flatnonzero(np.diff(sorted_owners, prepend=-1))
+        counts = np.diff(starts, append=len(rows))
+        numbers = sorted_owners[starts]
+        keys = queues[numbers].tolist()
+        ends = np.array([self._end(key) for key in keys], np.int64)
+        due = np.arange(len(rows)) - np.repeat(starts - ends, counts)
+        follows = np.logical_and.reduceat(offsets == due, starts)
+        # Two names that are no UTF-8 may be those of one queue.
+        is_alone = len(set(keys)) == len(keys)
+        for i, key in enumerate(keys):
+            if key in self._held or not is_alone:
+                follows[i] = False
+            elif follows[i]:
+                self._following[key] = int(ends[i] + counts[i])
+        if not follows.all():
+            is_odd = np.zeros(len(queues), np.bool_)
+            is_odd[numbers[~follows]] = True
+            is_odd_row = is_odd[owners]
+            for row in rows[is_odd_row].tolist():
+                self._add_entry(*row)
+            rows = rows[~is_odd_row]
+        self.entries += len(rows)
+        self._fill_tail(rows)
+
+    def _add_entry(
+        self, key: int, offset: int, position: int, size: int, code: int, stored_at: int
+    ) -> None:
         """Add an entry, or hold it back until the queue's next one tells whether it is right."""
-        row = (key, offset, position, size, code, self.last_stored)
+        row = (key, offset, position, size, code, stored_at)
         following = self._end(key)
         held = self._held.pop(key, None)
         if held is not None:
@@ -173,7 +236,7 @@ class Replay:
             self._on_gap()
         self._following[key] = offset + 1
         self.entries += 1
-        self._rows += row
+        self._taken.append(row)
 
     def _refuse(self, row: _Row, due: int) -> None:
         self.refused.append((row[2], row[3], row[1], due))
@@ -190,25 +253,39 @@ class Replay:
             else:
                 self._refuse(row, following)
         self._held.clear()
-        self._fill_tail()
+        self._fill_tail(np.empty((0, _FIELDS), np.int64))
 
     def _add_keys(
-        self, topic: ReplayTopic, queue: int, position: int, unique: bytes, keys: list[bytes]
+        self, found: Scan, topics: list[ReplayTopic | None], rows: I64, is_keyed: NDArray[np.bool_]
     ) -> None:
-        key_level = (
-            topic.key_level if topic.key_level == _ALL_KEYS else topic.key_level_at(position)
-        )
-        digests = {xxh32(unique)} if unique and key_level else set()
-        if key_level == _ALL_KEYS:
-            digests.update(map(xxh32, keys))
-        for digest in digests:
-            self._keys += (topic.base + queue, position, digest)
+        """Adds the keys of the rows that may have some."""
+        key_rows, digests, is_unique = found.keys
+        # -1: it depends on the position.
+        levels = np.array(
+            [
+                0 if topic is None or not topic.keys_ever
+                else _ALL_KEYS if topic.key_level == _ALL_KEYS else -1
+                for topic in topics
+            ],
+            np.int64,
+        )[found.owners]  # fmt: skip
+        for row in np.flatnonzero(levels < 0).tolist():
+            topic = topics[int(found.owners[row])]
+            assert topic is not None
+            levels[row] = topic.key_level_at(int(rows[row, 2]))
+        levels[~is_keyed] = 0
+        taken = levels[key_rows] >= np.where(is_unique, 1, _ALL_KEYS)
+        key_rows, digests = key_rows[taken], digests[taken]
         self.keys += len(digests)
+        self._index.tails.active.add_digests(
+            rows[key_rows, 0].tolist(), rows[key_rows, 2].tolist(), digests.tolist()
+        )
 
-    def _fill_tail(self) -> None:
-        """Put the collected entries into the tail."""
-        tail = self._index.tails.active
-        rows, keys = self._rows, self._keys
-        tail.add(rows[0::6], rows[1::6], rows[2::6], rows[3::6], rows[4::6], rows[5::6])
-        tail.add_digests(keys[0::3], keys[1::3], keys[2::3])
-        self._rows, self._keys = [], []
+    def _fill_tail(self, rows: I64) -> None:
+        """Put entries into the tail, with those of odd queues among them, in log order."""
+        if self._taken:
+            rows = np.concatenate((rows, np.array(self._taken, np.int64)))
+            rows = rows[np.argsort(rows[:, 2], kind="stable")]
+            self._taken = []
+        if len(rows):
+            self._index.tails.active.add(*rows.T.tolist())

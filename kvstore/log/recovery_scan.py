@@ -12,21 +12,19 @@ sound file that can't be opened is no damage: `SegmentDamaged` is raised.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Collection, Generator, Iterator
 from typing import Final, NamedTuple
 
 import msgspec
 
+from kvstore.core.records import check_record
+from kvstore.core.scan import Scan, scan
 from kvstore.errors import RecordDamaged, SegmentDamaged
 from kvstore.files import SegmentBuffer
 from kvstore.log.segments import Segments
-from kvstore.record.check import ScanStop, check_record, scan
-from kvstore.record.facts import facts
 from kvstore.record.walk import next_good
 
 _BATCH: Final = 16384
-_PAGE: Final = 4096
 
 
 class Damage(msgspec.Struct, frozen=True):
@@ -38,14 +36,11 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class Chunk(NamedTuple):
-    """Good records in order, with possible gaps between them: `buffer` index = position -
-    `base`.
-    """
+    """Good records, one behind the other: `buffer` index = position - `base`."""
 
     buffer: SegmentBuffer
     base: int
-    positions: array[int]
-    sizes: array[int]
+    found: Scan
     end: int
     """Everything below this position has been seen."""
 
@@ -112,66 +107,37 @@ class LogScan:
     def _segment(self, buffer: SegmentBuffer, base: int, stop: int) -> Generator[Chunk, None, bool]:
         """Scan one segment; the generator's value says whether the log goes on behind it."""
         while True:
-            positions, sizes = array("Q"), array("I")
-            at, why = scan(
+            found = scan(
                 buffer,
                 self.end - base,
                 stop - base,
                 base,
-                positions,
-                sizes,
-                limit=_BATCH,
+                _BATCH,
                 property_crc=self._property_crc,
+                with_names=True,
+                whole_from=self._durable,
             )
-            self.end = base + at
-            if positions and self.end > self._durable:
-                torn_at = self._torn_at(buffer, base, positions, sizes)
-                if torn_at is not None:
-                    del sizes[positions.index(torn_at) :], positions[positions.index(torn_at) :]
-                    self.end, why = torn_at, ScanStop.DAMAGED
-            self.records += len(positions)
-            if positions:
-                yield Chunk(buffer, base, positions, sizes, self.end)
-            if why is ScanStop.LIMIT:
+            self.end = base + found.end
+            self.records += len(found)
+            if len(found):
+                yield Chunk(buffer, base, found, self.end)
+            if found.stop == "limit":
                 continue
-            if why is ScanStop.BLANK:
+            if found.stop in ("blank", "end"):
                 self.end = base + self._size
                 return True
-            if why is ScanStop.END:
-                self.end = base + self._size
-                return True
-            if not self._pass_over(buffer, base, stop, why):
+            if not self._pass_over(buffer, base, stop, found.stop):
                 return False
             if self.end >= base + self._size:
                 return True
 
-    def _torn_at(
-        self, buffer: SegmentBuffer, base: int, positions: array[int], sizes: array[int]
-    ) -> int | None:
-        """The first record above the durable end whose topic or properties have zero bytes.
-
-        A body's CRC says nothing about the bytes behind it. Puts make sure that these hold no
-        zeros, so zeros are pages that did not reach the disk: a torn tail. A missing page reaches
-        to the record's last byte, unless the record is longer than a page, so most records take one
-        look.
-        """
-        for position, size in zip(positions, sizes, strict=True):
-            last = position - base + size - 1
-            if position >= self._durable and (size > _PAGE or not buffer[last]):
-                found = facts(buffer, position - base, size)
-                if b"\0" in found[0] or b"\0" in found[5]:
-                    return position
-        return None
-
-    def _pass_over(self, buffer: SegmentBuffer, base: int, stop: int, why: ScanStop) -> bool:
+    def _pass_over(self, buffer: SegmentBuffer, base: int, stop: int, why: str) -> bool:
         """Skip bytes that are no record; False if the log ends here."""
         reason = (
-            "zeros where records should be"
-            if why is ScanStop.ZEROS
-            else self._reason(buffer, base, stop)
+            "zeros where records should be" if why == "zeros" else self._reason(buffer, base, stop)
         )
         if self.end >= self._durable:
-            if why is ScanStop.DAMAGED:
+            if why != "zeros":
                 self.torn = Damage(self.end, stop, reason)
             return False
         at = next_good(

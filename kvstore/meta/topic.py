@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from typing import Final, Literal, get_args
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from kvstore.config import QUEUES_DEFAULT, QUEUES_MAX, Codec, KeyIndex, Retention, check_retention
 from kvstore.errors import CallerError, QueueNotFound, shown
@@ -41,6 +43,7 @@ setting never changed.
 """
 
 KEY_HISTORY_MAX: Final = 32
+I64 = NDArray[np.int64]
 KEY_LEVELS: Final[dict[KeyIndex, int]] = {"off": 0, "unique": 1, "all": 2}
 """The keys that each setting takes of a message: none, the unique id, its KEYS tokens as well."""
 _turn_lock: Final = module_lock()
@@ -148,14 +151,17 @@ class Topic:
         """
         return max(self.key_level, level_at(self.info.key_history, position))
 
-    def certain_key_level(self, position: int) -> int:
-        """The level of keys that a record at a position must be found by."""
+    def certain_key_levels(self, positions: I64) -> I64:
+        """The levels of keys that records at some positions must be found by."""
         if not self._sure:
             info = self.info
             self._sure = info.key_history or history_begun(
                 info.key_index, info.since, info.keys_since
             )
-        return level_at(self._sure, position) if position >= exact_from(self._sure) else 0
+        levels = np.array([0, *(KEY_LEVELS[setting] for _, setting in self._sure)], np.int64)
+        since = np.array([position for position, _ in self._sure], np.int64)
+        found = levels[np.searchsorted(since, positions, side="right")]
+        return np.where(positions >= exact_from(self._sure), found, 0)
 
     def spread(self, count: int) -> int:
         """The first of `count` turns for messages that name no queue."""

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from kvstore.config import StoreConfig
+from kvstore.core.scan import Scan
 from kvstore.errors import Damaged, IndexDamaged, SegmentDamaged, StoreError, StoreNotFound
 from kvstore.files import Files, FolderLock
 from kvstore.index.families import Batch, Row
@@ -48,14 +49,13 @@ from kvstore.log.segments import Segments, named_position
 from kvstore.opening import store_folder
 from kvstore.opening.adopting import Adoption
 from kvstore.opening.recovery import Progress
-from kvstore.record.walk import Extent, Kind, walk
+from kvstore.record.walk import walk
 from kvstore.rocketmq.configuration import read_configuration
 from kvstore.rocketmq.file_layouts import CONFIG
 from kvstore.rocketmq.source import RocketMQSource
 
 _KEPT: Final = tuple(name for name in FAMILIES if name not in DERIVED)
 """The families that the log can't tell."""
-_TOLD_EVERY: Final = 4096
 
 
 def prepare_rebuild(path: Path, config: StoreConfig, progress: Progress | None) -> str | None:
@@ -263,10 +263,7 @@ def _own_log(folder: Path, config: StoreConfig, progress: Progress | None) -> Ad
     size = _segment_size(folder, config)
     segments = Segments(folder / store_folder.COMMITLOG, files, size, writable=False)
     first = segments.numbers[0] * size if segments.numbers else 0
-    end = first
-    for found in _walk(segments, progress):
-        if found.kind is Kind.RECORD:
-            end = found.stop
+    end = max(_ends(segments, progress), default=first)
     # RocketMQ's files beside a log that was adopted in place are better than nothing.
     source = RocketMQSource(
         path=folder,
@@ -278,8 +275,10 @@ def _own_log(folder: Path, config: StoreConfig, progress: Progress | None) -> Ad
     return Adoption(source, end, [], has_archives=True)
 
 
-def _walk(segments: Segments, progress: Progress | None) -> Iterator[Extent]:
-    """Everything in the segments that can be read, in order; also in those of a wrong size."""
+def _ends(segments: Segments, progress: Progress | None) -> Iterator[int]:
+    """The positions behind good records, in order, of all segments that can be read; also of those
+    of a wrong size.
+    """
     total = len(segments.numbers) * segments.size
     for done, number in enumerate(segments.numbers):
         base = number * segments.size
@@ -289,10 +288,12 @@ def _walk(segments: Segments, progress: Progress | None) -> Iterator[Extent]:
             continue  # recovery reports it
         try:
             end = min(mapped.size, segments.size)
-            for count, found in enumerate(walk(mapped.buffer, base, 0, end)):
-                yield found
-                if progress is not None and count % _TOLD_EVERY == 0:
-                    at = done * segments.size + found.stop - base
+            for found in walk(mapped.buffer, base, 0, end):
+                if not isinstance(found, Scan):
+                    continue
+                yield base + found.end
+                if progress is not None:
+                    at = done * segments.size + found.end
                     progress("looking for the log's end", at, total)
         finally:
             mapped.close()

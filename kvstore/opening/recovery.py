@@ -166,7 +166,7 @@ class _Recovery:
         for chunk in scan.chunks():
             self._fail_if_asked(scan.damage)
             replay.gaps_expected = bool(scan.damage or report.damage)
-            replay.add(chunk.buffer, chunk.base, chunk.positions, chunk.sizes)
+            replay.add(chunk.buffer, chunk.base, chunk.found)
             if log.writable and chunk.end - self._saved >= config.checkpoint_bytes:
                 replay.finish()
                 # Records below a checkpoint are not looked at again, and the next opening must
@@ -205,9 +205,10 @@ class _Recovery:
         crossing = next(
             (
                 p
-                for chunk in before.chunks()
-                for p, size in zip(chunk.positions, chunk.sizes, strict=True)
-                if p < start < p + size
+                for found in (chunk.found for chunk in before.chunks())
+                for p in found.positions[
+                    (found.positions < start) & (start < found.positions + found.sizes)
+                ].tolist()
             ),
             None,
         )

@@ -18,6 +18,7 @@ from itertools import takewhile
 from typing import Final, Protocol
 
 from kvstore.config import StoreConfig
+from kvstore.core.records import check_record, facts
 from kvstore.errors import (
     CallerError,
     MessageNotFound,
@@ -34,9 +35,7 @@ from kvstore.log.commitlog import CommitLog
 from kvstore.message import Bounds, StoredMessage
 from kvstore.meta.topics import Topic
 from kvstore.read.cold import READ_ERRORS, Cold
-from kvstore.record.check import check_record
 from kvstore.record.decode import decode, decode_run
-from kvstore.record.facts import facts
 from kvstore.record.layout import BLANK, BLANK_MAGIC, MAGIC_V1, MAGIC_V2
 
 _free: Final = nullcontext()
@@ -476,7 +475,7 @@ class Reader:
             raise RecordDamaged(
                 f"record at {position} is damaged: it says it has {size} bytes", position
             )
-        return facts(buffer, at, size).stored_at
+        return facts(buffer, at, size)[4]
 
     def check_open(self) -> None:
         """Raise `StoreClosed` after the log was closed."""

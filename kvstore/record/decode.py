@@ -3,7 +3,7 @@
 The idea: one `unpack_from` on the mapped segment for the whole head, then four slices. A record is
 trusted only after these checks: its magic, its size against the bytes there are, its own position,
 the sum of the lengths inside against its size, and (unless the caller waives it) the CRC of its
-body. `kvstore.record.check` finds the fault of a bad record afterwards, so a good record pays only
+body. `kvstore.core.records` finds the fault of a bad record afterwards, so a good record pays only
 for the comparisons. (RocketMQ: MessageDecoder.decode, CommitLog.checkMessageAndReturnSize.)
 
 The reader of a queue knows topic, queue and offsets beforehand. So `decode_run` compares each
@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from zlib_ng.zlib_ng import crc32
 
+from kvstore.core.records import parts_of
 from kvstore.errors import RecordDamaged
-from kvstore.record.check import check_body_crc, measure
 from kvstore.record.compression import decompress
 from kvstore.record.layout import (
     BODY_AT,
@@ -47,7 +47,7 @@ from kvstore.record.values import StoredMessage
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvstore.record.check import Buffer
+    from kvstore.core.buffers import Buffer
 
 
 _unpack_v4 = HEAD_V4_V4.unpack_from
@@ -121,10 +121,8 @@ def _decode_any(
     max_body: int,
 ) -> StoredMessage:
     """As `decode`, for every kind of record; the error of bad bytes names their fault."""
-    parts = measure(buffer, at, min(end, len(buffer)), position)
-    if check_crc:
-        check_body_crc(buffer, parts, position)
-    raw = bytes(buffer[at : at + parts.size])
+    size, properties_at = parts_of(buffer, at, end, position, check_crc)
+    raw = bytes(buffer[at : at + size])
     head = HEADS[raw[SYSTEM_FLAGS_LOW_AT] & HOSTS_V6]
     (
         size, magic, body_crc, queue, flags, offset, position, system_flags, born_at, born_host,
@@ -135,7 +133,7 @@ def _decode_any(
     version = 1 if magic == MAGIC_V1 else 2
     # The topic stands between its length, of 1 or 2 bytes, and the properties' length.
     topic_at = body_end + version
-    topic_end = parts.properties_at - at - PROPERTIES_SIZE.size
+    topic_end = properties_at - PROPERTIES_SIZE.size
     try:
         topic = raw[topic_at:topic_end].decode()
         # An empty body stays one, whatever the flags say, as in RocketMQ.

@@ -17,8 +17,11 @@ from functools import lru_cache
 from typing import Final
 
 from kvstore.core.hashing import xxh32
-from kvstore.record.names import DELAY_LEVELS_MS, SCHEDULE_TOPIC
+from kvstore.core.records import find_property
+from kvstore.record.names import DELAY_LEVEL, DELAY_LEVELS_MS, SCHEDULE_TOPIC, TAGS
 
+_TAGS: Final = TAGS.encode()
+_DELAY_LEVEL: Final = DELAY_LEVEL.encode()
 _LEVEL: Final = re.compile(r"\+?[0-9]{1,10}")
 _INT_SIGN: Final = 0x8000_0000
 _INT_MASK: Final = 0xFFFF_FFFF
@@ -62,6 +65,15 @@ def tags_code(topic: str, tag: str | None, delay_level: str | None, stored_at: i
             level = min(level, len(DELAY_LEVELS_MS))
             return stored_at + DELAY_LEVELS_MS[level - 1]
     return tag_hash(tag) if tag else 0
+
+
+def scheduled_code(properties: bytes, stored_at: int) -> int:
+    """The tags code of a record in SCHEDULE_TOPIC_XXXX, given its properties field."""
+    tag, level = (
+        None if found is None else found.decode("utf-8", "replace")
+        for found in (find_property(properties, _TAGS), find_property(properties, _DELAY_LEVEL))
+    )
+    return tags_code(SCHEDULE_TOPIC, tag, level, stored_at)
 
 
 def topic_byte(topic: bytes) -> int:

@@ -50,6 +50,9 @@ DECOMPRESSED_MAX: Final = 64 * 1024 * 1024
 CRC_MASK: Final = 0x7FFF_FFFF
 """CRC-32 is stored without its top bit, so that it is never negative in Java."""
 
+PROPERTY_CRC_SIZE: Final = 20
+"""Bytes of the CRC property at the end of a record."""
+
 # --- offsets in the head, the same in all four sizes up to the born host -----------------------
 
 SIZE_AT: Final = 0
@@ -64,7 +67,7 @@ SYSTEM_FLAGS_LOW_AT: Final = 39
 """Their lowest byte, which has the two bits that say how large the hosts are."""
 BORN_AT: Final = 40
 BORN_HOST_AT: Final = 48
-# The rest with two IPv4 hosts; with IPv6 hosts they shift, see `stored_time_at` and `head_size`.
+# The rest with two IPv4 hosts; with IPv6 hosts they shift, see `head_size`.
 STORED_AT: Final = 56
 STORE_HOST_AT: Final = 64
 RECONSUME_TIMES_AT: Final = 72
@@ -100,17 +103,6 @@ HEADS: Final[dict[int, struct.Struct]] = {
 
 # --- parts of it -------------------------------------------------------------------------------
 
-CHECKED: Final = struct.Struct(">III16xqI44xI")
-"""A scan reads, with IPv4 hosts: size, magic, CRC, position, system flags, body length."""
-CHECKED_BY_HOSTS: Final[dict[int, struct.Struct]] = {
-    0: CHECKED,
-    BORN_HOST_V6: struct.Struct(">III16xqI56xI"),
-    STORE_HOST_V6: struct.Struct(">III16xqI56xI"),
-    BORN_HOST_V6 | STORE_HOST_V6: struct.Struct(">III16xqI68xI"),
-}
-"""The same by `system flags & HOSTS_V6`."""
-CHECKED_HEAD: Final = struct.Struct(">III16xqI")
-"""The same without the body length, which stands elsewhere with IPv6 hosts."""
 SIZE: Final = struct.Struct(">I")
 BODY_SIZE: Final = struct.Struct(">I")
 TOPIC_SIZE_V1: Final = struct.Struct(">B")
@@ -118,7 +110,6 @@ TOPIC_SIZE_V2: Final = struct.Struct(">H")
 PROPERTIES_SIZE: Final = struct.Struct(">H")
 PROPERTIES_SIZE_SIGNED: Final = struct.Struct(">h")
 POSITION: Final = struct.Struct(">q")
-STORED_TIME: Final = struct.Struct(">q")
 
 BLANK: Final = struct.Struct(">II")
 """Size of the whole rest of the segment, BLANK_MAGIC. What follows is not looked at."""
@@ -129,9 +120,7 @@ FIXED_V1: Final = HEAD_V4_V4.size + TOPIC_SIZE_V1.size + PROPERTIES_SIZE.size
 FIXED_V2: Final = HEAD_V4_V4.size + TOPIC_SIZE_V2.size + PROPERTIES_SIZE.size
 
 # These say that the tables above agree with each other, not that some input is right.
-assert BODY_AT == HEAD_V4_V4.size == CHECKED.size == BODY_SIZE_AT + BODY_SIZE.size
-assert CHECKED_HEAD.size == BORN_AT
-assert all(CHECKED_BY_HOSTS[kind].size == HEADS[kind].size for kind in HEADS)
+assert BODY_AT == HEAD_V4_V4.size == BODY_SIZE_AT + BODY_SIZE.size
 assert (FIXED_V1, FIXED_V2, BLANK_SIZE) == (91, 92, 8)
 assert HEAD_V6_V4.size == HEAD_V4_V6.size == BODY_AT + V6_EXTRA
 assert HEAD_V6_V6.size == BODY_AT + 2 * V6_EXTRA
@@ -140,11 +129,6 @@ assert HEAD_V6_V6.size == BODY_AT + 2 * V6_EXTRA
 def head_size(system_flags: int) -> int:
     """Bytes before the body: 88, 100 or 112."""
     return HEADS[system_flags & HOSTS_V6].size
-
-
-def stored_time_at(system_flags: int) -> int:
-    """Where in the record the store time is: 56 or 68."""
-    return STORED_AT + (V6_EXTRA if system_flags & BORN_HOST_V6 else 0)
 
 
 def record_size(

@@ -15,9 +15,9 @@ from typing import Final
 
 import msgspec
 
+from kvstore.core.records import decode_properties
 from kvstore.record.ids import unpack_host
 from kvstore.record.names import KEYS, MESSAGE_GROUP, RESERVED, TAGS, UNIQUE_ID
-from kvstore.record.properties import decode_properties
 
 _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 

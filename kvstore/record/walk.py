@@ -15,13 +15,13 @@ Damage is never called unwritten: `END` is zeros, all of them.
 from __future__ import annotations
 
 import re
-from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from kvstore.core.records import check_record
+from kvstore.core.scan import Scan, scan
 from kvstore.errors import RecordDamaged
-from kvstore.record.check import ScanStop, check_record, scan
 from kvstore.record.layout import (
     BLANK_MAGIC,
     FIXED_V1,
@@ -33,10 +33,10 @@ from kvstore.record.layout import (
 )
 
 if TYPE_CHECKING:
-    from kvstore.record.check import Buffer
+    from kvstore.core.buffers import Buffer
 
-_BATCH: Final = 1024
-"""Records checked before the first of them is handed out."""
+_BATCH: Final = 16384
+"""Records checked at once."""
 _CHUNK: Final = 1 << 20
 """Bytes copied at a time to be searched: finding in `bytes` is many times faster than in a map."""
 
@@ -78,24 +78,26 @@ class Extent(NamedTuple):
         return self.position + self.size
 
 
-def walk(buffer: Buffer, base: int, start: int, end: int) -> Iterator[Extent]:
-    """Everything from index `start` of `buffer` to index `end`, which is the end of the segment.
+def walk(
+    buffer: Buffer, base: int, start: int, end: int, *, with_names: bool = False
+) -> Iterator[Scan | Extent]:
+    """Everything from index `start` of `buffer` to index `end`, which is the end of the segment:
+    records that follow on each other as scans, `with_names` if asked for, and what is no record.
 
     `base` is the log position of the buffer's index 0; the positions found are positions of the
     log. Records are checked as `check_record` checks them. The walk ends behind a blank record.
     """
     end = min(end, len(buffer))
     at, used = start, -1
-    positions, sizes = array("Q"), array("I")
     while at < end:
-        at, stop = scan(buffer, at, end, base, positions, sizes, limit=_BATCH)
-        for position, size in zip(positions, sizes, strict=True):
-            yield Extent(Kind.RECORD, position, size)
-        del positions[:], sizes[:]
-        if stop is ScanStop.BLANK:
+        found = scan(buffer, at, end, base, _BATCH, with_names=with_names)
+        at = found.end
+        if len(found):
+            yield found
+        if found.stop == "blank":
             yield Extent(Kind.BLANK, base + at, -check_record(buffer, at, end, base + at))
             return
-        if stop is ScanStop.ZEROS or stop is ScanStop.DAMAGED:
+        if found.stop in ("zeros", "damaged"):
             if used < at:
                 used = _behind_last_set(buffer, at, end)
             resume = _next_good(buffer, base, at + 1, end, used, property_crc=False)
@@ -107,6 +109,16 @@ def walk(buffer: Buffer, base: int, start: int, end: int) -> Iterator[Extent]:
                     yield Extent(Kind.END, base + used, end - used)
                 return
             at = resume
+
+
+def extents(walked: Iterable[Scan | Extent]) -> Iterator[Extent]:
+    """The same with an extent for each record."""
+    for found in walked:
+        if isinstance(found, Extent):
+            yield found
+            continue
+        for position, size in zip(found.positions.tolist(), found.sizes.tolist(), strict=True):
+            yield Extent(Kind.RECORD, position, size)
 
 
 def next_good(

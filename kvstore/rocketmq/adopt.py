@@ -40,6 +40,7 @@ from typing import Final
 
 import msgspec
 
+from kvstore.core.scan import Scan
 from kvstore.errors import CallerError, DiskFull, RecordDamaged
 from kvstore.files import Files, MappedFile
 from kvstore.record.decode import decode
@@ -56,7 +57,6 @@ from kvstore.rocketmq.source import RocketMQSource
 
 Progress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""
-_PROGRESS_RECORDS: Final = 4096
 
 
 class LogEnd(msgspec.Struct, frozen=True):
@@ -106,13 +106,19 @@ class _Scan:
     def segment(self, number: int, *, may_end: bool) -> None:
         """Scan one file; the log may end in it if RocketMQ would read it."""
         is_last = number + 1 == len(self._source.segments)
-        found = None
+        last = -1
         for found in self._walk(number):
+            if isinstance(found, Scan):
+                if self.end is not None:
+                    self.lost_records += len(found)
+                    continue
+                self.records += len(found)
+                last = int(found.positions[-1] + found.sizes[-1])
+                continue
+            last = -1
             if self.end is not None:
-                self.lost_records += found.kind is Kind.RECORD
-            elif found.kind is Kind.RECORD:
-                self.records += 1
-            elif found.kind is Kind.BLANK:
+                continue
+            if found.kind is Kind.BLANK:
                 # No file follows the last file's blank record, so RocketMQ ends the log before the
                 # blank and overwrites it.
                 self.end = found.position if is_last else None
@@ -121,23 +127,25 @@ class _Scan:
             else:
                 reason = found.reason or f"zeros at {found.position}, but the log goes on behind"
                 self.damage.append(found._replace(kind=Kind.DAMAGE, reason=reason))
-        if self.end is None and may_end and found is not None and found.kind is Kind.RECORD:
+        if self.end is None and may_end and last >= 0:
             # RocketMQ writes no record up to the last byte, and does not go on behind one.
-            self.end = found.stop
+            self.end = last
 
     def behind_the_end(self, number: int) -> None:
         """Count the records that RocketMQ would not reach."""
-        self.lost_records += sum(found.kind is Kind.RECORD for found in self._walk(number))
+        walked = self._walk(number)
+        self.lost_records += sum(len(found) for found in walked if isinstance(found, Scan))
 
-    def _walk(self, number: int) -> Iterator[Extent]:
+    def _walk(self, number: int) -> Iterator[Scan | Extent]:
         start, path = self._source.segments[number]
         size = self._source.segment_size
         done, total = number * size, len(self._source.segments) * size
         with _mapped(path, self._files) as mapped:
-            for count, found in enumerate(walk(mapped.buffer, start, 0, mapped.size)):
+            for found in walk(mapped.buffer, start, 0, mapped.size):
                 yield found
-                if self._progress is not None and count % _PROGRESS_RECORDS == 0:
-                    self._progress(done + found.stop - start, total)
+                if self._progress is not None:
+                    reached = found.end if isinstance(found, Scan) else found.stop - start
+                    self._progress(done + reached, total)
         if self._progress is not None:
             self._progress(done + size, total)
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
+from kvstore.core.records import check_record
 from kvstore.errors import FormatError, RecordDamaged
 from kvstore.files import Files
 from kvstore.log.segments import named_position
-from kvstore.record.check import check_record
 from kvstore.record.layout import (
     BLANK,
     BLANK_MAGIC,
@@ -46,7 +46,7 @@ from kvstore.rocketmq.file_layouts import (
 from kvstore.rocketmq.side_files import read_items
 
 if TYPE_CHECKING:
-    from kvstore.record.check import Buffer
+    from kvstore.core.buffers import Buffer
 
 _UNITS_LOOKED_AT: Final = 64
 _RECORD_MAX: Final = 1 << 30

@@ -15,18 +15,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvstore.core.records import check_record, property_crc_problem
 from kvstore.errors import RecordDamaged, SegmentDamaged
 from kvstore.files import Files
 from kvstore.log.segments import named_position
-from kvstore.record.check import check_record, property_crc_problem
 from kvstore.record.decode import decode
 from kvstore.record.values import StoredMessage
-from kvstore.record.walk import Extent, Kind, walk
+from kvstore.record.walk import Extent, Kind, extents, walk
 from kvstore.rocketmq.file_layouts import COMMITLOG
 from kvstore.rocketmq.kinds import base_of
 
 if TYPE_CHECKING:
-    from kvstore.record.check import Buffer
+    from kvstore.core.buffers import Buffer
 
 
 class FileExtent(NamedTuple):
@@ -103,7 +103,7 @@ def _at(buffer: Buffer, base: int, position: int) -> Extent:
         size = 0
     if size:
         return Extent(Kind.RECORD if size > 0 else Kind.BLANK, position, abs(size))
-    across = (found for found in walk(buffer, base, 0, end) if found.stop > position)
+    across = (found for found in extents(walk(buffer, base, 0, end)) if found.stop > position)
     # A blank record is the last extent of a walk, even if its size does not fill the file.
     return next(across, Extent(Kind.BLANK, position, base + end - position))
 
@@ -144,7 +144,7 @@ def _read_file(path: Path, files: Files) -> Iterator[FileExtent]:
         if begin is not None and begin != base:
             yield _damage(path, base, 0, f"{path} is misnamed: its records say it begins at {base}")
         last: Extent | None = None
-        for last in walk(mapped.buffer, base, 0, mapped.size):
+        for last in extents(walk(mapped.buffer, base, 0, mapped.size)):
             yield _with_message(path, mapped.buffer, base, last)
         if last is not None and last.kind is Kind.RECORD:
             reason = f"{path} ends behind a record; a whole file has a blank record or zeros there"

@@ -23,7 +23,7 @@ def scanned(path: Path, durable: int) -> tuple[LogScan, list[int]]:
     """A scan of the whole log, and the positions of the records that it found good."""
     segments = Segments(path / "commitlog", LocalFiles(), SEGMENT, writable=False)
     scan = LogScan(segments, 0, durable)
-    found = [p for chunk in scan.chunks() for p in chunk.positions]
+    found = [p for chunk in scan.chunks() for p in chunk.found.positions.tolist()]
     segments.close()
     return scan, found
 

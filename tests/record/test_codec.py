@@ -12,9 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from zlib_ng.zlib_ng import crc32
 
+from kvstore.core.records import check_record
 from kvstore.errors import MessageIllegal, PropertiesTooLarge, RecordDamaged
 from kvstore.record import layout
-from kvstore.record.check import check_record
 from kvstore.record.compression import codec_flags, compress
 from kvstore.record.decode import TopicBytes, decode, decode_run
 from kvstore.record.encode import blank, encode_record
@@ -370,13 +370,6 @@ def test_the_size_of_a_record_is_known_before_it_is_made() -> None:
                 raw_store_host=pack_host(hosts[1], 1),
             )
             assert layout.record_size(5, 6, 20, flags, version) == len(encode_record(m))
-
-
-def test_the_store_time_stands_where_the_layout_says() -> None:
-    for flags, born in ((0, "1.1.1.1"), (BORN_HOST_V6, "::1")):
-        m = message(system_flags=flags, raw_born_host=pack_host(born, 1))
-        at = layout.stored_time_at(flags)
-        assert encode_record(m)[at : at + 8] == m.stored_at.to_bytes(8, "big")
 
 
 def test_a_blank_record_is_its_size_and_its_magic() -> None:

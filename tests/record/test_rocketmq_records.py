@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Iterator
 from contextlib import suppress
 from ipaddress import ip_address
@@ -12,14 +11,15 @@ from typing import Any
 
 import pytest
 
+from kvstore.core.records import check_record, decode_properties
+from kvstore.core.scan import scan
 from kvstore.errors import RecordDamaged
-from kvstore.record.check import ScanStop, check_record, scan
 from kvstore.record.decode import decode
 from kvstore.record.encode import encode_record
 from kvstore.record.hashes import tags_code
 from kvstore.record.ids import parse_position_id
 from kvstore.record.names import DELAY_LEVEL
-from kvstore.record.properties import decode_properties, encode_properties
+from kvstore.record.properties import encode_properties
 from kvstore.record.values import StoredMessage
 from tests.fixtures import NAMES, Fixture, unpack_fixture
 
@@ -150,21 +150,22 @@ def test_properties_are_encoded_to_the_same_bytes(store: Fixture) -> None:
 
 
 def test_a_scan_finds_the_records_that_rocketmq_finds(store: Fixture) -> None:
-    positions, sizes = array("Q"), array("I")
+    found: list[tuple[int, int]] = []
     blanks: list[dict[str, int]] = []
-    stops: list[ScanStop] = []
+    stops: list[str] = []
     for base, raw in store.segments():
-        at, why = scan(raw, 0, len(raw), base, positions, sizes, limit=10_000)
-        stops.append(why)
-        if why is ScanStop.BLANK:
+        scanned = scan(raw, 0, len(raw), base, 10_000)
+        found += zip(scanned.positions.tolist(), scanned.sizes.tolist(), strict=True)
+        at = scanned.end
+        stops.append(scanned.stop)
+        if scanned.stop == "blank":
             size = -check_record(raw, at, len(raw), base + at)
             assert at + size == len(raw)
             blanks.append({"physicalOffset": base + at, "size": size})
-    found = list(zip(positions, sizes, strict=True))
     assert found == [(m["physicalOffset"], m["storeSize"]) for m in store.messages]
     assert blanks == store.manifest.get("blanks", blanks)
     damaged = store.name in ("flipped", "torn")
-    assert (ScanStop.DAMAGED in stops) == damaged
+    assert ("damaged" in stops) == damaged
 
 
 def test_the_damage_is_found_where_it_was_done(store: Fixture) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from kvstore.errors import CallerError, DiskFull
 from kvstore.files import LocalFiles
-from kvstore.record.walk import Kind, walk
+from kvstore.record.walk import Kind, extents, walk
 from kvstore.rocketmq.adopt import STAGING, STARTED, Progress, TakenLog, publish, stage_log
 from kvstore.rocketmq.file_layouts import CHECKPOINT
 from kvstore.rocketmq.source import RocketMQSource, read_source
@@ -48,7 +48,7 @@ def test_a_log_is_taken_exactly_as_rocketmq_recovers_it(
     found = []
     for path in sorted((target / "commitlog").iterdir()):
         data = path.read_bytes()
-        for one in walk(data, int(path.name), 0, len(data)):
+        for one in extents(walk(data, int(path.name), 0, len(data))):
             if one.position >= taken.end:
                 break
             if one.kind is Kind.RECORD:

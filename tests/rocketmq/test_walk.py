@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.record.layout import BLANK, BLANK_MAGIC, MAGIC_AT, POSITION_AT
-from kvstore.record.walk import Extent, Kind, next_good, walk
+from kvstore.record.walk import Extent, Kind, extents, next_good, walk
 from tests.fixtures import NAMES, Fixture
 from tests.rocketmq.logs import SEGMENT, record, segment
 
@@ -18,7 +18,7 @@ BASE = 7 * SEGMENT
 
 
 def walked(data: bytes, base: int = BASE) -> list[Extent]:
-    return list(walk(data, base, 0, len(data)))
+    return list(extents(walk(data, base, 0, len(data))))
 
 
 def kinds(found: list[Extent]) -> list[str]:
@@ -123,7 +123,7 @@ def test_a_walk_may_begin_and_end_anywhere() -> None:
     data = segment(BASE, [b"first", b"second", b"third"])
     _, second, third, _ = walked(data)
     at = second.position - BASE
-    assert list(walk(data, BASE, at, third.position - BASE)) == [second]
+    assert list(extents(walk(data, BASE, at, third.position - BASE))) == [second]
     assert list(walk(data, BASE, len(data), len(data) + 5)) == []
 
 

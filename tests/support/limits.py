@@ -39,7 +39,6 @@ LIMITS: Final = (
     Limit(("index.message_keys.key_lookup.FILTERS_CACHED_BYTES_MAX",), 1, ("Stores",)),
     Limit(("index.queue_locations.RUNS_CACHED_MAX",), 1, EVERYWHERE),
     Limit(("index.queue_locations.SPANS_CACHED_MAX",), 1, EVERYWHERE),
-    Limit(("index.replay._CODES_CACHED_MAX",), 1, ("Stores",)),
     Limit(("index.checkpoint.CODES_MAX",), 1, EVERYWHERE),
     Limit(("log.segments.MAPS_MAX",), 1, EVERYWHERE),
     Limit(("meta.groups.CACHED_MAX",), 1, ("Pops", "OffsetsMachine")),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from kvstore.record.check import measure
-from kvstore.record.layout import POSITION, POSITION_AT, PROPERTIES_SIZE, SIZE, SIZE_AT
-from kvstore.record.properties import PROPERTY_CRC_SIZE, property_crc_suffix
+from kvstore.core.records import facts, property_crc_suffix
+from kvstore.record.layout import PROPERTIES_SIZE, PROPERTY_CRC_SIZE, SIZE, SIZE_AT
 
 
 def with_property_crc(record: bytearray) -> None:
     """Give a record the CRC property, in place. Its properties are empty, or end with 0x02."""
-    parts = measure(record, 0, len(record), POSITION.unpack_from(record, POSITION_AT)[0])
-    length = parts.properties_size + PROPERTY_CRC_SIZE
-    PROPERTIES_SIZE.pack_into(record, parts.properties_at - PROPERTIES_SIZE.size, length)
-    SIZE.pack_into(record, SIZE_AT, parts.size + PROPERTY_CRC_SIZE)
+    properties = facts(record, 0, len(record))[5]
+    length_at = len(record) - len(properties) - PROPERTIES_SIZE.size
+    PROPERTIES_SIZE.pack_into(record, length_at, len(properties) + PROPERTY_CRC_SIZE)
+    SIZE.pack_into(record, SIZE_AT, len(record) + PROPERTY_CRC_SIZE)
     record += property_crc_suffix(record)

@@ -24,11 +24,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.core.records import check_record, facts
 from kvstore.errors import ArchiveDamaged, KeyDestroyed, KeyMissing, RecordDamaged
 from kvstore.files import Files
-from kvstore.record.check import check_record
 from kvstore.record.decode import decode
-from kvstore.record.facts import facts
 from kvstore.record.names import PREPARED, ROLLBACK, TRANSACTION_MASK
 from kvstore.record.values import StoredMessage
 from tiering.archive.archive_reader import Archive
@@ -53,7 +52,7 @@ from tiering.archive.writer import temporary
 from tiering.keys.crypto import KeyProvider
 
 if TYPE_CHECKING:
-    from kvstore.record.check import Buffer
+    from kvstore.core.buffers import Buffer
 
 _PLACED = np.dtype([("number", "<i8"), ("position", "<i8"), ("rank", "<u4")])
 """A row of the position index: the message's number in the order of blocks and rows, its position,
@@ -180,18 +179,17 @@ class _Check:
             except RecordDamaged as error:
                 yield str(error)
                 continue
-            found = facts(raw, 0, len(raw))
+            topic, queue, offset, flags, stored_at, properties = facts(raw, 0, len(raw))
             same = (block.topic.encode(), block.queue, int(block.offsets[row]),
                     int(block.stored_at[row]), len(raw))  # fmt: skip
-            queue, offset = found.queue, found.offset
             level = levels.only or levels.at(position)
             if block.queue == NO_QUEUE:
-                kind = found.system_flags & TRANSACTION_MASK
+                kind = flags & TRANSACTION_MASK
                 queue, offset = NO_QUEUE if kind in (PREPARED, ROLLBACK) else queue, position
                 level = 0 if kind == ROLLBACK else level
-            if (found.topic, queue, offset, found.stored_at, size) != same:
+            if (topic, queue, offset, stored_at, size) != same:
                 yield f"the record at {position} is not the one that the columns say"
-            for digest in digests_of(found.properties, level):
+            for digest in digests_of(properties, level):
                 digests.append(digest)
                 keyed.append(row)
             is_whole[row] = True

@@ -33,8 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.core.hashing import xxh32
+from kvstore.core.records import find_property, keys_of
 from kvstore.errors import FormatError
-from kvstore.record.facts import names_of
 from kvstore.record.names import KEYS, ROLLBACK, TRANSACTION_MASK, UNIQUE_ID
 from tiering.archive.columns.packed import I64, ByteReader, Narrow, encode_column, encode_sorted
 from tiering.archive.manifest import ArchivedTopic
@@ -163,8 +163,8 @@ def digests_of(properties: bytes, level: int) -> set[int]:
     """The digests by which a message is found, given its properties and its `key_index` level."""
     if not level:
         return set()
-    unique, keys, _ = names_of(properties)
-    names = keys if level > 1 else []
+    unique = find_property(properties, _UNIQUE)
+    names = keys_of(properties) if level > 1 else []
     return {xxh32(name) for name in (unique, *names) if name}
 
 

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.core.records import facts, find_property, keys_of
 from kvstore.errors import CallerError
-from kvstore.record.facts import facts, keys_of, unique_id_of
 from kvstore.record.names import (
     DLQ_ORIGIN_TOPIC,
     DLQ_PREFIX,
@@ -26,8 +26,8 @@ from kvstore.record.names import (
     RETRY_PREFIX,
     RETRY_TOPIC,
     SYSTEM_TOPICS,
+    UNIQUE_ID,
 )
-from kvstore.record.properties import find_property
 from tiering.archive.columns.records import Fields, RecordBatch
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 Mask = NDArray[np.bool_]
 _FROM: Final = tuple(name.encode() for name in (REAL_TOPIC, RETRY_TOPIC, DLQ_ORIGIN_TOPIC))
+_UNIQUE: Final = UNIQUE_ID.encode()
 _EVER: Final = 1 << 62
 
 
@@ -113,10 +114,8 @@ class ErasurePredicate(msgspec.Struct, frozen=True, kw_only=True):
         meant &= self._may_be(fields)
         for row in np.flatnonzero(meant).tolist():
             raw = fields.records(row, row + 1)[0]
-            found = facts(raw, 0, len(raw))
-            meant[row] = self._is_of(found.topic, found.properties) and self._has_key(
-                found.properties
-            )
+            topic, *_, properties = facts(raw, 0, len(raw))
+            meant[row] = self._is_of(topic, properties) and self._has_key(properties)
         return meant
 
     def _may_be(self, fields: Fields) -> Mask:
@@ -154,7 +153,7 @@ class ErasurePredicate(msgspec.Struct, frozen=True, kw_only=True):
         if self.key is None:
             return True
         wanted = _bytes_of(self.key)
-        return wanted in keys_of(properties) or wanted == unique_id_of(properties)
+        return wanted in keys_of(properties) or wanted == find_property(properties, _UNIQUE)
 
 
 def _bytes_of(text: str) -> bytes:

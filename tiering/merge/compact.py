@@ -31,8 +31,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.core.records import keys_of
 from kvstore.index.archived import Queue
-from kvstore.record.facts import keys_of
 from tiering.archive.columns.packed import I64
 from tiering.archive.columns.records import Fields, RecordBatch
 

@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.core.records import property_crc_suffix
 from kvstore.errors import ArchiveDamaged
 from kvstore.files import Files
-from kvstore.record.layout import POSITION, POSITION_AT
-from kvstore.record.properties import PROPERTY_CRC_HEAD, PROPERTY_CRC_SIZE, property_crc_suffix
+from kvstore.record.layout import POSITION, POSITION_AT, PROPERTY_CRC_SIZE
 from tiering.archive.archive_reader import Archive
 from tiering.archive.block import Block, BlockGroup
 from tiering.archive.coder import CodecName
@@ -223,9 +223,7 @@ def at_position(record: bytes, position: int) -> bytes:
     """The record with another position, and its CRC over that."""
     moved = bytearray(record)
     POSITION.pack_into(moved, POSITION_AT, position)
-    at = len(moved) - PROPERTY_CRC_SIZE
-    is_signed = at > 0 and moved[at:].startswith(PROPERTY_CRC_HEAD)
     # The CRC covers the position, too; a property that only looks like one stays as it is.
-    if is_signed and property_crc_suffix(record[:at]) == record[at:]:
-        moved[at:] = property_crc_suffix(moved[:at])
+    if record.endswith(property_crc_suffix(record[:-PROPERTY_CRC_SIZE])):
+        moved[-PROPERTY_CRC_SIZE:] = property_crc_suffix(moved[:-PROPERTY_CRC_SIZE])
     return bytes(moved)

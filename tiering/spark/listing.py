@@ -34,7 +34,7 @@ from tiering.places.settings import is_remote
 from tiering.spark.options import ReadOptions
 
 if TYPE_CHECKING:
-    from kvstore.record.check import Buffer
+    from kvstore.core.buffers import Buffer
 
 
 class ListedArchive(msgspec.Struct, frozen=True):

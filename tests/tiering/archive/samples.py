@@ -13,7 +13,7 @@ from kvstore.record.encode import encode_record
 from kvstore.record.layout import CRC_MASK, HOSTS_V6
 from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
 from kvstore.record.values import StoredMessage
-from kvstore.record.walk import Kind, walk
+from kvstore.record.walk import Kind, extents, walk
 from tests.record.strategies import I32, I64, POSITIONS, U32, hosts
 from tiering.archive.block import Block, BlockGroup, GroupBlocks
 from tiering.archive.block_writer import BlockRows, BlockSpan, EncodedGroup, encode_blocks
@@ -167,6 +167,6 @@ def records_in(segment: bytes, base: int) -> list[bytes]:
     """All records of a segment."""
     return [
         segment[found.position - base : found.stop - base]
-        for found in walk(segment, base, 0, len(segment))
+        for found in extents(walk(segment, base, 0, len(segment)))
         if found.kind is Kind.RECORD
     ]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvstore.core.records import facts, find_property, keys_of
 from kvstore.errors import CallerError
-from kvstore.record.facts import facts, names_of
 from kvstore.record.hashes import key_hash, key_hash_range
 from tests.rocketmq.logs import record
 from tests.tiering.archive.making import (
@@ -61,7 +61,8 @@ def check_all_is_found(made: Made) -> None:
             place = archive.locate(position)
             assert place is not None
             assert archive.read_block(place[0]).record(place[1]) == raw
-            unique, keys, _ = names_of(facts(raw, 0, len(raw)).properties)
+            properties = facts(raw, 0, len(raw))[5]
+            unique, keys = find_property(properties, b"UNIQ_KEY"), keys_of(properties)
             for key in filter(None, (unique, *keys)):
                 one = key_hash(topic, key)
                 assert position in find(archive, one, one)

@@ -87,7 +87,7 @@ def told(made: EncodedSegment, folder: Path) -> tuple[Any, dict[str, bytes]]:
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(external_sort, "ROWS_MAX", 16)
     monkeypatch.setattr(external_sort, "_BLOCK_MIN", 2)
-    monkeypatch.setattr("tiering.executor.segment._AT_ONCE", 7)
+    monkeypatch.setattr("kvstore.record.walk._BATCH", 7)
 
 
 @pytest.mark.parametrize("without", [None, ErasurePredicate(key=KEY)], ids=["all", "erasing"])

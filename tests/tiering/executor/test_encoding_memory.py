@@ -31,7 +31,7 @@ def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tiering.archive.block_writer.BATCH_BYTES", 1 << 18)
     monkeypatch.setattr("tiering.archive.external_sort.ROWS_MAX", 1 << 11)
     monkeypatch.setattr("tiering.archive.external_sort._BLOCK_MIN", 1 << 6)
-    monkeypatch.setattr("tiering.executor.segment._AT_ONCE", 1 << 11)
+    monkeypatch.setattr("kvstore.record.walk._BATCH", 1 << 11)
 
 
 def encoding(folder: Path, segment_size: int) -> Callable[[], EncodedSegment]:

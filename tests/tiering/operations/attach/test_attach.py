@@ -26,9 +26,9 @@ from kvstore import (
     StoredMessage,
     TopicNotFound,
 )
+from kvstore.core.records import property_crc_suffix
 from kvstore.files import LocalFiles
 from kvstore.record.encode import encode_record
-from kvstore.record.properties import property_crc_suffix
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.contents import read_all, read_queue

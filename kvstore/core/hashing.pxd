@@ -1,0 +1,6 @@
+"""See hashing.pyx."""
+
+from libc.stdint cimport uint8_t, uint32_t
+
+
+cdef uint32_t xxh32_of(const uint8_t *at, Py_ssize_t size) noexcept nogil
