@@ -16,7 +16,7 @@ SOURCES = $(wildcard kvstore tiering pyspark_kvmq tests bench build_backend)
 
 COMPILED = $(wildcard kvstore/core/*.pyx kvstore/core/*.pxd build_backend/*.py)
 
-.PHONY: setup test test-all check demo bench mutants clean
+.PHONY: setup test test-all check demo bench mutants fuzz sanitize clean
 .DELETE_ON_ERROR:
 
 setup: $(BUILT)
@@ -62,6 +62,19 @@ bench: setup
 # make mutants ARGS=log
 mutants: setup
 	$(BIN)/python -m tests.mutants $(ARGS)
+
+# A million inputs for each function of the core, others each time. For instance, to see one again:
+# make fuzz SEED=7 ARGS="-k unpack_runs"
+INPUTS ?= 1000000
+SEED   ?= $(shell date +%s)
+fuzz: setup
+	FUZZ_INPUTS=$(INPUTS) FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -q -n $(WORKERS) --timeout=0 \
+	    -o faulthandler_timeout=0 tests/core/test_fuzz.py $(ARGS)
+
+# Tests over a core that notices each byte read outside a buffer. For instance:
+# make sanitize ARGS="tests/log -n 2"
+sanitize: setup
+	$(BIN)/python build_backend/sanitize.py $(ARGS)
 
 # Leaves the virtual environment: remove .venv by hand to have it made anew.
 clean:

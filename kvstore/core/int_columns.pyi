@@ -23,7 +23,7 @@ def write_signed(value: int) -> bytes:
     """`value`, any int64, as a zigzag varint."""
 
 def read_signed(data: bytes, at: int) -> tuple[int, int]:
-    """Like `read_varint`, with a sign."""
+    """Like `read_varint`, with a sign. Raises ArchiveDamaged."""
 
 def encode_columns(values: Column, bounds: Column) -> list[bytes]:
     """Encodes one column for each slice of `values`, from `bounds[i]` to `bounds[i + 1]`. Raises
@@ -36,5 +36,5 @@ def decode_column(data: bytes, at: int, count: int) -> tuple[Column, int]:
 def decode_columns(data: bytes, cursors: list[int], which: list[int], counts: Column) -> Column:
     """The values of several columns, one behind the other: the column at index `cursors[i]` for
     each `i` of `which`, with `counts` values in turn. Those cursors become the indexes behind the
-    columns. Raises ArchiveDamaged.
+    columns. Raises ArchiveDamaged, and IndexError for a cursor that is not there.
     """

@@ -24,7 +24,9 @@ def unpack_block(first: int, value: bytes) -> tuple[I64, I64]:
     """Hashes and positions of a block; FormatError if the value is not a block."""
 
 def find_in_block(first: int, value: bytes, low: int, high: int) -> list[tuple[int, int]]:
-    """The pairs whose hash is `low` to `high`, both included: hashes and positions, in order."""
+    """The pairs whose hash is `low` to `high`, both included: hashes and positions, in order.
+    Raises FormatError if the value is not a block.
+    """
 
 def count_in(value: bytes) -> int:
     """The number of pairs in a block; FormatError if the value is not one."""

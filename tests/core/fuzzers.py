@@ -1,0 +1,414 @@
+"""Fuzzers: for each entry of the core its good arguments, and the plain version that judges it.
+
+A new function of the core gets a line in `FUZZERS`; `test_fuzz` fails until it has one.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable
+from itertools import accumulate, pairwise
+from random import Random
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh32_intdigest
+
+from kvstore.core import bits, int_columns, packed_pairs, packed_runs
+from kvstore.core.hashing import SEPARATOR
+from kvstore.errors import ArchiveDamaged, FormatError
+from tests.core.fuzzing import EDGES, Arguments, Fuzzer
+from tests.reference import packing
+
+I64 = NDArray[np.int64]
+
+_MASK: Final = (1 << 64) - 1
+_ALLOCATED: Final = 1 << 12
+"""So much a caller may expect; numbers from `_ABSURD` on are refused, those between would fill the
+memory, as their caller asked."""
+_ABSURD: Final = 1 << 56
+_JUDGED: Final = 1000
+"""Plain versions take long for more numbers than these."""
+
+
+# --- what good arguments are made of ---
+
+
+def _count(rng: Random) -> int:
+    return rng.choice((0, 1, 2, 3, rng.randint(0, 40), rng.randint(0, 40)))
+
+
+def _some(rng: Random) -> int:
+    return max(_count(rng), 1)
+
+
+def _numbers(rng: Random, count: int) -> list[int]:
+    """Numbers of one kind: of a few bits, at the edges, of few values, or rising."""
+    match rng.randrange(4):
+        case 0:
+            width = rng.randint(1, 62)
+            return [rng.getrandbits(width) for _ in range(count)]
+        case 1:
+            return [rng.choice(EDGES) for _ in range(count)]
+        case 2:
+            few = [rng.getrandbits(rng.randint(1, 60)) for _ in range(rng.randint(1, 12))]
+            return [rng.choice(few) for _ in range(count)]
+    return _rising(rng, count, 40)
+
+
+def _rising(rng: Random, count: int, width: int) -> list[int]:
+    return list(accumulate(rng.getrandbits(rng.randint(1, width)) for _ in range(count)))
+
+
+def _int64(values: Iterable[int]) -> I64:
+    return np.array([packing.signed(value) for value in values], np.int64)
+
+
+def _signed(values: NDArray[Any]) -> list[int]:
+    return [packing.signed(value) for value in values.tolist()]
+
+
+def _data(rng: Random) -> bytes:
+    return rng.randbytes(rng.choice((rng.randint(0, 70), rng.randint(0, 70), 400)))
+
+
+# --- bits, hashes, checksums ---
+
+
+def _to_pack(rng: Random) -> Arguments:
+    count = rng.choice((_count(rng), _count(rng), _count(rng), rng.randint(1000, 1100)))
+    values = np.frombuffer(rng.randbytes(8 * count), np.uint64)
+    return values, rng.randint(0, 64)
+
+
+def _packed(values: NDArray[Any], width: int) -> Any:
+    if not 0 <= width <= 64:
+        return ValueError
+    if width * len(values) > _JUDGED * 16:
+        return NotImplemented
+    return packing.pack(values.tolist(), width)
+
+
+def _to_unpack(rng: Random) -> Arguments:
+    values, width = _to_pack(rng)
+    at, skip = rng.randint(0, 3), rng.randint(0, len(values))
+    data = bytes(at) + bits.pack(values, width) + rng.randbytes(rng.choice((0, 0, 1, 9)))
+    return data, at, width, len(values) - skip, skip
+
+
+def _unpacked(data: Any, at: int, width: int, count: int, skip: int) -> Any:
+    size = (width * (skip + count) + 7) // 8
+    if not 0 <= width <= 64 or min(at, count, skip) < 0 or at + size > len(data):
+        return FormatError
+    if max(count, skip) >= _ABSURD:
+        return FormatError
+    if not width:
+        return [0] * count
+    if (skip + count) * width > _JUDGED * 16:
+        return NotImplemented
+    return packing.unpack(bytes(data), at, width, skip + count)[skip:]
+
+
+def _joined(rng: Random) -> Arguments:
+    alphabet = "ab1é€😀"
+    texts = ("".join(rng.choices(alphabet, k=rng.randint(0, 30))) for _ in range(_some(rng)))
+    return (SEPARATOR.join(texts),)
+
+
+def _hashed(joined: str) -> Any:
+    try:
+        return [xxh32_intdigest(text.encode()) for text in joined.split(SEPARATOR)]
+    except UnicodeEncodeError:
+        return UnicodeEncodeError
+
+
+def _of_bytes(judge: Callable[[bytes], int]) -> Callable[[object], Any]:
+    return lambda data: judge(data) if isinstance(data, bytes) else TypeError
+
+
+# --- numbers of archives ---
+
+
+def _varint(data: object, at: int) -> Any:
+    if not isinstance(data, bytes):
+        return TypeError
+    if not 0 <= at < len(data):
+        return ArchiveDamaged
+    more = max(data[at] - 0xF7, 0)
+    if at + 1 + more > len(data):
+        return ArchiveDamaged
+    return [int.from_bytes(data[at + 1 : at + 1 + more]) if more else data[at], at + 1 + more]
+
+
+def _zigzag(data: object, at: int) -> Any:
+    found = _varint(data, at)
+    if isinstance(found, list):
+        found[0] = (found[0] >> 1) ^ -(found[0] & 1)
+    return found
+
+
+def _at_a_number(rng: Random) -> Arguments:
+    before = rng.randbytes(rng.randint(0, 5))
+    return before + packing.varint(rng.getrandbits(rng.randint(1, 64))), len(before)
+
+
+def _columns(rng: Random) -> tuple[list[list[int]], I64, I64]:
+    columns = [_numbers(rng, _some(rng)) for _ in range(rng.randint(1, 3))]
+    bounds = _int64([0, *accumulate(map(len, columns))])
+    return columns, _int64(v for column in columns for v in column), bounds
+
+
+def _encoded(values: NDArray[Any], bounds: NDArray[Any]) -> Any:
+    rows, ends = _signed(values), _signed(bounds)
+    if any(not 0 <= a < b <= len(rows) for a, b in pairwise(ends)):
+        return ValueError
+    return [packing.encode_column(rows[a:b]) for a, b in pairwise(ends)]
+
+
+def _column_data(rng: Random) -> Arguments:
+    before = rng.randbytes(rng.randint(0, 3))
+    column = _numbers(rng, _some(rng))
+    return before + packing.encode_column([*map(packing.signed, column)]), len(before), len(column)
+
+
+def _decoded(data: object, at: int, count: int) -> Any:
+    if not isinstance(data, bytes):
+        return TypeError
+    if not 0 <= count < _ABSURD:
+        return ArchiveDamaged
+    if not count:
+        return [], at
+    if not 0 <= at < len(data):
+        return ArchiveDamaged
+    return packing.decode_column(data, at, count)
+
+
+def _columns_data(rng: Random) -> Arguments:
+    columns, values, bounds = _columns(rng)
+    parts = int_columns.encode_columns(values, bounds)
+    order = rng.sample(range(len(columns)), len(columns))
+    cursors = [0, *accumulate(map(len, parts))][:-1]
+    return b"".join(parts), cursors, order, _int64(len(columns[i]) for i in order)
+
+
+def _decoded_many(data: object, cursors: list[int], which: list[int], counts: NDArray[Any]) -> Any:
+    if not isinstance(data, bytes):
+        return TypeError
+    rows, values = _signed(counts), []
+    if len(rows) != len(which):
+        return ValueError
+    if any(not 0 <= count < _ABSURD for count in rows):
+        return ArchiveDamaged
+    for i, count in zip(which, rows, strict=True):
+        if not 0 <= i < len(cursors):
+            return IndexError
+        found = _decoded(data, cursors[i], count)
+        if isinstance(found, type):
+            return found
+        values += found[0]
+        cursors[i] = found[1]
+    return values, cursors
+
+
+def _decode_many(data: bytes, cursors: list[int], which: list[int], counts: I64) -> Any:
+    return int_columns.decode_columns(data, cursors, which, counts), cursors
+
+
+def _may_expect(counts: NDArray[Any]) -> bool:
+    return all(count <= _ALLOCATED or count >= _ABSURD for count in _signed(counts))
+
+
+# --- blocks of keys ---
+
+
+def _pairs(rng: Random, count: int) -> tuple[I64, I64]:
+    first = rng.choice((0, rng.getrandbits(40), -(1 << 63)))
+    hashes = (first + step for step in _rising(rng, count, rng.choice((3, 40))))
+    return _int64(hashes), _int64(rng.getrandbits(rng.choice((3, 33, 63))) for _ in range(count))
+
+
+def _is_rising(first: int, hashes: list[int]) -> bool:
+    return all(a <= b for a, b in pairwise([first, *hashes]))
+
+
+def _blocks(hashes: NDArray[Any], positions: NDArray[Any], together: int) -> Any:
+    rows, places = _signed(hashes), [value & _MASK for value in positions.tolist()]
+    if not 0 < together < 1 << 32:
+        return ValueError
+    if len(rows) != len(places) or not _is_rising(rows[0] if rows else 0, rows):
+        return ValueError
+    pairs = list(zip(rows, places, strict=True))
+    blocks = (pairs[at : at + together] for at in range(0, len(pairs), together))
+    return [(block[0][0], packing.pack_block(block[0][0], block)) for block in blocks]
+
+
+def _block(first: int, hashes: NDArray[Any], positions: NDArray[Any]) -> Any:
+    rows, places = _signed(hashes), [value & _MASK for value in positions.tolist()]
+    if not rows or len(rows) != len(places) or not _is_rising(first, rows):
+        return ValueError
+    return packing.pack_block(first, list(zip(rows, places, strict=True)))
+
+
+def _to_block(rng: Random) -> Arguments:
+    hashes, positions = _pairs(rng, _some(rng))
+    return max(int(hashes[0]) - rng.choice((0, 0, 1)), -(1 << 63)), hashes, positions
+
+
+def _a_block(rng: Random) -> Arguments:
+    first, hashes, positions = _to_block(rng)
+    return first, packed_pairs.pack_block(first, hashes, positions)
+
+
+def _of_block(first: int, value: object) -> Any:
+    if not isinstance(value, bytes):
+        return TypeError
+    return tuple(zip(*packing.unpack_block(first, value), strict=True))
+
+
+def _several_blocks(rng: Random) -> Arguments:
+    blocks = [_a_block(rng) for _ in range(rng.randint(0, 3))]
+    return [first for first, _ in blocks], [value for _, value in blocks]
+
+
+def _of_blocks(firsts: list[int], values: list[Any]) -> Any:
+    if len(firsts) != len(values):
+        return ValueError
+    if not all(isinstance(value, bytes) for value in values):
+        return NotImplemented
+    blocks = [
+        packing.unpack_block(first, value) for first, value in zip(firsts, values, strict=True)
+    ]
+    pairs = [pair for block in blocks for pair in block]
+    return [hash_ for hash_, _ in pairs], [position for _, position in pairs]
+
+
+def _to_find(rng: Random) -> Arguments:
+    first, value = _a_block(rng)
+    hashes, _ = packed_pairs.unpack_block(first, value)
+    low = rng.choice(hashes.tolist()) if rng.random() < 0.7 else rng.choice(EDGES)
+    return first, value, low, min(low + rng.choice((0, 0, 5, 1 << 30)), (1 << 63) - 1)
+
+
+def _found(first: int, value: object, low: int, high: int) -> Any:
+    if not isinstance(value, bytes):
+        return TypeError
+    pairs = packing.unpack_block(first, value)
+    if not _is_rising(first, [hash_ for hash_, _ in pairs]):
+        return NotImplemented
+    return [pair for pair in pairs if low <= pair[0] <= high]
+
+
+# --- runs ---
+
+
+def _run(rng: Random, count: int) -> list[packing.Entry]:
+    sizes, tags = ([rng.getrandbits(w) for _ in range(count)] for w in (rng.randint(1, 31), 32))
+    times = [(1 << 40) + time for time in _rising(rng, count, 12)]
+    tags = [tag - (1 << 31) for tag in tags] if rng.random() < 0.5 else [0] * count
+    rows = zip(_rising(rng, count, 24), sizes, tags, times, strict=True)
+    return [(position & 0xFFFFFFFF, size, tag, time) for position, size, tag, time in rows]
+
+
+def _to_runs(rng: Random) -> Arguments:
+    runs = [_run(rng, _some(rng)) for _ in range(rng.randint(1, 3))]
+    columns = zip(*(entry for run in runs for entry in run), strict=True)
+    starts = _int64([0, *accumulate(map(len, runs))][:-1])
+    return (*(_int64(column) for column in columns), starts)
+
+
+def _runs(*columns: NDArray[Any]) -> Any:
+    *rows, starts = (_signed(column) for column in columns)
+    if len(set(map(len, rows))) > 1 or (not starts and rows[0]):
+        return ValueError
+    if not starts:
+        return b"", [], []
+    if starts[0] != 0 or starts[-1] >= len(rows[0]):
+        return ValueError
+    if any(abs(value) >= 1 << 62 for row in rows for value in row):
+        return NotImplemented
+    entries, packed = list(zip(*rows, strict=True)), []
+    for begin, end in pairwise([*starts, len(entries)]):
+        if not begin < end <= len(entries):
+            return ValueError
+        packed.append(packing.pack_run(entries[begin:end]))
+    ends = list(accumulate(map(len, packed)))
+    return b"".join(packed), [0, *ends[:-1]], ends
+
+
+def _run_data(rng: Random) -> list[bytes]:
+    data, begins, ends = packed_runs.pack_runs(*_to_runs(rng))
+    return [data[a:b] for a, b in zip(begins, ends, strict=True)]
+
+
+def _takes_long(value: bytes) -> bool:
+    return int.from_bytes(value[2:4], "little") > _JUDGED
+
+
+def _of_runs(values: list[Any]) -> Any:
+    if not all(isinstance(value, bytes) for value in values):
+        return TypeError
+    if any(map(_takes_long, values)):
+        return NotImplemented
+    # Lengths are looked at first, and the shortest is told.
+    shortest = min(values, key=len, default=bytes(26))
+    for value in [shortest, *values] if len(shortest) < 26 else values:
+        packing.unpack_run(value)
+    runs = [packing.unpack_run(value) for value in values]
+    columns = [[entry[i] for run in runs for entry in run] for i in range(4)]
+    return (*columns, [0, *accumulate(map(len, runs))][: len(runs)])
+
+
+def _positions(value: object) -> Any:
+    if not isinstance(value, bytes):
+        return TypeError
+    try:
+        return NotImplemented if _takes_long(value) else [e[0] for e in packing.unpack_run(value)]
+    except FormatError:
+        # Without the other columns less can be wrong.
+        return NotImplemented
+
+
+FUZZERS: Final = {
+    "bits.pack": Fuzzer(_to_pack, _packed),
+    "bits.unpack": Fuzzer(
+        _to_unpack, _unpacked, lambda _, __, width, count, ___: width > 0 or count <= _ALLOCATED
+    ),
+    "crc.crc32": Fuzzer(lambda rng: (_data(rng),), zlib.crc32),
+    "hashing.xxh32": Fuzzer(lambda rng: (_data(rng),), _of_bytes(xxh32_intdigest)),
+    "hashing.xxh32_many": Fuzzer(_joined, _hashed),
+    "int_columns.write_varint": Fuzzer(
+        lambda rng: (rng.getrandbits(rng.randint(1, 64)),),
+        lambda value: packing.varint(value & _MASK),
+    ),
+    "int_columns.read_varint": Fuzzer(_at_a_number, _varint),
+    "int_columns.write_signed": Fuzzer(
+        lambda rng: (packing.signed(rng.getrandbits(64)),),
+        lambda value: packing.zigzag(packing.signed(value)),
+    ),
+    "int_columns.read_signed": Fuzzer(_at_a_number, _zigzag),
+    "int_columns.encode_columns": Fuzzer(lambda rng: _columns(rng)[1:], _encoded),
+    "int_columns.decode_column": Fuzzer(
+        _column_data, _decoded, lambda _, __, count: _may_expect(np.array([count]))
+    ),
+    "int_columns.decode_columns": Fuzzer(
+        _columns_data, _decoded_many, lambda *arguments: _may_expect(arguments[-1]), _decode_many
+    ),
+    "packed_pairs.pack_blocks": Fuzzer(
+        lambda rng: (*_pairs(rng, _count(rng)), rng.randint(1, 20)), _blocks
+    ),
+    "packed_pairs.pack_block": Fuzzer(_to_block, _block),
+    "packed_pairs.unpack_blocks": Fuzzer(_several_blocks, _of_blocks),
+    "packed_pairs.unpack_block": Fuzzer(_a_block, _of_block),
+    "packed_pairs.find_in_block": Fuzzer(_to_find, _found),
+    "packed_pairs.count_in": Fuzzer(
+        lambda rng: _a_block(rng)[1:],
+        lambda value: (
+            len(packing.unpack_block(0, value)) if isinstance(value, bytes) else TypeError
+        ),
+    ),
+    "packed_runs.pack_runs": Fuzzer(_to_runs, _runs),
+    "packed_runs.unpack_runs": Fuzzer(lambda rng: (_run_data(rng),), _of_runs),
+    "packed_runs.run_positions": Fuzzer(lambda rng: (_run_data(rng)[0],), _positions),
+}
+"""By the name of the entry: module.function."""
