@@ -6,6 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 BUILT  := kvstore/core/.built
+ZIG    := $(VENV)/.zig
 PIP    := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
 
 # One more than there are processors: tests wait for processes, disks and Java a third of their time.
@@ -16,7 +17,7 @@ SOURCES = $(wildcard kvstore tiering pyspark_kvmq tests bench build_backend)
 
 COMPILED = $(wildcard kvstore/core/*.pyx kvstore/core/*.pxd build_backend/*.py)
 
-.PHONY: setup test test-all check demo bench mutants fuzz sanitize clean
+.PHONY: setup test test-all check demo bench mutants fuzz sanitize wheel clean
 .DELETE_ON_ERROR:
 
 setup: $(BUILT)
@@ -40,7 +41,7 @@ test: setup
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not long"
 
 # Those, then the long models, the crash campaigns and Spark.
-test-all: test
+test-all: test $(ZIG)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m long
 
 check: setup
@@ -75,6 +76,15 @@ fuzz: setup
 # make sanitize ARGS="tests/log -n 2"
 sanitize: setup
 	$(BIN)/python build_backend/sanitize.py $(ARGS)
+
+# A compiler for every processor.
+$(ZIG): $(STAMP) requirements/compiler.txt
+	$(PIP) --require-hashes -r requirements/compiler.txt
+	@touch $@
+
+# For x86-64 and arm64, into dist.
+wheel: setup $(ZIG)
+	$(BIN)/python build_backend/wheels.py
 
 # Leaves the virtual environment: remove .venv by hand to have it made anew.
 clean:

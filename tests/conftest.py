@@ -45,6 +45,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_site, os.environ.get("
 LONG: Final = (
     "tests/cli/test_bench.py",
     "tests/cli/test_work.py",
+    "tests/core/test_wheels.py",
     "tests/pop/test_pop_model.py",
     "tests/pop/test_smallest_limits.py",
     "tests/crash/test_every_operation.py",
