@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvstore.record.values import Message, StoredMessage
+from kvstore.core.messages import StoredMessage
+from kvstore.record.values import Message
 
 __all__ = [
     "Bounds",

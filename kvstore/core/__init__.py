@@ -20,6 +20,7 @@ try:
             crc,
             hashing,
             int_columns,
+            messages,
             packed_pairs,
             packed_runs,
             records,

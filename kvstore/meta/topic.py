@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from kvstore.config import QUEUES_DEFAULT, QUEUES_MAX, Codec, KeyIndex, Retention, check_retention
 from kvstore.errors import CallerError, QueueNotFound, shown
 from kvstore.process.forking import module_lock
-from kvstore.record.decode import TopicBytes
 from kvstore.record.hashes import topic_byte
 from kvstore.record.layout import FIXED_V1, FIXED_V2, MAGIC_V1, MAGIC_V2, TOPIC_MAX
 from kvstore.record.validate import attributes_of, check_topic
@@ -115,7 +114,6 @@ class Topic:
         "overhead",
         "read_queues",
         "since",
-        "topic_bytes",
         "wire",
         "write_queues",
     )
@@ -131,7 +129,6 @@ class Topic:
         self.write_queues = info.write_queues
         self.compress_above = info.compress_above
         self.compression = info.compression
-        self.topic_bytes = TopicBytes(info.name)
         second = len(name) > TOPIC_MAX
         self.magic = MAGIC_V2 if second else MAGIC_V1
         self.wire = len(name).to_bytes(2 if second else 1, "big") + name

@@ -19,6 +19,7 @@ from kvstore.core import bits, int_columns, packed_pairs, packed_runs
 from kvstore.core.hashing import SEPARATOR
 from kvstore.errors import ArchiveDamaged, FormatError
 from tests.core.fuzzing import EDGES, Arguments, Fuzzer
+from tests.core.record_fuzzers import RECORD_FUZZERS
 from tests.reference import packing
 
 I64 = NDArray[np.int64]
@@ -410,5 +411,6 @@ FUZZERS: Final = {
     "packed_runs.pack_runs": Fuzzer(_to_runs, _runs),
     "packed_runs.unpack_runs": Fuzzer(lambda rng: (_run_data(rng),), _of_runs),
     "packed_runs.run_positions": Fuzzer(lambda rng: (_run_data(rng)[0],), _positions),
+    **RECORD_FUZZERS,
 }
 """By the name of the entry: module.function."""
