@@ -1,7 +1,8 @@
 """Messages: the values of the public API, both arguments and results.
 
-The idea: plain values without behaviour. `Message` and `StoredMessage` live with the codec that
-turns them into bytes (`kvstore.record.values`); the results of calls are here.
+The idea: plain values without behaviour. `Message`, `PutResult` and `StoredMessage` live with the
+code that turns them into bytes or makes them of bytes (`kvstore.core.put_values`,
+`kvstore.record.values`); the other results of calls are here.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvstore.core.messages import StoredMessage
-from kvstore.record.values import Message
+from kvstore.core.put_values import Message, PutResult, PutStatus
+from kvstore.record.values import StoredMessage
 
 __all__ = [
     "Bounds",
@@ -23,31 +24,6 @@ __all__ = [
     "PutStatus",
     "StoredMessage",
 ]
-
-
-class PutStatus(StrEnum):
-    """How safe a message was when the put returned."""
-
-    STAGED = "staged"
-    """In this process's memory (staged mode): its end loses it until the buffer is written."""
-    WRITTEN = "written"
-    """In the log's mapped pages: survives the end of this process (kill -9), not a power cut."""
-    FLUSHED = "flushed"
-    """On the disk: survives a power cut."""
-
-
-class PutResult(msgspec.Struct, gc=False):
-    """Where a message went: `position` and `size` are bytes in the log, `offset` its place in its
-    queue.
-    """
-
-    message_id: str
-    topic: str
-    queue: int
-    offset: int
-    position: int
-    size: int
-    status: PutStatus
 
 
 class PullStatus(StrEnum):

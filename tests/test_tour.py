@@ -7,14 +7,17 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FILE = re.compile(r"`((?:kvstore|tiering)/[\w/]+\.py)`")
+FILE = re.compile(r"`((?:kvstore|tiering)/[\w/]+\.pyx?)`")
 NAMED = re.compile(r"`([\w/.]+)`")
 
 
 def defined(path: Path) -> set[str]:
-    """The functions, classes and methods of a module, methods as `Class.method`."""
+    """The functions, classes and methods of a module, methods as `Class.method`; of a compiled one
+    those that its hints name.
+    """
     names = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    source = path.with_suffix(".pyi") if path.suffix == ".pyx" else path
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         if isinstance(node, ast.ClassDef):

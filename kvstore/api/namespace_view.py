@@ -65,7 +65,7 @@ def _each(namespace: str, names: Any) -> list[str]:
 def _messages(namespace: str, messages: Any) -> list[Message]:
     # The store refuses values that are no messages, by their place in the batch.
     return [
-        msgspec.structs.replace(m, topic=wrap(namespace, m.topic)) if isinstance(m, Message) else m
+        m.__replace__(topic=wrap(namespace, m.topic)) if isinstance(m, Message) else m
         for m in as_batch(messages)
     ]
 
@@ -96,14 +96,14 @@ def _bare(namespace: str, name: str) -> str:
 
 def _own_message(namespace: str, message: StoredMessage) -> StoredMessage:
     """A message, fresh from the store, as the namespace sees it."""
-    properties = None
+    message.topic = _bare(namespace, message.topic)
     if _ORIGIN in message.raw_properties:
         # A dead letter says its origin.
         properties = dict(message.properties)
         for name in _ORIGINS:
             if name in properties:
                 properties[name] = unwrap(namespace, properties[name]) or properties[name]
-    message.see_as(_bare(namespace, message.topic), properties)
+        message._properties = properties
     return message
 
 

@@ -18,13 +18,16 @@ try:
         from kvstore.core import (  # noqa: F401
             bits,
             crc,
+            encoding,
             hashing,
             int_columns,
-            messages,
             packed_pairs,
             packed_runs,
+            put_values,
+            queue_offsets,
             records,
             scan,
+            tail,
         )
 except ImportError as e:
     if e.name is None or not e.name.startswith("kvstore.core"):

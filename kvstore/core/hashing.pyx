@@ -1,29 +1,14 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, binding=False
-"""Hashing: XXH32, of one text or of many.
+"""Hashing: XXH32, of a key or an id.
 
-The idea: XXH32 is wide enough for a key index, and fast on texts of a few dozen bytes. Puts leave
-the hashing of keys to the checkpoint, which hands over hundreds of thousands of texts as one text,
-so that a call costs nothing and all of it runs beside the puts.
+The idea: XXH32 is wide enough for a key index, and fast on texts of a few dozen bytes. The encoder
+and the scan call it on the bytes that they have at hand.
 
 Invariant: the same bytes give the same number, on every machine and in every version: they are on
 disk.
 """
 
 from libc.stdint cimport uint8_t, uint32_t
-from libc.string cimport memchr
-
-from kvstore.core.buffers cimport View, room_of
-
-import numpy as np
-
-cdef extern from "Python.h":
-    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
-
-SEPARATOR = "\x01"
-
-cdef uint8_t _SEPARATOR = 1
-cdef object _uint32 = np.dtype(np.uint32)
-cdef object _empty = np.empty
 
 cdef enum:
     P1 = 2654435761
@@ -76,25 +61,3 @@ cdef uint32_t xxh32_of(const uint8_t *at, Py_ssize_t size) noexcept nogil:
 
 def xxh32(bytes data not None):
     return xxh32_of(<const uint8_t *><const char *>data, len(data))
-
-
-def xxh32_many(str joined not None):
-    cdef Py_ssize_t size, i, count = 1
-    cdef const uint8_t *at = <const uint8_t *>PyUnicode_AsUTF8AndSize(joined, &size)
-    cdef const uint8_t *end = at + size
-    cdef const uint8_t *stop
-    with nogil:
-        for i in range(size):
-            count += at[i] == _SEPARATOR
-    found = _empty(count, _uint32)
-    cdef View room = room_of(found)
-    cdef uint32_t *out = <uint32_t *>room.bytes
-    with nogil:
-        for i in range(count):
-            # The text behind the last separator ends with all of them.
-            stop = <const uint8_t *>memchr(at, _SEPARATOR, end - at)
-            if stop == NULL:
-                stop = end
-            out[i] = xxh32_of(at, stop - at)
-            at = stop + 1
-    return found

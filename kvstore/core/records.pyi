@@ -21,6 +21,11 @@ def check_record(
     size. Raises RecordDamaged, saying what was expected and found.
     """
 
+def parts_of(buffer: Buffer, at: int, end: int, position: int, check_crc: bool) -> tuple[int, int]:
+    """Size, and where the properties begin, of a record as `check_record` takes it; the body's CRC
+    is checked only if asked for. A blank record and unwritten zeros are RecordDamaged, too.
+    """
+
 def property_crc_problem(
     buffer: Buffer, at: int, size: int, position: int, *, required: bool = False
 ) -> str:

@@ -181,7 +181,7 @@ class Engine:
             default_key_index=config.key_index,
             default_queues=config.default_queues,
             auto_create=config.auto_create_topics,
-            host_extra=store_host(config).extra,
+            host_size=len(store_host(config)),
             log_end=lambda: self.log.end,
             read_only=read_only,
         )

@@ -69,7 +69,7 @@ def collect(
     """Collects all figures once."""
     log, index = context.log, context.index
     path = log.folder.parent
-    tails = [t for t in index.tails if t is not None]
+    tails = index.tails.oldest_first()
     return StoreStats(
         path=str(path),
         topics=context.topics.count(),

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 from kvstore.clock import Clock
 from kvstore.config import Retention
+from kvstore.core.tail import Tail
 from kvstore.engine.engine_context import EngineContext
 from kvstore.engine.retention import Aged, Why, drop_expired, may_delete, next_to_go, unread_in
 from kvstore.errors import StoreError
@@ -31,7 +32,6 @@ from kvstore.index.families import Batch
 from kvstore.index.handover import put_gone
 from kvstore.index.index import Index
 from kvstore.index.keys import Checkpoint
-from kvstore.index.tail import Tail
 from kvstore.log.commitlog import CommitLog
 from kvstore.process.background import Background, traced
 

@@ -24,15 +24,14 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.core.tail import Tail
 from kvstore.errors import FormatError
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import META, QUEUE_MASK, RUNS, TAG_CODES, segment_range
 from kvstore.index.message_keys.key_blocks import sort_pairs
 from kvstore.index.runs import Columns, count_of, pack_many, split_long, unpack_many
-from kvstore.index.tail import Tail
 
 I64 = NDArray[np.int64]
-_ROW_BITS: Final = 24
 RUN_KEY: Final = np.dtype(
     [("segment", ">u4"), ("topic", ">u4"), ("queue", ">u4"), ("first", ">u8")]
 )
@@ -63,13 +62,10 @@ def run_rows(tail: Tail, segment_size: int, coded: Callable[[I64], I64]) -> RunR
     total = len(tail)
     if not total:
         return RunRows([], [], [], {})
-    queue_keys = np.frombuffer(tail.queue_keys, np.uint64)
-    # Rows are in log order: sorted by queue, stably, each queue's are in the order of its offsets.
-    order = _by_queue(queue_keys)
-    queue_keys = queue_keys[order]
-    positions = np.frombuffer(tail.positions, np.int64)[order]
+    # By queue, and each queue's in the order of its offsets.
+    queues_signed, offsets, positions, sizes, tag_hashes, stored_at = tail.entry_columns()
+    queue_keys = queues_signed.view(np.uint64)
     border = np.ones(total, dtype=bool)
-    offsets = np.frombuffer(tail.offsets, np.int64)[order]
     # A gap in a queue's offsets, which only recovery makes, ends a run too.
     border[1:] = (queue_keys[1:] != queue_keys[:-1]) | (offsets[1:] != offsets[:-1] + 1)
     base = 0
@@ -85,12 +81,7 @@ def run_rows(tail: Tail, segment_size: int, coded: Callable[[I64], I64]) -> RunR
         begins = np.flatnonzero(border)
         segments = of_entry[begins]
         relative = positions - of_entry * segment_size
-    columns = Columns(
-        relative,
-        np.frombuffer(tail.sizes, np.uint32)[order].astype(np.int64),
-        coded(np.frombuffer(tail.tag_hashes, np.int64))[order],
-        np.frombuffer(tail.stored_at, np.int64)[order],
-    )
+    columns = Columns(relative, sizes, coded(tag_hashes), stored_at)
     queues = queue_keys[begins].tolist()
     lasts = np.append(begins[1:], total) - 1
     next_offsets = dict(zip(queues, (offsets[lasts] + 1).tolist(), strict=True))
@@ -105,22 +96,6 @@ def run_rows(tail: Tail, segment_size: int, coded: Callable[[I64], I64]) -> RunR
         segments = segments[np.searchsorted(begins, split, side="right") - 1]
     keys, values = pack_rows(columns, split, segments, queue_keys[split], offsets[split])
     return RunRows(keys, values, ranges, next_offsets)
-
-
-def _by_queue(queue_keys: NDArray[np.uint64]) -> I64:
-    """The order that sorts rows by queue, stably."""
-    rows = len(queue_keys)
-    topics, queues = queue_keys >> np.uint64(32), queue_keys & np.uint64(QUEUE_MASK)
-    low, width = topics.min(), int(queues.max()) + 1
-    if rows >= 1 << _ROW_BITS or (int(topics.max() - low) + 1) * width >= 1 << 64 - _ROW_BITS:
-        return np.argsort(queue_keys, kind="stable")
-    # One sort of one number (queue, then row): a fifth of what argsort takes.
-    joint: NDArray[np.uint64] = (topics - low) * np.uint64(width) + queues
-    joint <<= np.uint64(_ROW_BITS)
-    joint |= np.arange(rows, dtype=np.uint64)
-    joint.sort()
-    joint &= np.uint64((1 << _ROW_BITS) - 1)
-    return joint.view(np.int64)
 
 
 def pack_rows(
@@ -143,8 +118,8 @@ def key_pairs(tail: Tail, segment_size: int, topic_bytes: bytes) -> dict[int, tu
 
     `topic_bytes[topic id]` is what the topic puts under its keys' hashes.
     """
-    digests, positions, queues = tail.key_columns()
-    hashes = digests.astype(np.int64) << 8
+    queues, positions, digests = tail.key_columns()
+    hashes = digests << 8
     hashes |= np.frombuffer(topic_bytes, np.uint8)[queues >> 32]
     found: dict[int, tuple[I64, I64]] = {}
     if not len(positions):

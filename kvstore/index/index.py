@@ -13,12 +13,13 @@ its write, all that memory keeps of rows is read again: nobody else can tell whe
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+from kvstore.core.queue_offsets import QueueOffsets
+from kvstore.core.tail import Tail
 from kvstore.index import handover
 from kvstore.index.archived import Arriving, Queue, Row
 from kvstore.index.checkpoint import TagCodes, key_pairs, repack, run_rows
@@ -49,11 +50,23 @@ from kvstore.index.keys import (
 )
 from kvstore.index.message_keys.dead_keys import DeadKeys
 from kvstore.index.message_keys.key_lookup import MessageKeys, Parts
-from kvstore.index.queue_locations import Counters, Head, QueueLocations
-from kvstore.index.tail import Tail, Tails, queue_tails
+from kvstore.index.queue_locations import Head, QueueLocations
 
 HEADS_CACHED_MAX: Final = 1 << 19
 """QueueLocations whose end is kept in memory."""
+POSITION_MAX: Final = (1 << 63) - 1
+"""Above every position."""
+
+
+class Tails(NamedTuple):
+    """The tail that takes entries, and the one that is being checkpointed."""
+
+    active: Tail
+    frozen: Tail | None
+
+    def oldest_first(self) -> list[Tail]:
+        """Those that there are."""
+        return [self.active] if self.frozen is None else [self.frozen, self.active]
 
 
 class Index:
@@ -68,7 +81,8 @@ class Index:
         self.tails = Tails(Tail(0), None)
         self.tags = TagCodes(None)
         self._heads: dict[int, Head] = {}
-        self._counters = Counters(self.end)
+        self.offsets = QueueOffsets(self.end)
+        """The offsets that the next puts get; under the log's lock."""
         self._topic_bytes = bytearray()
         self._fresh_from = 1 << 32
         self._heads_lock = threading.Lock()
@@ -144,25 +158,12 @@ class Index:
 
     # --- the tail; under the log's lock ---
 
-    def allocate_offsets(self, queues: Iterable[int]) -> list[int]:
-        """The next offset of each of these queues, in turn; no other caller gets it."""
-        # No bytecode runs for a message: a queue's counter is a `count`, found and moved by `map`.
-        return list(map(next, map(self._counters.__getitem__, queues)))
-
-    def allocate_offset(self, queue: int) -> int:
-        """`allocate_offsets` for one."""
-        return next(self._counters[queue])
-
-    def forget_offsets(self) -> None:
-        """Forget the counters, after offsets that were not used; the index is asked again."""
-        self._counters.clear()
-
     def end(self, queue: int) -> int:
         """A queue's next offset, counting entries that nobody may see yet."""
-        for tail in self.tails:
-            found = tail.queue(queue) if tail is not None else None
+        for tail in reversed(self.tails.oldest_first()):
+            found = tail.bounds(queue, POSITION_MAX)
             if found is not None:
-                return found.next
+                return found[1]
         return self.checkpointed_end(queue).next_offset
 
     def checkpointed_end(self, queue: int) -> Head:
@@ -198,8 +199,8 @@ class Index:
             return None
         frozen = self.tails.active
         self.tails = Tails(Tail(position), frozen)
-        if len(self._counters) > HEADS_CACHED_MAX:
-            self._counters.clear()
+        if len(self.offsets) > HEADS_CACHED_MAX:
+            self.offsets.forget_all()
         return frozen
 
     def set_topic_byte(self, topic: int, hash_byte: int) -> None:
@@ -276,8 +277,8 @@ class Index:
     def next_offset(self, queue: int, end: int) -> int:
         """A queue's next offset."""
         oldest = None
-        for tail in self.tails:
-            found = tail.visible(queue, end) if tail is not None else None
+        for tail in reversed(self.tails.oldest_first()):
+            found = tail.bounds(queue, end)
             if found is not None:
                 if found[1] > found[0]:
                     return found[1]
@@ -293,13 +294,11 @@ class Index:
         if location is not None:
             return location.first
         begin = first_segment * self.segment_size
-        for t in queue_tails(tails, queue):
+        for tail in tails.oldest_first():
             # A reader's tail may begin with entries that retention has taken since.
-            at = 0
-            if t.positions and t.positions[0] < begin:
-                at = bisect_left(t.positions, begin)
-            if at < len(t.positions) and t.positions[at] < end:
-                return t.first + at
+            offset = tail.first_within(queue, begin, end)
+            if offset is not None:
+                return offset
         return self.next_offset(queue, end)
 
     def positions(
@@ -309,37 +308,36 @@ class Index:
         ends them.
         """
         out: list[int] = []
-        tails = queue_tails(self.tails, queue)
-        below = tails[0].first if tails else OFFSET_MAX
+        tails = self.tails.oldest_first()
+        first = [found[0] for tail in tails if (found := tail.bounds(queue, 0)) is not None]
+        below = first[0] if first else OFFSET_MAX
         if offset < below:
             out = self.locations.positions(queue, offset, min(limit, below - offset), first_segment)
             offset += len(out)
             if offset < below:
                 return out
-        for t in tails:
-            at = offset - t.first
-            if 0 <= at < len(t.positions) and len(out) < limit:
-                part = t.positions[at : at + limit - len(out)]
-                out += part
-                offset += len(part)
+        for tail in tails:
+            part = tail.positions(queue, offset, limit - len(out))
+            out += part
+            offset += len(part)
         if out and out[-1] >= end:
             out = [p for p in out if p < end]
         return out
 
     def after(self, queue: int, offset: int, first_segment: int) -> int | None:
         """The first offset above `offset` that has an entry: the far side of a gap."""
-        tails = queue_tails(self.tails, queue)
+        tails = self.tails.oldest_first()
         found = self.locations.after(queue, offset, first_segment)
-        return (
-            found if found is not None else next((t.first for t in tails if t.first > offset), None)
-        )
+        if found is not None:
+            return found
+        first = [bounds[0] for tail in tails if (bounds := tail.bounds(queue, 0)) is not None]
+        return next((f for f in first if f > offset), None)
 
     def find_in_tails(self, key_hash: int, end: int) -> list[int]:
         """Positions of records in the tails that may have a key, newest first."""
         found: set[int] = set()
-        for tail in self.tails:
-            if tail is not None:
-                found.update(tail.find_key(key_hash))
+        for tail in self.tails.oldest_first():
+            found.update(tail.find_key(key_hash))
         return sorted((p for p in found if p < end), reverse=True)
 
     # --- upkeep ---
@@ -470,7 +468,7 @@ class Index:
             batch = self.families.batch()
             put(batch)
             for queue in ended:
-                self._counters.pop(queue, None)
+                self.offsets.forget(queue)
             self._move(batch, arriving)
             self._fresh_from = 1 << 32 if ended else self._fresh_from
             with self._heads_lock:
@@ -510,9 +508,8 @@ class Index:
 
     def in_tails(self, topic: int, queues: int) -> bool:
         """Whether a tail has entries of one of a topic's queues."""
-        tails = [tail for tail in self.tails if tail is not None]
         keys = range(topic << 32, (topic << 32) + queues)
-        return any(tail.queue(key) is not None for key in keys for tail in tails)
+        return any(key in tail for key in keys for tail in self.tails.oldest_first())
 
     def gone(self) -> Gone:
         """The parts that left the log, to archives or for good."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator
-from itertools import count, dropwhile
+from collections.abc import Collection, Iterable, Iterator
+from itertools import dropwhile
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -77,18 +77,6 @@ def locations_in(
     for bounds in [(b"",)] if topics is None else ranges:
         for key, value in families.rows(PLACES, *bounds):
             yield read_location(key, value)
-
-
-class Counters(dict[int, "count[int]"]):
-    """Queue -> the counter of its next offset."""
-
-    def __init__(self, end: Callable[[int], int]) -> None:
-        super().__init__()
-        self._end = end
-
-    def __missing__(self, queue: int) -> count[int]:
-        found = self[queue] = count(self._end(queue))
-        return found
 
 
 class _Decoded:

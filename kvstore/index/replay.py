@@ -36,6 +36,8 @@ _FIELDS: Final = 6
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
 
 I64 = NDArray[np.int64]
+_NO_ENTRIES: Final = np.empty((0, _FIELDS), np.int64)
+_NO_KEYS: Final = np.empty((0, 3), np.int64)
 _Row = tuple[int, int, int, int, int, int]
 """Queue key, offset, position, size, tag hash, store time."""
 
@@ -253,7 +255,7 @@ class Replay:
             else:
                 self._refuse(row, following)
         self._held.clear()
-        self._fill_tail(np.empty((0, _FIELDS), np.int64))
+        self._fill_tail(_NO_ENTRIES)
 
     def _add_keys(
         self, found: Scan, topics: list[ReplayTopic | None], rows: I64, is_keyed: NDArray[np.bool_]
@@ -277,9 +279,8 @@ class Replay:
         taken = levels[key_rows] >= np.where(is_unique, 1, _ALL_KEYS)
         key_rows, digests = key_rows[taken], digests[taken]
         self.keys += len(digests)
-        self._index.tails.active.add_digests(
-            rows[key_rows, 0].tolist(), rows[key_rows, 2].tolist(), digests.tolist()
-        )
+        keys = np.stack((rows[key_rows, 0], rows[key_rows, 2], digests.astype(np.int64)), axis=1)
+        self._index.tails.active.add_found(_NO_ENTRIES, keys)
 
     def _fill_tail(self, rows: I64) -> None:
         """Put entries into the tail, with those of odd queues among them, in log order."""
@@ -288,4 +289,4 @@ class Replay:
             rows = rows[np.argsort(rows[:, 2], kind="stable")]
             self._taken = []
         if len(rows):
-            self._index.tails.active.add(*rows.T.tolist())
+            self._index.tails.active.add_found(rows, _NO_KEYS)

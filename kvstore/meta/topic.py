@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.config import QUEUES_DEFAULT, QUEUES_MAX, Codec, KeyIndex, Retention, check_retention
+from kvstore.core.encoding import PutRoute
 from kvstore.errors import CallerError, QueueNotFound, shown
-from kvstore.process.forking import module_lock
+from kvstore.record.decode import TopicBytes
 from kvstore.record.hashes import topic_byte
-from kvstore.record.layout import FIXED_V1, FIXED_V2, MAGIC_V1, MAGIC_V2, TOPIC_MAX
+from kvstore.record.layout import MAGIC_V1, MAGIC_V2, TOPIC_MAX
 from kvstore.record.validate import attributes_of, check_topic
 
 Kind = Literal["normal", "fifo", "delay", "transaction", "compacted", "priority"]
@@ -45,7 +46,6 @@ KEY_HISTORY_MAX: Final = 32
 I64 = NDArray[np.int64]
 KEY_LEVELS: Final[dict[KeyIndex, int]] = {"off": 0, "unique": 1, "all": 2}
 """The keys that each setting takes of a message: none, the unique id, its KEYS tokens as well."""
-_turn_lock: Final = module_lock()
 
 
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,28 +97,23 @@ class Topic:
 
     __slots__ = (
         "_sure",
-        "_turn",
         "base",
-        "compress_above",
-        "compression",
         "hash_byte",
         "id",
         "info",
         "is_priority",
         "key_level",
-        "keys_all",
         "keys_ever",
         "keys_unique",
-        "magic",
         "name",
-        "overhead",
         "read_queues",
+        "route",
         "since",
-        "wire",
+        "topic_bytes",
         "write_queues",
     )
 
-    def __init__(self, info: TopicInfo, host_extra: int) -> None:
+    def __init__(self, info: TopicInfo, host_size: int) -> None:
         name = info.name.encode()
         self.info = info
         self.name = info.name
@@ -127,20 +122,24 @@ class Topic:
         self.since = info.since
         self.read_queues = info.read_queues
         self.write_queues = info.write_queues
-        self.compress_above = info.compress_above
-        self.compression = info.compression
+        self.topic_bytes = TopicBytes(info.name)
         second = len(name) > TOPIC_MAX
-        self.magic = MAGIC_V2 if second else MAGIC_V1
-        self.wire = len(name).to_bytes(2 if second else 1, "big") + name
-        self.overhead = (FIXED_V2 if second else FIXED_V1) + len(name) + host_extra
         self.hash_byte = topic_byte(name)
         self.is_priority = info.kind == "priority"
         self.keys_unique = info.key_index != "off"
-        self.keys_all = info.key_index == "all"
         self.key_level = KEY_LEVELS[info.key_index]
+        self.route = PutRoute(
+            self.base,
+            info.write_queues,
+            host_size,
+            MAGIC_V2 if second else MAGIC_V1,
+            len(name).to_bytes(2 if second else 1, "big") + name,
+            self.key_level,
+            info.compress_above,
+            info.compression,
+        )
         self.keys_ever = self.keys_unique or any(s != "off" for _, s in info.key_history)
         self._sure: KeyHistory = ()
-        self._turn = 0
 
     def key_level_at(self, position: int) -> int:
         """The level of keys that a record's replay puts into the index: the level at its put or
@@ -159,13 +158,6 @@ class Topic:
         since = np.array([position for position, _ in self._sure], np.int64)
         found = levels[np.searchsorted(since, positions, side="right")]
         return np.where(positions >= exact_from(self._sure), found, 0)
-
-    def spread(self, count: int) -> int:
-        """The first of `count` turns for messages that name no queue."""
-        with _turn_lock:
-            first = self._turn
-            self._turn += count
-            return first
 
     def key(self, queue: int) -> int:
         """A queue's key in memory; `QueueNotFound` if the topic has no such queue."""

@@ -66,7 +66,7 @@ class Topics:
         default_key_index: KeyIndex,
         default_queues: int,
         auto_create: bool,
-        host_extra: int,
+        host_size: int,
         log_end: Callable[[], int],
         read_only: bool = False,
     ) -> None:
@@ -74,7 +74,7 @@ class Topics:
         self._default_key_index: KeyIndex = default_key_index
         self._default_queues = default_queues
         self._auto_create = auto_create
-        self._host_extra = host_extra
+        self._host_size = host_size
         self._log_end = log_end
         self._read_only = read_only
         self._cache: dict[str, Topic] = {}
@@ -150,7 +150,7 @@ class Topics:
             if not self._auto_create:
                 return self.get(name)
             found = Topic(
-                new_topic(self._auto_config(name), 0, 0, self._default_key_index), self._host_extra
+                new_topic(self._auto_config(name), 0, 0, self._default_key_index), self._host_size
             )
         return found
 
@@ -183,7 +183,7 @@ class Topics:
             return None if row is None else self._remember(self._within(_decode(name, row)))
 
     def _remember(self, info: TopicInfo) -> Topic:
-        topic = Topic(info, self._host_extra)
+        topic = Topic(info, self._host_size)
         with self._lock:
             if len(self._cache) >= CACHED_MAX:
                 self._cache.clear()

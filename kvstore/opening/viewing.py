@@ -37,6 +37,7 @@ from kvstore.index.keys import (
 from kvstore.log.segments import named_position, segment_name
 from kvstore.meta.topics import Topics
 from kvstore.opening import store_folder
+from kvstore.record.ids import HOST_V4_SIZE
 
 _LOOKS: Final = 5
 _log = logging.getLogger("kvmq")
@@ -199,7 +200,7 @@ def _topics(index: Index, config: StoreConfig) -> Topics:
         default_key_index=config.key_index,
         default_queues=config.default_queues,
         auto_create=False,
-        host_extra=0,
+        host_size=HOST_V4_SIZE,
         log_end=lambda: 0,
         read_only=True,
     )

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
-from kvstore.core.messages import StoredMessage
 from kvstore.errors import (
     CallerError,
     FilterIllegal,
@@ -27,6 +26,7 @@ from kvstore.errors import (
 from kvstore.read.filter_faults import check_length, fault
 from kvstore.read.sql import SqlFilter, sql
 from kvstore.record.names import TAG_SEPARATOR
+from kvstore.record.values import StoredMessage
 
 Filter = Callable[[StoredMessage], bool]
 

@@ -79,6 +79,11 @@ def compress(body: bytes | bytearray | memoryview, codec: str) -> bytes:
     return compressor.compress(body)
 
 
+def compressed(body: bytes, codec: str) -> tuple[bytes, int]:
+    """`body` compressed, and the system flags that say so."""
+    return compress(body, codec), codec_flags(codec)
+
+
 def decompress(stored: bytes, system_flags: int, limit: int = DECOMPRESSED_MAX) -> bytes:
     """The body whose compressed form is `stored`, at most `limit` bytes long.
 

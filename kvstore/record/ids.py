@@ -22,11 +22,10 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from kvstore.errors import MessageIllegal, shown
+from kvstore.errors import FormatError, MessageIllegal, shown
 
 ADDRESS_V4_SIZE: Final = 4
 ADDRESS_V6_SIZE: Final = 16
@@ -50,6 +49,22 @@ def pack_host(address: str, port: int) -> bytes:
     if type(port) is not int or not 0 <= port <= PORT_MAX:
         raise MessageIllegal(f"port {shown(port)} is not a number from 0 to {PORT_MAX}")
     return packed + PORT.pack(port)
+
+
+def unpack_host(raw: bytes) -> tuple[str, int]:
+    """Address (dotted, or IPv6 in its short form) and port.
+
+    The port is the 4 bytes as they are, so bytes written elsewhere can give more than 65535. Raises
+    FormatError if `raw` is not 8 or 20 bytes long.
+    """
+    if len(raw) == HOST_V4_SIZE:
+        family = socket.AF_INET
+    elif len(raw) == HOST_V6_SIZE:
+        family = socket.AF_INET6
+    else:
+        raise FormatError(f"a host takes {HOST_V4_SIZE} or {HOST_V6_SIZE} bytes, not {len(raw)}")
+    address = socket.inet_ntop(family, raw[: -PORT.size])
+    return address, PORT.unpack_from(raw, len(raw) - PORT.size)[0]
 
 
 _PREFIX_TAIL: Final = struct.Struct(">HI")
@@ -118,7 +133,8 @@ def _from_hex(text: str) -> bytes | None:
     return bytes.fromhex(text)
 
 
-_HEX4: Final = [f"{i:04X}" for i in range(1 << 16)]
+IDS_AT_ONCE: Final = 1 << 16
+"""The ids of one millisecond."""
 _MONTH_MIN_MS: Final = 28 * 86_400_000
 
 
@@ -140,40 +156,19 @@ class UniqueIds:
         """`count` new ids."""
         ids: list[str] = []
         while len(ids) < count:
-            part = min(count - len(ids), 1 << 16)
-            stem, first = self._reserve(now_ms, part)
-            end = first + part
-            ids += [stem + c for c in _HEX4[first:end]]
-            if end > 1 << 16:
-                ids += [stem + c for c in _HEX4[: end & 0xFFFF]]
+            part = min(count - len(ids), IDS_AT_ONCE)
+            stem, first = self.reserve(now_ms, part)
+            ids += [f"{stem}{i & 0xFFFF:04X}" for i in range(first, first + part)]
         return ids
 
-    def fill(self, given: Sequence[str | None], now_ms: int) -> list[str]:
-        """`given` with a new id in the place of each None."""
-        missing = given.count(None)
-        made = self.make(now_ms, missing) if missing else []
-        if missing == len(given):
-            return made
-        turn = iter(made)
-        return [next(turn) if i is None else i for i in given]
-
-    def make_one(self, now_ms: int) -> str:
-        """One new id."""
-        with self._lock:
-            if now_ms == self._now and self._used < 1 << 16:
-                # As `_reserve`, in the millisecond of the last call, whose stem is still good.
-                first = self._counter
-                self._used += 1
-                self._counter = (first + 1) & 0xFFFF
-                return self._stem + _HEX4[first]
-        stem, first = self._reserve(now_ms, 1)
-        return stem + _HEX4[first]
-
-    def _reserve(self, now_ms: int, count: int) -> tuple[str, int]:
+    def reserve(self, now_ms: int, count: int) -> tuple[str, int]:
+        """The beginning of `count` new ids, at most `IDS_AT_ONCE`, and the number in the last four
+        digits of the first; the number of the next one is greater by 1, modulo 65,536.
+        """
         with self._lock:
             if now_ms > self._now:
                 self._begin(now_ms)
-            elif self._used + count > 1 << 16:
+            elif self._used + count > IDS_AT_ONCE:
                 self._begin(self._now + 1)
             self._used += count
             first = self._counter

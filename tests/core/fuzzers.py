@@ -16,13 +16,16 @@ from numpy.typing import NDArray
 from xxhash import xxh32_intdigest
 
 from kvstore.core import bits, int_columns, packed_pairs, packed_runs
-from kvstore.core.hashing import SEPARATOR
+from kvstore.core.put_values import Message, PutResult, PutStatus
+from kvstore.core.queue_offsets import QueueOffsets
+from kvstore.core.tail import Tail
 from kvstore.errors import ArchiveDamaged, FormatError
 from tests.core.fuzzing import EDGES, Arguments, Fuzzer
-from tests.core.record_fuzzers import RECORD_FUZZERS
-from tests.reference import packing
+from tests.core.test_encoding import encoder
+from tests.reference import packing, records
 
 I64 = NDArray[np.int64]
+ENCODER: Final = encoder()
 
 _MASK: Final = (1 << 64) - 1
 _ALLOCATED: Final = 1 << 12
@@ -109,19 +112,6 @@ def _unpacked(data: Any, at: int, width: int, count: int, skip: int) -> Any:
     if (skip + count) * width > _JUDGED * 16:
         return NotImplemented
     return packing.unpack(bytes(data), at, width, skip + count)[skip:]
-
-
-def _joined(rng: Random) -> Arguments:
-    alphabet = "ab1é€😀"
-    texts = ("".join(rng.choices(alphabet, k=rng.randint(0, 30))) for _ in range(_some(rng)))
-    return (SEPARATOR.join(texts),)
-
-
-def _hashed(joined: str) -> Any:
-    try:
-        return [xxh32_intdigest(text.encode()) for text in joined.split(SEPARATOR)]
-    except UnicodeEncodeError:
-        return UnicodeEncodeError
 
 
 def _of_bytes(judge: Callable[[bytes], int]) -> Callable[[object], Any]:
@@ -370,14 +360,93 @@ def _positions(value: object) -> Any:
         return NotImplemented
 
 
+# --- puts ---
+
+
+def _messages(rng: Random) -> Arguments:
+    """The fields of some messages."""
+    return ([_fields(rng) for _ in range(_some(rng))],)
+
+
+def _fields(rng: Random) -> list[Any]:
+    def text() -> str:
+        return "".join(rng.choices("ab1é€😀|", k=rng.randint(1, 30)))
+
+    return [
+        rng.choice(("t", "t", "new", "%RETRY%" + 200 * "t")),
+        _data(rng),
+        rng.choice((None, rng.randrange(4))),
+        rng.choice((None, text())),
+        [text() for _ in range(rng.randrange(4))],
+        {text(): text() for _ in range(rng.randrange(3))},
+        rng.choice((None, text())),
+        rng.getrandbits(rng.randint(0, 32)),
+        rng.choice((None, text())),
+        rng.choice((None, rng.getrandbits(rng.randint(0, 63)))),
+    ]
+
+
+def _put(fields: list[list[Any]]) -> bool:
+    """Whether each record is one, and has the body of its message."""
+    messages = [Message(*some) for some in fields]
+    batch = ENCODER.prepare(messages, 5)
+    batch.number(QueueOffsets(lambda queue: 7))
+    stop = batch.fitting(0, 3000)
+    data = batch.place(0, stop, 0, 5) + batch.place(stop, len(batch), 9000, 5)
+    tail = Tail(0)
+    tail.add(batch)
+    at = 0
+    for message, result in zip(messages, batch.results(PutStatus.STAGED), strict=True):
+        record = records.read(data[at:], result.position)
+        assert records.check(data[at:], result.position) == result.size
+        assert record.body == bytes(message.body)
+        assert record.properties.startswith(b"UNIQ_KEY\x01" + result.message_id.encode())
+        at += result.size
+    return at == len(data) and len(tail) == len(messages)
+
+
+def _added(rng: Random) -> Arguments:
+    count = _count(rng)
+    return (
+        rng.getrandbits(40),
+        np.array(_numbers(rng, 6 * count), np.int64),
+        np.array(_numbers(rng, 3 * _count(rng)), np.int64),
+    )
+
+
+def _looked_at(start: int, entries: I64, keys: I64) -> bool:
+    tail = Tail(start)
+    tail.add_found(entries, keys)
+    mark = tail.mark()
+    tail.add_found(entries, keys)
+    for queue in [*entries[:12:6].view(np.uint64).tolist(), 5]:
+        found = tail.bounds(queue, 1 << 62)
+        for offset in (0, 1, -1) if found is None else (found[0], found[1], found[0] - 1):
+            assert len(tail.positions(queue, offset, 3)) <= 3
+        tail.first_within(queue, 5, 1 << 40)
+    for key in keys[2:9:3].tolist():
+        tail.find_key(key)
+    rows = tail.entry_columns()[0].view(np.uint64)
+    assert (rows[1:] >= rows[:-1]).all()
+    tail.cut(mark)
+    return len(tail) == len(entries) // 6 and tail.key_columns().shape == (3, len(keys) // 3)
+
+
 FUZZERS: Final = {
     "bits.pack": Fuzzer(_to_pack, _packed),
     "bits.unpack": Fuzzer(
         _to_unpack, _unpacked, lambda _, __, width, count, ___: width > 0 or count <= _ALLOCATED
     ),
     "crc.crc32": Fuzzer(lambda rng: (_data(rng),), zlib.crc32),
+    "encoding.Encoder": Fuzzer(_messages, call=_put),
+    "encoding.PutRoute": Fuzzer(
+        lambda rng: (rng.getrandbits(60), 4, rng.choice((8, 20)), 1, _data(rng), 2, None, None)
+    ),
+    "queue_offsets.QueueOffsets": Fuzzer(
+        lambda rng: (rng.getrandbits(64),),
+        call=lambda queue: QueueOffsets(lambda _: 0).forget(queue),
+    ),
     "hashing.xxh32": Fuzzer(lambda rng: (_data(rng),), _of_bytes(xxh32_intdigest)),
-    "hashing.xxh32_many": Fuzzer(_joined, _hashed),
     "int_columns.write_varint": Fuzzer(
         lambda rng: (rng.getrandbits(rng.randint(1, 64)),),
         lambda value: packing.varint(value & _MASK),
@@ -411,6 +480,13 @@ FUZZERS: Final = {
     "packed_runs.pack_runs": Fuzzer(_to_runs, _runs),
     "packed_runs.unpack_runs": Fuzzer(lambda rng: (_run_data(rng),), _of_runs),
     "packed_runs.run_positions": Fuzzer(lambda rng: (_run_data(rng)[0],), _positions),
-    **RECORD_FUZZERS,
+    "put_values.Message": Fuzzer(
+        lambda rng: tuple(_fields(rng)), call=lambda *fields: repr(Message(*fields))
+    ),
+    "put_values.PutResult": Fuzzer(
+        lambda rng: ("id", "t", *(rng.getrandbits(60) for _ in range(4)), None),
+        call=lambda *fields: repr(PutResult(*fields)),
+    ),
+    "tail.Tail": Fuzzer(_added, call=_looked_at),
 }
 """By the name of the entry: module.function."""

@@ -389,7 +389,7 @@ def rebuild_from_log(store: Store) -> None:
 def test_compression_is_set_per_topic_and_taken_back(store: Store, opens: Opens) -> None:
     made = store.create_topic("u", compress_above=100, compression="lz4")
     assert (made.compress_above, made.compression) == (100, "lz4")
-    used = inside.topics(store).get("u")
+    used = inside.topics(store).get("u").info
     assert (used.compress_above, used.compression) == (100, "lz4")
     assert store.alter_topic("u", queues=2) == msgspec.structs.replace(made, write_queues=2)
     info = store.alter_topic("u", compress_above=None)
@@ -587,11 +587,11 @@ def test_what_a_put_wrote_after_its_topic_was_deleted_leaves_nothing(
 
     def put_late(infos: Any) -> None:
         settle(infos)
-        writer._routes["t", 1] = late
+        writer._routes["t"] = late
         writer.put_batch([Message("t", b"late", queue=1), Message("t", b"too", queue=1)])
         writer._routes.clear()
 
-    late = writer._routes["t", 1]
+    late = writer._routes["t"]
     inside.topics(store).deleted = put_late  # type: ignore[method-assign]  # between two steps
     store.delete_topic("t")
     assert list(index.families.rows(RUNS, b"")) == list(index.families.rows(PLACES, b"")) == []

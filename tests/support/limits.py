@@ -47,7 +47,6 @@ LIMITS: Final = (
     Limit(("meta.offsets._LAST_MAX",), 1, ("Pops", "OffsetsMachine")),
     Limit(("meta.topics.CACHED_MAX",), 1, EVERYWHERE),
     Limit(("meta.topics._CACHED_OF_A_BATCH",), 0, EVERYWHERE),
-    Limit(("record.put.prepare._INTERNED_MAX",), 1, EVERYWHERE),
     Limit(("record.put.put_routes._ROUTES_MAX",), 1, EVERYWHERE),
 )
 LET_OUT: Final = {

@@ -24,11 +24,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.core.messages import StoredMessage, decode
 from kvstore.core.records import check_record, facts
 from kvstore.errors import ArchiveDamaged, KeyDestroyed, KeyMissing, RecordDamaged
 from kvstore.files import Files
+from kvstore.record.decode import decode
 from kvstore.record.names import PREPARED, ROLLBACK, TRANSACTION_MASK
+from kvstore.record.values import StoredMessage
 from tiering.archive.archive_reader import Archive
 from tiering.archive.block import Block, BlockGroup
 from tiering.archive.columns.packed import I64
@@ -425,6 +426,6 @@ def messages(archive: Archive, number: int, start: int = 0) -> Iterator[StoredMe
     positions = block.positions.tolist()
     for raw, position in zip(records[first:], positions[first:], strict=True):
         try:
-            yield decode(raw, 0, len(raw), position)
+            yield decode(raw, 0, len(raw), position, True, True)
         except RecordDamaged as error:
             yield Problem(archive.name, number, str(error))

@@ -113,7 +113,7 @@ def _put_lines(out: Output, store: Store, messages: Iterator[_Line], batch: int)
                 size += sum(result.size for result in results)
                 if out.json:
                     for result in results:
-                        out.line(result)
+                        out.line(_fields(result))
                 report("putting", count, 0)
     except StoreError as e:
         e.add_note(f"{count:,} messages were put before that")
@@ -163,9 +163,13 @@ def _batches(messages: Iterator[_Line], most: int) -> Iterator[list[_Line]]:
         yield waiting
 
 
+def _fields(result: PutResult) -> dict[str, object]:
+    return {name: getattr(result, name) for name in result.__match_args__}
+
+
 def _show_one(out: Output, result: PutResult) -> None:
     if out.json:
-        out.document(result)
+        out.document(_fields(result))
         return
     names: Sequence[str] = ("topic", "queue", "offset", "position", "size", "status", "message_id")
     out.table(names, [[str(getattr(result, name)) for name in names]])

@@ -1,6 +1,6 @@
 """Put: a caller's messages, checked and turned into record bytes except for position and offset.
 
-Not in here: taking offsets, and appending to the log (`engine.writer`). Begin with `prepare`;
-`batch` encodes, `put_routes` has the facts of a queue, `explain` says which message of a refused
-batch is wrong. May import `record` and `errors`.
+Not in here: the making of records (`core.encoding`), taking offsets, and appending to the log
+(`engine.writer`). Begin with `put_routes`, which has the facts of topics; `explain` says which
+message of a refused batch is wrong. May import `record`, `core` and `errors`.
 """

@@ -1,11 +1,11 @@
 """Explain: the message of a refused batch that is at fault, and its fault.
 
-The idea: `prepare` looks at columns, which say that something is wrong but not with which message.
-Only then is each message looked at by itself, field by field, and the first fault becomes an error
-that names message, field and value. This is slow, and runs for refused batches only.
+The idea: the compiled encoder says that something is wrong but not with which message. Only then is
+each message looked at by itself, field by field, and the first fault becomes an error that names
+message, field and value. This is slow, and runs for refused batches only.
 
-Invariants: every fault that `prepare` refuses is found here, and no message that it accepts is
-blamed; looking makes no topic.
+Invariants: every fault that `Encoder.prepare` refuses is found here, and no message that it accepts
+is blamed; looking makes no topic.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
+from kvstore.core.encoding import PutRoute
+from kvstore.core.put_values import Message
 from kvstore.errors import (
     CallerError,
     MessageIllegal,
@@ -33,7 +35,6 @@ from kvstore.record.names import (
     UNIQUE_ID,
 )
 from kvstore.record.validate import check_topic
-from kvstore.record.values import Message
 
 FLAGS_END: Final = 1 << 32
 TIMES_END: Final = 1 << 63
@@ -51,39 +52,9 @@ _INSTEAD: Final = {
 class TopicFacts(Protocol):
     """The facts of a topic that a put needs."""
 
-    name: str
-    base: int
-    """Topic id << 32: a queue's key in memory is `base + queue`."""
-    write_queues: int
-    magic: int
-    wire: bytes
-    """Topic length (1 byte in V1, 2 in V2) and topic, as in the record."""
-    overhead: int
-    """A record's bytes without body and properties."""
+    route: PutRoute
     hash_byte: int
     """The byte that makes two hashes of the same key in two topics; see `hashes.key_hash`."""
-    keys_all: bool
-    keys_unique: bool
-
-    @property
-    def compress_above(self) -> int | None:
-        """The size in bytes above which a body is compressed; None: the store's setting."""
-        ...
-
-    @property
-    def compression(self) -> str | None:
-        """The codec of compressed bodies; None: the store's setting."""
-        ...
-
-    def spread(self, count: int) -> int:
-        """The first of `count` turns for messages that name no queue; a turn's queue is turn %
-        write_queues.
-        """
-        ...
-
-
-class ColumnFault(ValueError):
-    """A column has a fault; the message at fault is still to be found."""
 
 
 TopicOf = Callable[[str], TopicFacts]
@@ -115,8 +86,8 @@ def explain(
 ) -> tuple[StoreError, Exception | None]:
     """The error of the first message at fault, and the exception that its traceback should show.
 
-    `why` is the exception that `prepare` met, and `topic_of` makes no topic. Faults of a message by
-    itself come before faults of its topic or queue.
+    `why` is the exception that the encoder met, and `topic_of` makes no topic. Faults of a message
+    by itself come before faults of its topic or queue.
     """
     for look in (_check_message, _check_in_topic):
         for index, message in enumerate(messages):
@@ -285,9 +256,9 @@ def _check_sizes(m: Message, overhead: int, limits: Limits) -> None:
 
 def _check_in_topic(m: Message, limits: Limits, topic_of: TopicOf) -> None:
     topic = topic_of(m.topic)
-    if m.queue is not None and m.queue >= topic.write_queues:
+    if m.queue is not None and m.queue >= topic.route.write_queues:
         raise MessageIllegal(
             f"topic {shown(m.topic)} has no queue {shown(m.queue)} to put to; "
-            f"it has 0 to {topic.write_queues - 1}"
+            f"it has 0 to {topic.route.write_queues - 1}"
         )
-    _check_sizes(m, topic.overhead, limits)
+    _check_sizes(m, topic.route.overhead, limits)

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import kvstore
@@ -495,7 +496,8 @@ def test_the_rows_of_a_store_are_attached_to_another_that_goes_on(
         assert found.keys() == queues.keys()
         for queue, due in queues.items():
             here = [
-                a.__replace__(position=b.position) for a, b in zip(found[queue], due, strict=True)
+                msgspec.structs.replace(a, position=b.position)
+                for a, b in zip(found[queue], due, strict=True)
             ]
             assert here == due
         assert store.verify(archives=True).problems == []

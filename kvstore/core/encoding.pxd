@@ -1,0 +1,97 @@
+"""See encoding.pyx."""
+
+cimport cython
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+
+cdef struct Row:
+    # Where the record begins among the batch's records, and its size.
+    Py_ssize_t at
+    Py_ssize_t size
+    # The body as stored; the properties among the batch's properties.
+    const uint8_t *body
+    Py_ssize_t body_size
+    Py_ssize_t properties_at
+    Py_ssize_t properties_size
+    # Ends of the row's hashes of keys, the unique id's the first.
+    Py_ssize_t hashes_end
+    uint64_t queue_key
+    int64_t offset
+    int64_t position
+    int64_t tag_hash
+    # -1: when it is stored.
+    int64_t born_at
+    uint32_t flags
+    uint32_t system_flags
+    # The last four digits of an id made here; -1 for a given one.
+    int counter
+
+
+@cython.final
+cdef class PutRoute:
+    cdef readonly uint64_t base
+    cdef readonly uint32_t write_queues
+    cdef readonly uint32_t overhead
+    cdef uint32_t _magic
+    cdef bytes _wire
+    cdef readonly int key_level
+    cdef object _compress_above
+    cdef object _compression
+    # The turn of the next message that names no queue.
+    cdef uint64_t _turn
+
+
+cdef class PreparedBatch
+
+
+@cython.final
+cdef class Encoder:
+    cdef object _routes
+    cdef object _ids
+    cdef object _compress
+    cdef bytes _host
+    cdef frozenset _reserved
+    cdef bytes _transient
+    cdef Py_ssize_t _max_body
+    cdef Py_ssize_t _max_record
+    cdef Py_ssize_t _max_properties
+    cdef object _compress_above
+    cdef object _compression
+    cdef bint _property_crc
+    cdef PutRoute _route(self, object topic)
+    cdef int _add_body(self, PreparedBatch batch, Row *row, object body, PutRoute route) except -1
+    cdef int _check_sizes(self, PreparedBatch batch, Row *row) except -1
+
+
+@cython.final
+cdef class PreparedBatch:
+    cdef Row *rows
+    cdef readonly Py_ssize_t count
+    cdef uint8_t *_properties
+    cdef Py_ssize_t _properties_size
+    cdef Py_ssize_t _properties_room
+    cdef uint32_t *hashes
+    cdef Py_ssize_t hashes_count
+    cdef Py_ssize_t _hashes_room
+    cdef list _topics
+    cdef list _bodies
+    cdef list _routes
+    cdef list _ids
+    cdef readonly int64_t stored_at
+    cdef Encoder _encoder
+    # The records' bytes; nobody else has them before they are whole.
+    cdef readonly bytes records
+    cdef int _begin(self, Py_ssize_t count, Encoder encoder) except -1
+    cdef int _reserve(self, Py_ssize_t size) except -1
+    cdef int _add(self, const char *text, Py_ssize_t size) except -1
+    cdef const char *_add_text(self, object text, bint blanks, Py_ssize_t *size) except NULL
+    cdef int _add_named(self, const char *name, Py_ssize_t name_size, object value) except -1
+    cdef int _add_hash(self, const uint8_t *at, Py_ssize_t size) except -1
+    cdef int _add_id(self, object message_id, int counter) except -1
+    cdef int _add_keys(self, object keys) except -1
+    cdef int _add_tag(self, Row *row, object tag) except -1
+    cdef int _add_properties(self, object properties) except -1
+    cdef int _add_property(self, object name, object value) except -1
+    cdef int _write(self) except -1
+    cdef void _write_around(self, uint8_t *out, Row *row, PutRoute route) noexcept
+    cdef void _drop_unindexed(self) noexcept

@@ -1,0 +1,113 @@
+"""Messages become records; see encoding.pyx."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, final
+
+from kvstore.core.put_values import Message, PutResult, PutStatus
+from kvstore.core.queue_offsets import QueueOffsets
+
+@final
+class PutRoute:
+    """The facts of a topic that a put needs. It also counts the turns of messages that name no
+    queue.
+    """
+
+    base: int
+    """Topic id << 32: a queue's key in memory is `base + queue`."""
+    write_queues: int
+    overhead: int
+    """A record's bytes without body and properties."""
+    key_level: int
+    """The keys that go into the key index: 0 none, 1 the unique id, 2 all keys as well."""
+
+    def __init__(
+        self,
+        base: int,
+        write_queues: int,
+        host_size: int,
+        magic: int,
+        wire: bytes,
+        key_level: int,
+        compress_above: int | None,
+        compression: str | None,
+    ) -> None:
+        """`magic` and `wire` (the topic's length and name) are the record's, of which a packed host
+        takes `host_size` bytes: 8 or 20, else ValueError, as for no queues. Bodies above
+        `compress_above` bytes are compressed with the codec `compression`; None: as in all topics.
+        """
+
+class _Routes(Protocol):
+    def find(self, name: str) -> PutRoute | None: ...
+    def make_missing(
+        self,
+        names: Sequence[str],
+        queues: Sequence[int | None],
+        sizes: Sequence[int],
+        record_max: int,
+    ) -> list[PutRoute]: ...
+
+class _Ids(Protocol):
+    def reserve(self, now_ms: int, count: int) -> tuple[str, int]: ...
+
+@final
+class Encoder:
+    """Makes records of messages, for one store."""
+
+    def __init__(
+        self,
+        routes: _Routes,
+        ids: _Ids,
+        compress: Callable[[bytes, str], tuple[bytes, int]],
+        host: bytes,
+        *,
+        reserved: frozenset[str],
+        transient: bytes,
+        max_body: int,
+        max_record: int,
+        max_properties: int,
+        compress_above: int | None,
+        compression: str,
+        property_crc: bool,
+    ) -> None:
+        """`routes` is a dict of topic and route whose other methods make those that it has not;
+        `compress` gives a compressed body and its system flags. `host` is packed, 8 or 20 bytes;
+        `reserved` are names that properties may not have, and those that begin with `transient`
+        are left out. Sizes are bytes.
+        """
+
+    def prepare(self, messages: Sequence[Message], now_ms: int) -> PreparedBatch:
+        """The records of some messages. Raises ValueError, TypeError, AttributeError or
+        LookupError if one of them is at fault, and the errors of `routes`.
+        """
+
+@final
+class PreparedBatch:
+    """The records of a put. `number` and `place` make them whole."""
+
+    count: int
+    records: bytes
+    stored_at: int
+
+    def __len__(self) -> int:
+        """The number of messages."""
+
+    def number(self, offsets: QueueOffsets) -> None:
+        """Take an offset for each message; under the log's lock."""
+
+    def fitting(self, first: int, room: int) -> int:
+        """The number of the first message, from `first` on, that doesn't fit `room` bytes with
+        those before it.
+        """
+
+    def place(self, first: int, stop: int, position: int, stored_at: int) -> bytes:
+        """The whole records of messages `first` to `stop` - 1, the first of them at `position`;
+        after `number`. `stored_at` is in milliseconds since the epoch. Raises ValueError if there
+        are no such messages.
+        """
+
+    @property
+    def queue_keys(self) -> list[int]:
+        """Each message's queue: topic id << 32 | queue."""
+
+    def results(self, status: PutStatus) -> list[PutResult]:
+        """The results of a batch that is whole."""

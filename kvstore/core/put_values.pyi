@@ -1,0 +1,79 @@
+"""A message to put, and the result of its put; see put_values.pyx."""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import ClassVar, Final, Self
+
+NO_PROPERTIES: Final[Mapping[str, str]]
+
+class PutStatus(StrEnum):
+    """How safe a message was when the put returned."""
+
+    STAGED = "staged"
+    """In this process's memory (staged mode): its end loses it until the buffer is written."""
+    WRITTEN = "written"
+    """In the log's mapped pages: survives the end of this process (kill -9), not a power cut."""
+    FLUSHED = "flushed"
+    """On the disk: survives a power cut."""
+
+class Message:
+    """One message to put.
+
+    `topic` and `body` (any bytes-like object, 0 bytes to the store's limit) are required. `queue`
+    None lets the store spread messages over the topic's write queues, or keep one `message_group`
+    together. `tag` is one word for filters, `keys` are what `query` finds, `properties` are text
+    pairs. `flags` is a 32-bit number of the caller's own. `message_id` None makes a unique one.
+    `born_at` is in milliseconds since the epoch; None means now."""
+
+    __match_args__: ClassVar[tuple[str, ...]]
+    topic: str
+    body: bytes | bytearray | memoryview
+    queue: int | None
+    tag: str | None
+    keys: Sequence[str]
+    properties: Mapping[str, str]
+    message_group: str | None
+    flags: int
+    message_id: str | None
+    born_at: int | None
+
+    def __init__(
+        self,
+        topic: str,
+        body: bytes | bytearray | memoryview,
+        queue: int | None = None,
+        tag: str | None = None,
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] = ...,
+        message_group: str | None = None,
+        flags: int = 0,
+        message_id: str | None = None,
+        born_at: int | None = None,
+    ) -> None: ...
+    def __replace__(self, **changes: object) -> Self:
+        """The message with other values in some of its fields."""
+
+class PutResult:
+    """Where a message went: `position` and `size` are bytes in the log, `offset` its place in its
+    queue.
+    """
+
+    __match_args__: ClassVar[tuple[str, ...]]
+    message_id: str
+    topic: str
+    queue: int
+    offset: int
+    position: int
+    size: int
+    status: PutStatus
+
+    def __init__(
+        self,
+        message_id: str,
+        topic: str,
+        queue: int,
+        offset: int,
+        position: int,
+        size: int,
+        status: PutStatus,
+    ) -> None: ...

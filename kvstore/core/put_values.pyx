@@ -1,0 +1,119 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, binding=False
+"""Values: a message to put, and the result of its put.
+
+The idea: types of the core, so that encoding reads a message's fields without a look-up by name. A
+result keeps numbers; each becomes an object of Python when somebody asks for it.
+
+Invariants: values are equal if their types are the same and all their fields are equal; none can be
+part of a cycle that the garbage collector would have to find.
+"""
+
+cimport cython
+
+from enum import StrEnum
+from types import MappingProxyType
+
+NO_PROPERTIES = MappingProxyType({})
+
+
+class PutStatus(StrEnum):
+    """How safe a message was when the put returned."""
+
+    STAGED = "staged"
+    WRITTEN = "written"
+    FLUSHED = "flushed"
+
+
+def _shown(value):
+    fields = ", ".join([f"{name}={getattr(value, name)!r}" for name in value.__match_args__])
+    return f"{type(value).__name__}({fields})"
+
+
+cdef tuple _fields(object value):
+    return tuple([getattr(value, name) for name in value.__match_args__])
+
+
+@cython.no_gc
+cdef class Message:
+    """One message to put.
+
+    `topic` and `body` (any bytes-like object, 0 bytes to the store's limit) are required. `queue`
+    None lets the store spread messages over the topic's write queues, or keep one `message_group`
+    together. `tag` is one word for filters, `keys` are what `query` finds, `properties` are text
+    pairs. `flags` is a 32-bit number of the caller's own. `message_id` None makes a unique one.
+    `born_at` is in milliseconds since the epoch; None means now."""
+
+    __match_args__ = (
+        "topic", "body", "queue", "tag", "keys", "properties", "message_group", "flags",
+        "message_id", "born_at",
+    )
+    __hash__ = None
+
+    def __init__(
+        self, topic, body, queue=None, tag=None, keys=(), properties=NO_PROPERTIES,
+        message_group=None, flags=0, message_id=None, born_at=None,
+    ):
+        self.topic = topic
+        self.body = body
+        self.queue = queue
+        self.tag = tag
+        self.keys = keys
+        self.properties = properties
+        self.message_group = message_group
+        self.flags = flags
+        self.message_id = message_id
+        self.born_at = born_at
+
+    def __eq__(self, other):
+        return _fields(self) == _fields(other) if type(self) is type(other) else NotImplemented
+
+    def __repr__(self):
+        return _shown(self)
+
+    def __reduce__(self):
+        return type(self), _fields(self)
+
+    def __replace__(self, **changes):
+        return type(self)(**(dict(zip(self.__match_args__, _fields(self))) | changes))
+
+
+@cython.no_gc
+@cython.freelist(64)
+cdef class PutResult:
+    """Where a message went: `position` and `size` are bytes in the log, `offset` its place in its
+    queue.
+    """
+
+    __match_args__ = ("message_id", "topic", "queue", "offset", "position", "size", "status")
+    __hash__ = None
+
+    def __init__(self, message_id, topic, queue, offset, position, size, status):
+        self._id = message_id
+        self._counter = -1
+        self.topic = topic
+        self.queue = queue
+        self.offset = offset
+        self.position = position
+        self.size = size
+        self.status = status
+
+    @property
+    def message_id(self):
+        if self._counter >= 0:
+            self._id = f"{self._id}{self._counter:04X}"
+            self._counter = -1
+        return self._id
+
+    @message_id.setter
+    def message_id(self, value):
+        self._id = value
+        self._counter = -1
+
+    def __eq__(self, other):
+        return _fields(self) == _fields(other) if type(self) is type(other) else NotImplemented
+
+    def __repr__(self):
+        return _shown(self)
+
+    def __reduce__(self):
+        return type(self), _fields(self)

@@ -1,0 +1,13 @@
+"""See queue_offsets.pyx."""
+
+cimport cython
+from libc.stdint cimport int64_t, uint64_t
+
+from kvstore.core.number_map cimport NumberMap
+
+
+@cython.final
+cdef class QueueOffsets:
+    cdef object _end
+    cdef NumberMap _next
+    cdef int64_t take(self, uint64_t queue) except -1

@@ -1,0 +1,54 @@
+"""See tail.pyx."""
+
+cimport cython
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from kvstore.core.encoding cimport PreparedBatch
+from kvstore.core.number_map cimport NumberMap
+
+
+cdef struct Entry:
+    uint64_t queue
+    int64_t offset
+    int64_t position
+    int64_t size
+    int64_t tag_hash
+    int64_t stored_at
+
+
+cdef struct KeyEntry:
+    uint64_t queue
+    int64_t position
+    int64_t hash
+    # The key entry before this one that has the same hash; -1: none.
+    int64_t before
+
+
+cdef struct QueueEntries:
+    # The positions of the offsets from `first` on.
+    int64_t first
+    int64_t *positions
+    Py_ssize_t count
+    Py_ssize_t room
+
+
+@cython.final
+cdef class Tail:
+    cdef readonly int64_t start
+    cdef Entry *_entries
+    cdef Py_ssize_t _count
+    cdef Py_ssize_t _room
+    cdef KeyEntry *_keys
+    cdef Py_ssize_t _key_count
+    cdef Py_ssize_t _key_room
+    # The readers' views, and how many entries and keys are in them.
+    cdef NumberMap _queue_slots
+    cdef QueueEntries *_queues
+    cdef Py_ssize_t _queue_room
+    cdef Py_ssize_t _viewed
+    cdef NumberMap _last_keys
+    cdef Py_ssize_t _keys_viewed
+    cdef int _reserve(self, Py_ssize_t entries, Py_ssize_t keys) except -1
+    cdef QueueEntries *_queue(self, uint64_t queue) except? NULL
+    cdef int _view(self, Entry *entry) except -1
+    cdef void _forget_views(self) noexcept

@@ -1,0 +1,66 @@
+"""Entries and keys that were not yet checkpointed; see tail.pyx."""
+
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.core.encoding import PreparedBatch
+
+@final
+class Tail:
+    """One tail, which knows every record from log position `start` on. A queue is named by its key
+    in memory, topic id << 32 | queue id; `end` is the log position below which the caller may see.
+    """
+
+    start: int
+
+    def __init__(self, start: int) -> None: ...
+    def __len__(self) -> int:
+        """The number of entries."""
+
+    @property
+    def keys_held(self) -> int:
+        """The number of keys, unique ids included."""
+
+    def add(self, batch: PreparedBatch) -> None:
+        """Add the messages of a batch that has its offsets and positions."""
+
+    def add_found(self, entries: NDArray[np.int64], keys: NDArray[np.int64]) -> None:
+        """Add entries and keys that were found in the log: rows of queue, offset, position, size,
+        tag hash and store time, and rows of queue, position and XXH32. Raises ValueError for rows
+        of another width.
+        """
+
+    def mark(self) -> tuple[int, int]:
+        """The end of the tail now, for `cut`."""
+
+    def cut(self, mark: tuple[int, int]) -> None:
+        """Remove the entries and keys that were added since `mark`: their records are not in the
+        log. Raises ValueError for a mark that is not the tail's.
+        """
+
+    def __contains__(self, queue: int) -> bool:
+        """Whether a queue has entries here."""
+
+    def bounds(self, queue: int, end: int) -> tuple[int, int] | None:
+        """First and next offset of a queue's entries below `end`; None if it has none here."""
+
+    def first_within(self, queue: int, begin: int, end: int) -> int | None:
+        """The first offset of a queue whose entry stands at position `begin` to `end` - 1."""
+
+    def positions(self, queue: int, offset: int, limit: int) -> list[int]:
+        """Positions of up to `limit` entries of a queue from `offset` on."""
+
+    def find_key(self, key_hash: int) -> list[int]:
+        """Positions of records with a key of this 40-bit hash, whatever their topic, oldest
+        first.
+        """
+
+    def entry_columns(self) -> NDArray[np.int64]:
+        """The entries by queue, and each queue's by offset: six rows, in the order of `add_found`.
+        Of a tail that gets no more entries; other threads run meanwhile.
+        """
+
+    def key_columns(self) -> NDArray[np.int64]:
+        """The keys as they came: three rows, in the order of `add_found`. As `entry_columns`."""

@@ -1,0 +1,306 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, binding=False
+"""Tail: entries and keys that were appended to the log but not yet checkpointed.
+
+The idea: two growing columns of fixed-size entries, in log order; a put adds a few numbers a
+message. A reader's question about a queue or a key needs a view by queue or by hash. The view is
+made when somebody asks, and goes on from where it was left.
+
+Invariants: entries are in log order, their positions rise; a queue's offsets in one tail have no
+gaps; entries are added under the log's lock and read without it, between two steps of the
+interpreter; the log's visible end, not the end of the tail, bounds what a reader may see.
+"""
+
+cimport cython
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy, memset
+
+from kvstore.core.buffers cimport View, numbers_of, room_of
+from kvstore.core.encoding cimport PreparedBatch, Row
+from kvstore.core.number_map cimport NumberMap
+
+import numpy as np
+
+cdef object _empty = np.empty
+cdef object _int64 = np.dtype(np.int64)
+
+
+cdef void *_grown(void *old, Py_ssize_t count, Py_ssize_t width) except NULL:
+    cdef void *found = realloc(old, count * width)
+    if found == NULL:
+        raise MemoryError()
+    return found
+
+
+cdef Py_ssize_t _lower(const int64_t *positions, Py_ssize_t count, int64_t position) noexcept nogil:
+    # How many of the rising positions are below one.
+    cdef Py_ssize_t low = 0, high = count, middle
+    while low < high:
+        middle = (low + high) >> 1
+        if positions[middle] < position:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef void _sort_by_queue(
+    const Entry *entries, Py_ssize_t count, Py_ssize_t *order, Py_ssize_t *spare
+) noexcept nogil:
+    # The entries' places, by queue and then as they came: a radix sort by the bytes that differ.
+    cdef Py_ssize_t ends[256]
+    cdef Py_ssize_t *into = spare
+    cdef Py_ssize_t *swap
+    cdef Py_ssize_t i, byte
+    cdef uint64_t differing = 0
+    cdef int shift
+    cdef Py_ssize_t *given = order
+    for i in range(count):
+        given[i] = i
+        differing |= entries[i].queue ^ entries[0].queue
+    for shift in range(0, 64, 8):
+        if not differing >> shift & 0xFF:
+            continue
+        memset(ends, 0, sizeof(ends))
+        for i in range(count):
+            ends[entries[i].queue >> shift & 0xFF] += 1
+        for byte in range(1, 256):
+            ends[byte] += ends[byte - 1]
+        for i in range(count - 1, -1, -1):
+            byte = entries[given[i]].queue >> shift & 0xFF
+            ends[byte] -= 1
+            into[ends[byte]] = given[i]
+        swap = given
+        given = into
+        into = swap
+    if given != order:
+        memcpy(order, given, count * sizeof(Py_ssize_t))
+
+
+# Without the garbage collector, which would clear the maps before `__dealloc__` needs them. They
+# refer to nothing, so no cycle can go through a tail.
+@cython.final
+@cython.no_gc
+cdef class Tail:
+    def __cinit__(self, int64_t start):
+        self.start = start
+        self._queue_slots = NumberMap()
+        self._last_keys = NumberMap()
+
+    def __dealloc__(self):
+        # A tail whose making failed has no maps.
+        if self._last_keys is not None:
+            self._forget_views()
+        free(self._queues)
+        free(self._entries)
+        free(self._keys)
+
+    def __len__(self):
+        return self._count
+
+    @property
+    def keys_held(self):
+        return self._key_count
+
+    # --- adding ---
+
+    cdef int _reserve(self, Py_ssize_t entries, Py_ssize_t keys) except -1:
+        cdef Py_ssize_t room
+        if self._count + entries > self._room:
+            room = 2 * self._room + entries
+            self._entries = <Entry *>_grown(self._entries, room, sizeof(Entry))
+            self._room = room
+        if self._key_count + keys > self._key_room:
+            room = 2 * self._key_room + keys
+            self._keys = <KeyEntry *>_grown(self._keys, room, sizeof(KeyEntry))
+            self._key_room = room
+        return 0
+
+    def add(self, PreparedBatch batch not None):
+        cdef Py_ssize_t i, hashed = 0
+        cdef Row *row
+        cdef Entry *entry
+        cdef KeyEntry *key
+        self._reserve(batch.count, batch.hashes_count)
+        entry = self._entries + self._count
+        key = self._keys + self._key_count
+        for i in range(batch.count):
+            row = &batch.rows[i]
+            entry.queue = row.queue_key
+            entry.offset = row.offset
+            entry.position = row.position
+            entry.size = row.size
+            entry.tag_hash = row.tag_hash
+            entry.stored_at = batch.stored_at
+            entry += 1
+            for hashed in range(hashed, row.hashes_end):
+                key.queue = row.queue_key
+                key.position = row.position
+                key.hash = batch.hashes[hashed]
+                key += 1
+            hashed = row.hashes_end
+        self._count += batch.count
+        self._key_count += batch.hashes_count
+
+    def add_found(self, entries, keys):
+        cdef View rows = numbers_of(entries)
+        cdef View hashes = numbers_of(keys)
+        cdef Py_ssize_t i
+        cdef KeyEntry *key
+        if rows.count % 6 or hashes.count % 3:
+            raise ValueError("an entry has six numbers, a key three")
+        self._reserve(rows.count // 6, hashes.count // 3)
+        if rows.count:
+            memcpy(self._entries + self._count, rows.bytes, rows.size)
+        for i in range(hashes.count // 3):
+            key = self._keys + self._key_count + i
+            key.queue = <uint64_t>hashes.numbers[3 * i]
+            key.position = hashes.numbers[3 * i + 1]
+            key.hash = hashes.numbers[3 * i + 2]
+        self._count += rows.count // 6
+        self._key_count += hashes.count // 3
+
+    def mark(self):
+        return self._count, self._key_count
+
+    def cut(self, mark):
+        cdef Py_ssize_t entries = mark[0], keys = mark[1]
+        if not (0 <= entries <= self._count and 0 <= keys <= self._key_count):
+            raise ValueError("the tail has no such mark")
+        self._count = entries
+        self._key_count = keys
+        self._forget_views()
+
+    # --- queues ---
+
+    cdef QueueEntries *_queue(self, uint64_t queue) except? NULL:
+        # NULL, without an error, for a queue that has no entries here.
+        cdef int64_t slot
+        while self._viewed < self._count:
+            self._view(self._entries + self._viewed)
+            self._viewed += 1
+        slot = self._queue_slots.find(queue)
+        return NULL if slot < 0 else self._queues + slot
+
+    cdef int _view(self, Entry *entry) except -1:
+        cdef int64_t slot = self._queue_slots.find(entry.queue)
+        cdef QueueEntries *found
+        cdef Py_ssize_t room
+        if slot < 0:
+            slot = self._queue_slots.count
+            if slot == self._queue_room:
+                room = 2 * self._queue_room + 16
+                self._queues = <QueueEntries *>_grown(self._queues, room, sizeof(QueueEntries))
+                self._queue_room = room
+            found = self._queues + slot
+            found.first = entry.offset
+            found.positions = NULL
+            found.count = found.room = 0
+            self._queue_slots.put(entry.queue, slot)
+        found = self._queues + slot
+        if found.count == found.room:
+            room = 2 * found.room + 4
+            found.positions = <int64_t *>_grown(found.positions, room, sizeof(int64_t))
+            found.room = room
+        found.positions[found.count] = entry.position
+        found.count += 1
+        return 0
+
+    cdef void _forget_views(self) noexcept:
+        cdef Py_ssize_t slot
+        for slot in range(self._queue_slots.count):
+            free(self._queues[slot].positions)
+        self._queue_slots.empty()
+        self._last_keys.empty()
+        self._viewed = self._keys_viewed = 0
+
+    def __contains__(self, uint64_t queue):
+        return self._queue(queue) != NULL
+
+    def bounds(self, uint64_t queue, int64_t end):
+        cdef QueueEntries *found = self._queue(queue)
+        if found == NULL:
+            return None
+        return found.first, found.first + _lower(found.positions, found.count, end)
+
+    def first_within(self, uint64_t queue, int64_t begin, int64_t end):
+        cdef QueueEntries *found = self._queue(queue)
+        cdef Py_ssize_t at
+        if found == NULL:
+            return None
+        at = _lower(found.positions, found.count, begin)
+        if at == found.count or found.positions[at] >= end:
+            return None
+        return found.first + at
+
+    def positions(self, uint64_t queue, int64_t offset, Py_ssize_t limit):
+        # The list comes first: making one may collect garbage, and so let other threads add.
+        cdef list out = []
+        cdef QueueEntries *found = self._queue(queue)
+        cdef Py_ssize_t at, stop
+        cdef uint64_t behind
+        if found == NULL or offset < found.first:
+            return out
+        # The difference of any two numbers fits, without a sign.
+        behind = <uint64_t>offset - <uint64_t>found.first
+        if behind >= <uint64_t>found.count:
+            return out
+        at = <Py_ssize_t>behind
+        stop = at + max(min(limit, found.count - at), 0)
+        for at in range(at, stop):
+            out.append(found.positions[at])
+        return out
+
+    # --- keys ---
+
+    def find_key(self, int64_t key_hash):
+        # The list comes first, as in `positions`.
+        cdef list found = []
+        cdef int64_t at
+        cdef KeyEntry *key
+        while self._keys_viewed < self._key_count:
+            key = self._keys + self._keys_viewed
+            key.before = self._last_keys.find(<uint64_t>key.hash)
+            self._last_keys.put(<uint64_t>key.hash, self._keys_viewed)
+            self._keys_viewed += 1
+        at = self._last_keys.find(<uint64_t>(key_hash >> 8))
+        while at >= 0:
+            found.append(self._keys[at].position)
+            at = self._keys[at].before
+        found.reverse()
+        return found
+
+    # --- for a checkpoint, of a tail that gets no more entries ---
+
+    def entry_columns(self):
+        cdef Py_ssize_t count = self._count, i
+        table = _empty((6, count), _int64)
+        cdef View room = room_of(table)
+        cdef int64_t *out = room.numbers
+        cdef Entry *entry
+        cdef Py_ssize_t *order = <Py_ssize_t *>_grown(NULL, 2 * count + 1, sizeof(Py_ssize_t))
+        with nogil:
+            _sort_by_queue(self._entries, count, order, order + count)
+            for i in range(count):
+                entry = self._entries + order[i]
+                out[i] = <int64_t>entry.queue
+                out[count + i] = entry.offset
+                out[2 * count + i] = entry.position
+                out[3 * count + i] = entry.size
+                out[4 * count + i] = entry.tag_hash
+                out[5 * count + i] = entry.stored_at
+        free(order)
+        return table
+
+    def key_columns(self):
+        cdef Py_ssize_t count = self._key_count, i
+        table = _empty((3, count), _int64)
+        cdef View room = room_of(table)
+        cdef int64_t *out = room.numbers
+        cdef KeyEntry *keys = self._keys
+        with nogil:
+            for i in range(count):
+                out[i] = <int64_t>keys[i].queue
+                out[count + i] = keys[i].position
+                out[2 * count + i] = keys[i].hash
+        return table

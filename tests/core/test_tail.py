@@ -1,0 +1,142 @@
+"""The tail finds entries by queue and by key, in whatever order they come; held to lists."""
+
+from __future__ import annotations
+
+import gc
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.core.queue_offsets import QueueOffsets
+from kvstore.core.tail import Tail
+
+QUEUE = 7 << 32 | 3
+END = 1 << 62
+Key = tuple[int, int, int]
+"""Queue, position, hash."""
+
+
+def add(tail: Tail, *rows: list[int], queue: int = QUEUE) -> None:
+    """Add rows, each with these hashes of keys; row n of all stands at position 100 * n."""
+    first = len(tail)
+    numbers = range(first, first + len(rows))
+    entries = [(queue, n, 100 * n, 100, 0, 5) for n in numbers]
+    keys = [(queue, 100 * n, found) for n, row in zip(numbers, rows, strict=True) for found in row]
+    tail.add_found(np.array(entries, np.int64), np.array(keys, np.int64))
+
+
+def keys_of(tail: Tail) -> list[Key]:
+    return [tuple(row) for row in tail.key_columns().T.tolist()]
+
+
+def test_keys_are_found_as_they_come() -> None:
+    tail = Tail(0)
+    add(tail, [1, 2], [], [1])
+    assert tail.find_key(1 << 8) == [0, 200]
+    add(tail, [2], [1, 3])
+    assert tail.find_key(1 << 8 | 77) == [0, 200, 400]
+    assert tail.find_key(2 << 8) == [0, 300]
+    assert tail.find_key(4 << 8) == []
+    assert (len(tail), tail.keys_held) == (5, 6)
+
+
+@pytest.mark.parametrize("looked", [False, True])
+def test_what_a_failed_put_added_is_gone_in_every_way_of_looking(looked: bool) -> None:
+    """Also where somebody looked in between."""
+    tail = Tail(0)
+    add(tail, [1], [])
+    mark = tail.mark()
+    add(tail, [1, 2], [2])
+    if looked:
+        assert tail.find_key(2 << 8) == [200, 300]
+        assert tail.bounds(QUEUE, END) == (0, 4)
+    tail.cut(mark)
+    assert len(tail) == 2
+    assert tail.find_key(2 << 8) == []
+    assert tail.bounds(QUEUE, END) == (0, 2)
+    assert keys_of(tail) == [(QUEUE, 0, 1)]
+    add(tail, [2])
+    assert tail.find_key(2 << 8) == [200]
+    assert tail.bounds(QUEUE, END) == (0, 3)
+    assert keys_of(tail) == [(QUEUE, 0, 1), (QUEUE, 200, 2)]
+    assert tail.entry_columns()[1].tolist() == [0, 1, 2]
+
+
+def test_a_tail_refuses_a_mark_that_is_not_its_own() -> None:
+    tail = Tail(0)
+    add(tail, [1])
+    for mark in ((2, 0), (0, 2), (-1, 0)):
+        with pytest.raises(ValueError, match="no such mark"):
+            tail.cut(mark)
+
+
+def test_a_tail_refuses_half_an_entry() -> None:
+    with pytest.raises(ValueError, match="six numbers"):
+        Tail(0).add_found(np.zeros(7, np.int64), np.zeros(0, np.int64))
+    with pytest.raises(ValueError, match="six numbers"):
+        Tail(0).add_found(np.zeros(0, np.int64), np.zeros(2, np.int64))
+
+
+QUEUES = st.sampled_from([0, 1, QUEUE, 1 << 40, (1 << 63) + 5])
+
+
+@given(
+    st.lists(st.tuples(QUEUES, st.lists(st.integers(0, 5), max_size=3)), max_size=60),
+    st.lists(st.integers(0, 60), max_size=3),
+)
+def test_a_tail_finds_what_lists_find(rows: list[tuple[int, list[int]]], looks: list[int]) -> None:
+    tail = Tail(0)
+    queues: dict[int, list[int]] = defaultdict(list)
+    keys: list[Key] = []
+    entries = []
+    for n, (queue, found) in enumerate(rows):
+        entry = (queue, 9 + len(queues[queue]), 10 * n, 10, n, n)
+        queues[queue].append(10 * n)
+        mine = [(queue, 10 * n, key) for key in found]
+        added = np.array([entry], np.uint64), np.array(mine, np.uint64)
+        tail.add_found(*(column.view(np.int64) for column in added))
+        entries.append(entry)
+        keys += mine
+        if n in looks:
+            assert tail.bounds(queue, END) == (9, 9 + len(queues[queue]))
+            assert tail.find_key(3 << 8) == [position for _, position, key in keys if key == 3]
+    for queue, positions in queues.items():
+        assert queue in tail
+        for end in (0, 1, 10, 300, END):
+            below = [p for p in positions if p < end]
+            assert tail.bounds(queue, end) == (9, 9 + len(below))
+            within = [9 + i for i, p in enumerate(positions) if 200 <= p < end]
+            assert tail.first_within(queue, 200, end) == (within[0] if within else None)
+        for offset in range(7, 12 + len(positions)):
+            expected = positions[offset - 9 :][:4] if offset >= 9 else []
+            assert tail.positions(queue, offset, 4) == expected
+    assert 999 not in tail
+    assert tail.bounds(999, END) is None
+    assert tail.positions(QUEUE, 9, -1) == []
+    by_queue = sorted(entries, key=lambda entry: entry[0])
+    assert [tuple(row) for row in tail.entry_columns().view(np.uint64).T.tolist()] == by_queue
+    assert [tuple(row) for row in tail.key_columns().view(np.uint64).T.tolist()] == keys
+
+
+def test_a_tail_in_a_cycle_of_garbage_is_collected() -> None:
+    """The collector clears the members of a cycle's objects before it frees them."""
+
+    class Holder:
+        def __init__(self) -> None:
+            self.tail = Tail(0)
+            self.offsets = QueueOffsets(self.end)
+
+        def end(self, queue: int) -> int:
+            return queue
+
+    holder: Holder | None = None
+    for _ in range(100):
+        holder = Holder()
+        add(holder.tail, [1], [2])
+        assert holder.tail.find_key(1 << 8) == [0]
+        assert QUEUE in holder.tail
+    holder = None
+    gc.collect()
