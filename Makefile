@@ -17,7 +17,7 @@ SOURCES = $(wildcard kvstore tiering pyspark_kvmq tests bench build_backend)
 
 COMPILED = $(wildcard kvstore/core/*.pyx kvstore/core/*.pxd build_backend/*.py)
 
-.PHONY: setup test test-all check demo bench mutants fuzz sanitize wheel clean
+.PHONY: setup test test-all check demo bench bench-peers mutants fuzz sanitize wheel clean
 .DELETE_ON_ERROR:
 
 setup: $(BUILT)
@@ -58,6 +58,11 @@ demo: setup
 # For instance: make bench ARGS="--help"
 bench: setup
 	$(BIN)/python -m bench $(ARGS)
+
+# Beside RocketMQ, NATS, Redis and others, which it brings where it can; writes docs/benchmarks.md.
+# Takes hours; for a quick try: make bench-peers ARGS="--messages 5000 --rounds 1 --no-page"
+bench-peers: setup
+	$(BIN)/python -m bench.peers $(ARGS)
 
 # Small faults, one at a time, that tests must notice; by hand, since it takes long. For instance:
 # make mutants ARGS=log

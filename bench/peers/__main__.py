@@ -1,0 +1,96 @@
+"""The command: `python -m bench.peers --help`. Rounds, medians, and the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+import click
+
+from bench.peers import page
+from bench.peers.installing import ROOT, Runner, runners
+from bench.peers.work import WORKS, Figures
+
+_TIMEOUT_S = 900
+_FULL_MESSAGES, _FULL_ROUNDS = 300_000, 5
+
+
+@click.command()
+@click.option("--messages", type=click.IntRange(min=1000), default=300_000, show_default=True,
+              help="Of the larger works; others take a part of them.")  # fmt: skip
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option("--peer", "peers", multiple=True, help="Only these, and kvmq.")
+@click.option("--work", "works", multiple=True, type=click.Choice(tuple(WORKS)), help="Only these.")
+@click.option("--dir", "place", type=click.Path(exists=True, file_okay=False, path_type=Path),
+              help="Where stores are made; default the temporary folder.")  # fmt: skip
+@click.option("--page/--no-page", "writes", default=True, help="Write docs/benchmarks.md.")
+def bench_peers(
+    messages: int, rounds: int, peers: tuple[str, ...], works: tuple[str, ...],
+    place: Path | None, writes: bool,
+) -> None:  # fmt: skip
+    """Measure kvmq and its peers side by side, and write docs/benchmarks.md."""
+    begun, load = datetime.now(UTC), os.getloadavg()[0]
+    found = {n: r for n, r in runners().items() if not peers or n in (*peers, "kvmq")}
+    runs: dict[str, dict[str, list[Figures]]] = {name: {} for name in found}
+    for number in range(rounds):
+        for work in works or tuple(WORKS):
+            for name, runner in found.items():
+                figures = _once(runner, work, messages, place)
+                runs[name].setdefault(work, []).append(figures)
+                click.echo(f"{number + 1} {work} {name}: {figures}", err=True)
+    results = {
+        name: {work: _medians(some) for work, some in by_work.items()}
+        for name, by_work in runs.items()
+    }
+    facts = {
+        "Begun": begun.isoformat(timespec="minutes"),
+        "Command": f"make bench-peers ARGS={shlex.quote(shlex.join(sys.argv[1:]))}",
+        "Messages, rounds": f"{messages:,}, {rounds}",
+        "Machine": f"{os.cpu_count()} processors, {platform.system()}"
+        f" {platform.release().partition('-')[0]}, {platform.machine()}; load {load:.1f} before",
+        "Python": platform.python_version(),
+    }
+    (ROOT / "bench/out").mkdir(parents=True, exist_ok=True)
+    path = ROOT / "bench/out/peers.json"
+    path.write_text(json.dumps({"facts": facts, "runs": runs}, indent=2), encoding="utf-8")
+    if writes:
+        full = messages >= _FULL_MESSAGES and rounds >= _FULL_ROUNDS and not peers and not works
+        commands = {name: (r.command, r.version) for name, r in found.items()}
+        page.write(facts, commands, results, full)
+
+
+def _once(runner: Runner, work: str, messages: int, place: Path | None) -> Figures:
+    """One work in a process of its own; no figures where it fails, which is told."""
+    with tempfile.TemporaryDirectory(prefix="kvmq-peer-", dir=place) as folder:
+        try:
+            ran = subprocess.run(
+                [*runner.command, work, folder, str(messages)],
+                cwd=ROOT,
+                env={**os.environ, **runner.environment},
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT_S,
+                check=True,
+            )
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as e:
+            click.echo(f"{shlex.join(runner.command)} {work}: {e}\n{e.stderr!s:.2000}", err=True)
+            return {}
+    figures: Figures = json.loads(ran.stdout.strip().splitlines()[-1])
+    return figures
+
+
+def _medians(runs: list[Figures]) -> Figures:
+    names = {name for run in runs for name in run}
+    return {name: median(run[name] for run in runs if name in run) for name in names}
+
+
+if __name__ == "__main__":
+    bench_peers(prog_name="python -m bench.peers")
