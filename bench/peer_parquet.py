@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from bench.archives import FileSource, Log
 from bench.figure import Figure, Options
-from kvstore.record.decode import decode
+from kvstore.core.messages import decode
 from tiering.archive.archive_reader import Archive
 from tiering.archive.layout import BLOCK_BYTES_DEFAULT
 from tiering.archive.writer import ArchiveSettings

@@ -2,7 +2,7 @@
 
 The idea: plain values without behaviour. `Message`, `PutResult` and `StoredMessage` live with the
 code that turns them into bytes or makes them of bytes (`kvstore.core.put_values`,
-`kvstore.record.values`); the other results of calls are here.
+`kvstore.core.messages`); the other results of calls are here.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from kvstore.core.messages import StoredMessage
 from kvstore.core.put_values import Message, PutResult, PutStatus
-from kvstore.record.values import StoredMessage
 
 __all__ = [
     "Bounds",

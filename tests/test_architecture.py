@@ -82,8 +82,9 @@ CODECS: Final = frozenset({"zlib_ng", "xxhash", "lz4", "zstandard", "msgspec", "
 RECORD_MAY_IMPORT: Final = sys.stdlib_module_names | CODECS
 RECORD_MAY_IMPORT_OF_KVSTORE: Final = frozenset({"record", "core", "errors"})
 # The only modules that a compiled one may name, beside those of its own room.
+# `names` has constants alone, and stands below everything.
 CORE_MAY_IMPORT: Final = (
-    "kvstore.core", "kvstore.errors", "numpy", "cpython", "libc", "cython",
+    "kvstore.core", "kvstore.errors", "kvstore.record.names", "numpy", "cpython", "libc", "cython",
     "collections", "enum", "types",
 )  # fmt: skip
 # The configuration because a topic's own Retention goes before a tiering policy, and a store's says

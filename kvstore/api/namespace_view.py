@@ -96,14 +96,14 @@ def _bare(namespace: str, name: str) -> str:
 
 def _own_message(namespace: str, message: StoredMessage) -> StoredMessage:
     """A message, fresh from the store, as the namespace sees it."""
-    message.topic = _bare(namespace, message.topic)
+    properties = None
     if _ORIGIN in message.raw_properties:
         # A dead letter says its origin.
         properties = dict(message.properties)
         for name in _ORIGINS:
             if name in properties:
                 properties[name] = unwrap(namespace, properties[name]) or properties[name]
-        message._properties = properties
+    message.see_as(_bare(namespace, message.topic), properties)
     return message
 
 

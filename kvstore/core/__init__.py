@@ -21,6 +21,7 @@ try:
             encoding,
             hashing,
             int_columns,
+            messages,
             packed_pairs,
             packed_runs,
             put_values,

@@ -67,6 +67,7 @@ cdef Kind measure(
     const uint8_t *record, Py_ssize_t left, int64_t position, Parts *parts
 ) noexcept nogil
 cdef Kind check_body(const uint8_t *record, Parts *parts) noexcept nogil
+cdef Kind check_whole(const uint8_t *record, Parts *parts) noexcept nogil
 cdef Kind look(
     const uint8_t *record, Py_ssize_t left, int64_t position, bint property_crc, Parts *parts
 ) noexcept nogil

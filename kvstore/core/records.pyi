@@ -1,11 +1,13 @@
 """Whole records, and properties fields; see records.pyx. A `buffer` has single bytes."""
 
+from mmap import mmap  # noqa: TID251 -- its type; kvstore.files does the mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.core.buffers import Buffer
-
 I64 = NDArray[np.int64]
+Buffer = mmap | bytes | bytearray | memoryview
+"""Where records are; a memoryview must be one of single bytes, without gaps."""
 Facts = tuple[bytes, int, int, int, int, bytes]
 """Topic, queue, offset, system flags, store time in ms, properties."""
 
@@ -19,11 +21,6 @@ def check_record(
     record without it is then damaged). Returns 0 where nothing was written (size and magic 0). For
     a blank record, which takes 8 bytes or more and ends at or before `end`, it returns the negative
     size. Raises RecordDamaged, saying what was expected and found.
-    """
-
-def parts_of(buffer: Buffer, at: int, end: int, position: int, check_crc: bool) -> tuple[int, int]:
-    """Size, and where the properties begin, of a record as `check_record` takes it; the body's CRC
-    is checked only if asked for. A blank record and unwritten zeros are RecordDamaged, too.
     """
 
 def property_crc_problem(

@@ -101,7 +101,7 @@ cdef void _write_crc_property(const uint8_t *record, Py_ssize_t size, uint8_t *o
     out[CRC_PROPERTY - 1] = 2
 
 
-cdef Kind _check_whole(const uint8_t *record, Parts *parts) noexcept nogil:
+cdef Kind check_whole(const uint8_t *record, Parts *parts) noexcept nogil:
     # Where the properties are shorter than the CRC property, their length stands among these bytes,
     # and no length that small looks like any two bytes of the property.
     cdef uint8_t expected[CRC_PROPERTY]
@@ -131,7 +131,7 @@ cdef Kind look(
     found = measure(record, left, position, parts)
     if found:
         return found
-    return _check_whole(record, parts) if property_crc else check_body(record, parts)
+    return check_whole(record, parts) if property_crc else check_body(record, parts)
 
 
 cdef object damaged(Kind kind, const uint8_t *record, Parts *parts, object position):
@@ -192,19 +192,6 @@ def check_record(buffer, Py_ssize_t at, Py_ssize_t end, position, *, bint proper
     raise damaged(found, record, &parts, position)
 
 
-def parts_of(buffer, Py_ssize_t at, Py_ssize_t end, position, bint check_crc):
-    cdef View view = view_of(buffer)
-    cdef Parts parts
-    cdef Py_ssize_t left = left_of(view, at, end)
-    cdef const uint8_t *record = view.bytes + at if left else NULL
-    cdef Kind found = measure(record, left, number_of(position), &parts)
-    if found == RECORD and check_crc:
-        found = check_body(record, &parts)
-    if found:
-        raise damaged(found, record, &parts, position)
-    return parts.size, parts.properties_at
-
-
 cdef const uint8_t *_checked(View view, Py_ssize_t at, Py_ssize_t size) except NULL:
     if at < 0 or not FIXED_SIZE <= size <= view.size - at:
         raise ValueError(f"a record of {size} bytes at {at} is not in a buffer of {view.size}")
@@ -219,7 +206,7 @@ def property_crc_problem(
     cdef const uint8_t *record = _checked(view, at, size)
     cdef Kind found
     parts.size, parts.least, parts.most, parts.found = size, 0, 0, 0
-    found = _check_whole(record, &parts)
+    found = check_whole(record, &parts)
     if found == RECORD or (found == NO_PROPERTY_CRC and not required):
         return ""
     return str(damaged(found, record, &parts, position))
@@ -238,7 +225,7 @@ def property_crc_faults(buffer, starts, sizes, *, bint required):
     with nogil:
         for i in range(ats.count):
             parts.size = lengths.numbers[i]
-            found = _check_whole(view.bytes + ats.numbers[i], &parts)
+            found = check_whole(view.bytes + ats.numbers[i], &parts)
             if found == PROPERTY_CRC or (required and found):
                 with gil:
                     out.append(i)
@@ -256,7 +243,7 @@ def facts(buffer, Py_ssize_t at, Py_ssize_t size):
     cdef View view = view_of(buffer)
     cdef Parts p
     cdef int64_t position = -1
-    cdef Py_ssize_t left = left_of(view, at, at + size if size <= view.size else view.size)
+    cdef Py_ssize_t left = min(left_of(view, at, view.size), max(size, 0))
     cdef const uint8_t *record = view.bytes + at if left else NULL
     if left >= FIXED_SIZE:
         position = <int64_t>load_be64(record + POSITION_AT)

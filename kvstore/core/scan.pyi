@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.core.buffers import Buffer
+from kvstore.core.records import Buffer
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]

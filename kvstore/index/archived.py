@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.config import StoreConfig
+from kvstore.core.messages import StoredMessage
 from kvstore.errors import ArchiveMissing, ArchiveUnavailable, StoreError
-from kvstore.record.values import StoredMessage
 
 T = TypeVar("T")
 _FETCHED_MAX: Final = 256

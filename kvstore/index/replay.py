@@ -28,7 +28,7 @@ from kvstore.record.hashes import scheduled_code
 from kvstore.record.names import PREPARED, ROLLBACK, SCHEDULE_TOPIC, TRANSACTION_MASK
 
 if TYPE_CHECKING:
-    from kvstore.core.buffers import Buffer
+    from kvstore.core.records import Buffer
 
 
 _ALL_KEYS: Final = 2

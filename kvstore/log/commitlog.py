@@ -37,7 +37,7 @@ from kvstore.record.encode import blank
 from kvstore.record.layout import BLANK_SIZE
 
 if TYPE_CHECKING:
-    from kvstore.core.buffers import Buffer
+    from kvstore.core.records import Buffer
 
 _DISK_CHECK_SECONDS: Final = 1.0
 _DISK_CHECK_BYTES: Final = 1 << 20

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from kvstore.config import QUEUES_DEFAULT, QUEUES_MAX, Codec, KeyIndex, Retention, check_retention
 from kvstore.core.encoding import PutRoute
 from kvstore.errors import CallerError, QueueNotFound, shown
-from kvstore.record.decode import TopicBytes
 from kvstore.record.hashes import topic_byte
 from kvstore.record.layout import MAGIC_V1, MAGIC_V2, TOPIC_MAX
 from kvstore.record.validate import attributes_of, check_topic
@@ -109,7 +108,6 @@ class Topic:
         "read_queues",
         "route",
         "since",
-        "topic_bytes",
         "write_queues",
     )
 
@@ -122,7 +120,6 @@ class Topic:
         self.since = info.since
         self.read_queues = info.read_queues
         self.write_queues = info.write_queues
-        self.topic_bytes = TopicBytes(info.name)
         second = len(name) > TOPIC_MAX
         self.hash_byte = topic_byte(name)
         self.is_priority = info.kind == "priority"

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
+from kvstore.core.messages import StoredMessage
 from kvstore.errors import (
     CallerError,
     FilterIllegal,
@@ -26,7 +27,6 @@ from kvstore.errors import (
 from kvstore.read.filter_faults import check_length, fault
 from kvstore.read.sql import SqlFilter, sql
 from kvstore.record.names import TAG_SEPARATOR
-from kvstore.record.values import StoredMessage
 
 Filter = Callable[[StoredMessage], bool]
 

@@ -18,7 +18,8 @@ from itertools import takewhile
 from typing import Final, Protocol
 
 from kvstore.config import StoreConfig
-from kvstore.core.records import check_record, facts
+from kvstore.core.messages import decode, decode_queue
+from kvstore.core.records import facts
 from kvstore.errors import (
     CallerError,
     MessageNotFound,
@@ -35,7 +36,7 @@ from kvstore.log.commitlog import CommitLog
 from kvstore.message import Bounds, StoredMessage
 from kvstore.meta.topics import Topic
 from kvstore.read.cold import READ_ERRORS, Cold
-from kvstore.record.decode import decode, decode_run
+from kvstore.record.compression import decompress
 from kvstore.record.layout import BLANK, BLANK_MAGIC, MAGIC_V1, MAGIC_V2
 
 _free: Final = nullcontext()
@@ -64,7 +65,7 @@ class Reader:
         self._check_crc = config.check_crc
         self._check_property_crc = config.check_property_crc
         self._flushed_only = config.visibility == "flushed"
-        self._max_body = max(config.max_body, 64 << 20)
+        self._unpack = partial(decompress, limit=max(config.max_body, 64 << 20))
         self.cold: Cold | None = None
         """Reads archives; None while there are none."""
         self.follow: Follow | None = None
@@ -201,10 +202,8 @@ class Reader:
     def record(self, position: int) -> StoredMessage:
         """The record at a position of the log."""
         buffer, at, end = self._log.span(position)
-        if self._check_property_crc:
-            check_record(buffer, at, end, position, property_crc=True)
         return decode(
-            buffer, at, end, position=position, check_crc=self._check_crc, max_body=self._max_body
+            buffer, at, end, position, self._check_crc, self._unpack, self._check_property_crc
         )
 
     def entry(self, position: int, topic: Topic, queue: int, offset: int) -> StoredMessage:
@@ -249,7 +248,7 @@ class Reader:
         """Appends `entry` for consecutive offsets to `out`; messages before an error are there when
         it is raised. A segment is looked up once for all its entries.
         """
-        topic_bytes, check_crc, log = topic.topic_bytes, self._check_crc, self._log
+        log, name = self._log, topic.name
         done, count = 0, len(positions)
         while done < count:
             position = positions[done]
@@ -261,16 +260,11 @@ class Reader:
             there = positions[done:] if done else positions
             if there[-1] >= base + end:
                 there = there[: bisect_left(there, base + end)]
-            found = decode_run(
-                buffer, base, end, there, topic_bytes, queue, offset + done, check_crc
-            )
-            if self._check_property_crc:
-                for message in found:
-                    start = message.position - base
-                    check_record(buffer, start, end, message.position, property_crc=True)
-                    out.append(message)
-            else:
-                out += found
+            found = decode_queue(
+                buffer, base, end, there, name, queue, offset + done,
+                self._check_crc, self._unpack, self._check_property_crc,
+            )  # fmt: skip
+            out += found
             done += len(found)
             if len(found) == len(there):
                 continue

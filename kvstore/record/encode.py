@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 
+from kvstore.core.messages import StoredMessage
 from kvstore.errors import MessageIllegal, PropertiesTooLarge, shown
 from kvstore.record.ids import HOST_V4_SIZE, HOST_V6_SIZE
 from kvstore.record.layout import (
@@ -31,7 +32,6 @@ from kvstore.record.layout import (
     record_size,
 )
 from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
-from kvstore.record.values import StoredMessage
 
 
 def encode_record(m: StoredMessage) -> bytes:

@@ -25,7 +25,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from kvstore.errors import FormatError, MessageIllegal, shown
+from kvstore.errors import MessageIllegal, shown
 
 ADDRESS_V4_SIZE: Final = 4
 ADDRESS_V6_SIZE: Final = 16
@@ -49,22 +49,6 @@ def pack_host(address: str, port: int) -> bytes:
     if type(port) is not int or not 0 <= port <= PORT_MAX:
         raise MessageIllegal(f"port {shown(port)} is not a number from 0 to {PORT_MAX}")
     return packed + PORT.pack(port)
-
-
-def unpack_host(raw: bytes) -> tuple[str, int]:
-    """Address (dotted, or IPv6 in its short form) and port.
-
-    The port is the 4 bytes as they are, so bytes written elsewhere can give more than 65535. Raises
-    FormatError if `raw` is not 8 or 20 bytes long.
-    """
-    if len(raw) == HOST_V4_SIZE:
-        family = socket.AF_INET
-    elif len(raw) == HOST_V6_SIZE:
-        family = socket.AF_INET6
-    else:
-        raise FormatError(f"a host takes {HOST_V4_SIZE} or {HOST_V6_SIZE} bytes, not {len(raw)}")
-    address = socket.inet_ntop(family, raw[: -PORT.size])
-    return address, PORT.unpack_from(raw, len(raw) - PORT.size)[0]
 
 
 _PREFIX_TAIL: Final = struct.Struct(">HI")

@@ -81,6 +81,7 @@ HOSTS_V6: Final = BORN_HOST_V6 | STORE_HOST_V6
 NOT_ORDINARY: Final = HOSTS_V6 | COMPRESSED
 """System flags of the records that are read by a way of their own."""
 
+
 # --- the head, whole ---------------------------------------------------------------------------
 # size I, magic I, body CRC I, queue id I, flags I, queue offset q, position q, system flags I, born
 # time q, born host s, store time q, store host s, reconsume times i, prepared position q, body
@@ -108,7 +109,6 @@ BODY_SIZE: Final = struct.Struct(">I")
 TOPIC_SIZE_V1: Final = struct.Struct(">B")
 TOPIC_SIZE_V2: Final = struct.Struct(">H")
 PROPERTIES_SIZE: Final = struct.Struct(">H")
-PROPERTIES_SIZE_SIGNED: Final = struct.Struct(">h")
 POSITION: Final = struct.Struct(">q")
 
 BLANK: Final = struct.Struct(">II")

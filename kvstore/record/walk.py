@@ -33,7 +33,7 @@ from kvstore.record.layout import (
 )
 
 if TYPE_CHECKING:
-    from kvstore.core.buffers import Buffer
+    from kvstore.core.records import Buffer
 
 _BATCH: Final = 16384
 """Records checked at once."""

@@ -40,10 +40,10 @@ from typing import Final
 
 import msgspec
 
+from kvstore.core.messages import decode
 from kvstore.core.scan import Scan
 from kvstore.errors import CallerError, DiskFull, RecordDamaged
 from kvstore.files import Files, MappedFile
-from kvstore.record.decode import decode
 from kvstore.record.walk import Extent, Kind, walk
 from kvstore.rocketmq.file_layouts import (
     CHECKPOINT_FILE,
@@ -179,7 +179,7 @@ def _first_store_time(start: int, path: Path, files: Files) -> int:
     """The store time of the record that a file begins with; 0 if it begins with none."""
     with _mapped(path, files) as mapped:
         try:
-            first = decode(mapped.buffer, 0, mapped.size, position=start, raw_body=True)
+            first = decode(mapped.buffer, 0, mapped.size, position=start)
         except RecordDamaged:
             return 0
     return first.stored_at

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from kvstore.core.messages import StoredMessage
 from kvstore.errors import RecordDamaged
 from kvstore.record.compression import decompress
 from kvstore.record.hashes import tags_code
@@ -40,7 +41,6 @@ from kvstore.record.names import (
     TRANSACTION_MASK,
     UNIQUE_ID,
 )
-from kvstore.record.values import StoredMessage
 
 _MAGIC: Final = {1: f"{MAGIC_V1:#x}", 2: f"{MAGIC_V2:#x}"}
 _BITS: Final = {

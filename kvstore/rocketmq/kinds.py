@@ -46,7 +46,7 @@ from kvstore.rocketmq.file_layouts import (
 from kvstore.rocketmq.side_files import read_items
 
 if TYPE_CHECKING:
-    from kvstore.core.buffers import Buffer
+    from kvstore.core.records import Buffer
 
 _UNITS_LOOKED_AT: Final = 64
 _RECORD_MAX: Final = 1 << 30

@@ -15,18 +15,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvstore.core.messages import StoredMessage, decode
 from kvstore.core.records import check_record, property_crc_problem
 from kvstore.errors import RecordDamaged, SegmentDamaged
 from kvstore.files import Files
 from kvstore.log.segments import named_position
-from kvstore.record.decode import decode
-from kvstore.record.values import StoredMessage
 from kvstore.record.walk import Extent, Kind, extents, walk
 from kvstore.rocketmq.file_layouts import COMMITLOG
 from kvstore.rocketmq.kinds import base_of
 
 if TYPE_CHECKING:
-    from kvstore.core.buffers import Buffer
+    from kvstore.core.records import Buffer
 
 
 class FileExtent(NamedTuple):
@@ -165,7 +164,6 @@ def _with_message(path: Path, buffer: Buffer, base: int, found: Extent) -> FileE
             at + found.size,
             position=found.position,
             check_crc=False,  # the walk has done it
-            raw_body=True,
         )
     except RecordDamaged as e:  # the topic is not UTF-8
         return FileExtent(path, found._replace(kind=Kind.DAMAGE, reason=str(e)))

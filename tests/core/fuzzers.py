@@ -21,6 +21,7 @@ from kvstore.core.queue_offsets import QueueOffsets
 from kvstore.core.tail import Tail
 from kvstore.errors import ArchiveDamaged, FormatError
 from tests.core.fuzzing import EDGES, Arguments, Fuzzer
+from tests.core.record_fuzzers import RECORD_FUZZERS
 from tests.core.test_encoding import encoder
 from tests.reference import packing, records
 
@@ -488,5 +489,6 @@ FUZZERS: Final = {
         call=lambda *fields: repr(PutResult(*fields)),
     ),
     "tail.Tail": Fuzzer(_added, call=_looked_at),
+    **RECORD_FUZZERS,
 }
 """By the name of the entry: module.function."""

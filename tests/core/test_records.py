@@ -11,10 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvstore.core import records as core
+from kvstore.core.messages import StoredMessage
 from kvstore.core.scan import scan
 from kvstore.errors import RecordDamaged
 from kvstore.record.encode import blank, encode_record
-from kvstore.record.values import StoredMessage
 from tests.record.strategies import stored_messages
 from tests.reference import records as plain
 from tests.support.property_crc import with_property_crc

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zlib_ng.zlib_ng import crc32
 
+from kvstore.core.messages import StoredMessage
 from kvstore.core.records import check_record
 from kvstore.core.scan import scan
 from kvstore.errors import RecordDamaged
 from kvstore.record import layout
 from kvstore.record.encode import blank, encode_record
 from kvstore.record.ids import pack_host
-from kvstore.record.values import StoredMessage
 from tests.record.strategies import stored_messages
 from tests.support.property_crc import with_property_crc
 

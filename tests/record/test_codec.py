@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
-import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from zlib_ng.zlib_ng import crc32
 
+from kvstore.core.messages import StoredMessage, decode_queue
 from kvstore.core.records import check_record
 from kvstore.errors import MessageIllegal, PropertiesTooLarge, RecordDamaged
 from kvstore.record import layout
 from kvstore.record.compression import codec_flags, compress
-from kvstore.record.decode import TopicBytes, decode, decode_run
 from kvstore.record.encode import blank, encode_record
 from kvstore.record.ids import pack_host
 from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
-from kvstore.record.values import StoredMessage
 from tests.record.strategies import stored_messages
+from tests.support.decoding import decode
 
 POSITION: Final = 7_000_000_000
 
@@ -387,9 +386,7 @@ def laid_out(messages: Sequence[StoredMessage], topic: str, queue: int) -> list[
     out: list[StoredMessage] = []
     position = BASE
     for offset, message in enumerate(messages, start=7):
-        placed = msgspec.structs.replace(
-            message, topic=topic, queue=queue, offset=offset, position=position
-        )
+        placed = message.__replace__(topic=topic, queue=queue, offset=offset, position=position)
         placed.size = len(encode_record(placed))
         out.append(placed)
         position += placed.size
@@ -400,7 +397,7 @@ def run(
     raw: bytes, messages: Sequence[StoredMessage], *, queue: int = 3, topic: str = "t"
 ) -> list[StoredMessage]:
     positions = [m.position for m in messages]
-    return decode_run(raw, BASE, len(raw), positions, TopicBytes(topic), queue, 7, True)
+    return decode_queue(raw, BASE, len(raw), positions, topic, queue, 7)
 
 
 @given(
@@ -433,25 +430,21 @@ def test_a_run_ends_before_a_record_that_was_changed_anywhere(
 
 
 @given(stored_messages())
-def test_a_record_of_another_kind_is_left_to_decode(message: StoredMessage) -> None:
+def test_a_run_has_records_of_every_kind(message: StoredMessage) -> None:
     placed = laid_out([message], message.topic, 3)
-    found = run(encode_record(placed[0]), placed, topic=message.topic)
-    assert found in ([], placed)
+    assert run(encode_record(placed[0]), placed, topic=message.topic) == placed
 
 
-@pytest.mark.parametrize("other", [{"queue": 4}, {"topic": "u"}, {"topic": "tt"}])
+@pytest.mark.parametrize(
+    "other", [{"queue": 4}, {"topic": "u"}, {"topic": "tt"}, {"topic": ""}, {"offset": 8}]
+)
 def test_a_record_of_another_queue_ends_the_run(other: dict[str, object]) -> None:
     body = StoredMessage("t", 3, 7, BASE, 0, b"x", b"", 0, 0, 0, 0, bytes(8), bytes(8), 0, 0, 0)
     messages = laid_out([body], "t", 3)
     raw = encode_record(messages[0])
-    assert len(decode_run(raw, BASE, len(raw), [BASE], TopicBytes("t"), 3, 7, False)) == 1
-    wrong = {"topic": "t", "queue": 3} | other
-    topic_bytes = TopicBytes(str(wrong["topic"]))
-    assert (
-        decode_run(raw, BASE, len(raw), [BASE], topic_bytes, int(str(wrong["queue"])), 7, False)
-        == []
-    )
-    assert decode_run(raw, BASE, len(raw), [BASE], TopicBytes("t"), 3, 8, False) == []
+    expected: dict[str, Any] = {"topic": "t", "queue": 3, "offset": 7}
+    assert len(decode_queue(raw, BASE, len(raw), [BASE], check_crc=False, **expected)) == 1
+    assert decode_queue(raw, BASE, len(raw), [BASE], check_crc=False, **expected | other) == []
 
 
 def test_a_run_ends_where_the_buffer_does() -> None:
@@ -462,6 +455,6 @@ def test_a_run_ends_where_the_buffer_does() -> None:
     raw = b"".join(map(encode_record, messages))
     positions = [m.position for m in messages]
     for cut in range(len(raw)):
-        found = decode_run(raw[:cut], BASE, len(raw), positions, TopicBytes("t"), 3, 7, False)
+        found = decode_queue(raw[:cut], BASE, len(raw), positions, "t", 3, 7, False)
         assert len(found) == cut // messages[0].size
-        assert found == decode_run(raw, BASE, cut, positions, TopicBytes("t"), 3, 7, False)
+        assert found == decode_queue(raw, BASE, cut, positions, "t", 3, 7, False)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.core.messages import unpack_host
 from kvstore.errors import FormatError, MessageIllegal
 from kvstore.record.ids import (
     id_prefix,
@@ -16,7 +17,6 @@ from kvstore.record.ids import (
     pack_host,
     parse_position_id,
     position_id,
-    unpack_host,
 )
 
 DAY = 86_400_000

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-from kvstore.record.decode import decode
 from kvstore.record.encode import encode_record
+from tests.support.decoding import decode
 
 DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "log-format.md"
 POSITION: Final = 4096

@@ -24,12 +24,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.core.messages import StoredMessage, decode
 from kvstore.core.records import check_record, facts
 from kvstore.errors import ArchiveDamaged, KeyDestroyed, KeyMissing, RecordDamaged
 from kvstore.files import Files
-from kvstore.record.decode import decode
 from kvstore.record.names import PREPARED, ROLLBACK, TRANSACTION_MASK
-from kvstore.record.values import StoredMessage
 from tiering.archive.archive_reader import Archive
 from tiering.archive.block import Block, BlockGroup
 from tiering.archive.columns.packed import I64
@@ -52,7 +51,7 @@ from tiering.archive.writer import temporary
 from tiering.keys.crypto import KeyProvider
 
 if TYPE_CHECKING:
-    from kvstore.core.buffers import Buffer
+    from kvstore.core.records import Buffer
 
 _PLACED = np.dtype([("number", "<i8"), ("position", "<i8"), ("rank", "<u4")])
 """A row of the position index: the message's number in the order of blocks and rows, its position,
@@ -426,6 +425,6 @@ def messages(archive: Archive, number: int, start: int = 0) -> Iterator[StoredMe
     positions = block.positions.tolist()
     for raw, position in zip(records[first:], positions[first:], strict=True):
         try:
-            yield decode(raw, 0, len(raw), position, True, True)
+            yield decode(raw, 0, len(raw), position)
         except RecordDamaged as error:
             yield Problem(archive.name, number, str(error))

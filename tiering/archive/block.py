@@ -19,10 +19,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from zlib_ng.zlib_ng import crc32
 
+from kvstore.core.messages import StoredMessage, decode
 from kvstore.errors import ArchiveDamaged
-from kvstore.record.decode import decode
+from kvstore.record.compression import decompress
 from kvstore.record.layout import CRC_MASK
-from kvstore.record.values import StoredMessage
 from tiering.archive.coder import Coder
 from tiering.archive.columns.header_codec import decode_headers
 from tiering.archive.columns.header_fields import HeaderColumns, OffsetRanges, Owners
@@ -294,8 +294,8 @@ class Block:
         self._group = None
 
     def messages(self, start: int, stop: int, *, check_crc: bool = True) -> list[StoredMessage]:
-        """The messages of the rows from `start` to `stop`, as `kvstore.record.decode.decode` gives
-        them. Raises the errors of `decode`, and ArchiveDamaged.
+        """The messages of the rows from `start` to `stop`, as `kvstore.core.messages.decode`
+        gives them. Raises the errors of `decode`, and ArchiveDamaged.
         """
         start, stop = max(start, 0), min(stop, self.count)
         if stop <= start:
@@ -303,7 +303,7 @@ class Block:
         if not self._columns.is_ordinary:
             positions = self.positions[start:stop].tolist()
             return [
-                decode(record, 0, len(record), position, check_crc)
+                decode(record, 0, len(record), position, check_crc, decompress)
                 for record, position in zip(self._records(start, stop), positions, strict=True)
             ]
         c, bodies, rows = self._columns, self._bodies(start, stop), slice(start, stop)

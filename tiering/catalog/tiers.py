@@ -24,6 +24,7 @@ import numpy as np
 
 from kvstore.clock import Clock
 from kvstore.config import ArchiveAccess
+from kvstore.core.messages import StoredMessage
 from kvstore.errors import (
     ArchiveDamaged,
     ArchiveMissing,
@@ -41,7 +42,6 @@ from kvstore.index.archived import (
     TierStats,
 )
 from kvstore.index.keys import read_archive_key
-from kvstore.record.values import StoredMessage
 from tiering.archive.archive_check import archive_problems
 from tiering.archive.archive_reader import Archive
 from tiering.archive.block import Block, BlockGroup

@@ -25,7 +25,7 @@ from tiering.archive.columns.packed import I64
 from tiering.archive.layout import NO_QUEUE
 
 if TYPE_CHECKING:
-    from kvstore.core.buffers import Buffer
+    from kvstore.core.records import Buffer
 
 _NONE: Final = np.empty(0, np.int64)
 

@@ -43,7 +43,7 @@ from tiering.executor.segment import segment_parts, stored_times
 from tiering.places.objects import SUFFIX
 
 if TYPE_CHECKING:
-    from kvstore.core.buffers import Buffer
+    from kvstore.core.records import Buffer
 _QUEUE_BITS: Final = 32
 _QUEUE_MASK: Final = (1 << _QUEUE_BITS) - 1
 _ROW: Final = np.dtype(

@@ -24,9 +24,9 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from kvstore.core.messages import unpack_host
 from kvstore.core.records import decode_properties
 from kvstore.errors import ConfigError
-from kvstore.record.ids import unpack_host
 from kvstore.record.names import KEYS, TAGS, UNIQUE_ID
 from tiering.archive.columns.header_fields import ConstantHeaders, host_of
 from tiering.archive.columns.integers import Column, bounds_of

@@ -34,7 +34,7 @@ from tiering.places.settings import is_remote
 from tiering.spark.options import ReadOptions
 
 if TYPE_CHECKING:
-    from kvstore.core.buffers import Buffer
+    from kvstore.core.records import Buffer
 
 
 class ListedArchive(msgspec.Struct, frozen=True):

@@ -17,7 +17,8 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 from zlib_ng.zlib_ng import crc32
 
-from kvstore.record.decode import decode
+from kvstore.core.messages import decode
+from kvstore.record.compression import decompress
 from kvstore.record.layout import CRC_MASK, NOT_ORDINARY
 from kvstore.record.names import COMPRESSED
 from tiering.archive.block import BlockGroup
@@ -171,13 +172,13 @@ class MessageRows(MessageColumns):
     def __init__(self, records: Sequence[bytes], positions: Sequence[int]) -> None:
         # A wrong body CRC is kept as it is: the record was put with it.
         self._messages = [
-            decode(record, 0, len(record), position, check_crc=False)
+            decode(record, 0, len(record), position, False, decompress)
             for record, position in zip(records, positions, strict=True)
         ]
         self._stored: list[bytes | None] | None = None
         if any(one.system_flags & COMPRESSED for one in self._messages):
             stored = [
-                decode(record, 0, len(record), position, check_crc=False, raw_body=True).body
+                decode(record, 0, len(record), position, False).body
                 for record, position in zip(records, positions, strict=True)
             ]
             self._stored = [

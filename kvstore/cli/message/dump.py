@@ -23,10 +23,10 @@ import click
 from kvstore.cli.message.dump_show import BODY_SHOWN, Choice, Show, builtins_of
 from kvstore.cli.terminal.options import LocalPath, keys_option
 from kvstore.cli.terminal.output import Output, output_option
+from kvstore.core.messages import StoredMessage
 from kvstore.errors import ArchiveDamaged, FormatError, MessageNotFound
 from kvstore.files import Files, LocalFiles
 from kvstore.log.segments import named_position
-from kvstore.record.values import StoredMessage
 from kvstore.record.walk import Kind
 from kvstore.rocketmq.file_layouts import BATCH_UNIT_SIZE, QUEUE_UNIT_SIZE
 from kvstore.rocketmq.kinds import FileKind, kind_of

@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from kvstore.cli.terminal.output import Output, printable
-from kvstore.record.values import StoredMessage
+from kvstore.core.messages import StoredMessage
 from kvstore.record.walk import Kind
 from kvstore.rocketmq.describe import body_lines, describe, record_rows
 from kvstore.rocketmq.log_files import FileExtent

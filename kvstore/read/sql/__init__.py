@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from kvstore.core.messages import StoredMessage
 from kvstore.errors import (
     CallerError,
     shown,
 )
-from kvstore.record.values import StoredMessage
 
 
 @dataclass(frozen=True, slots=True)

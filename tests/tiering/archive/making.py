@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from io import BytesIO
 from typing import Final, NamedTuple
 
-import msgspec
 from hypothesis import strategies as st
 
+from kvstore.core.messages import StoredMessage
 from kvstore.record.encode import encode_record
 from kvstore.record.properties import encode_properties
-from kvstore.record.values import StoredMessage
 from tests.record.strategies import stored_messages
 from tests.rocketmq.logs import NOW, record
 from tiering.archive.archive_reader import Archive
@@ -138,8 +137,8 @@ def drawn_queues(draw: st.DrawFn) -> list[Queue]:
             message = draw(stored_messages())
             version = 2 if len(name.encode()) > 127 else message.version
             filler = bytes(draw(st.sampled_from([0, 0, 0, 3000])))
-            message = msgspec.structs.replace(
-                message, topic=name, queue=queue, offset=offset, position=position,
+            message = message.__replace__(
+                topic=name, queue=queue, offset=offset, position=position,
                 version=version, raw_properties=draw(PROPERTIES),
             )  # fmt: skip
             found.records[offset] = _with_body(message, message.body + filler)
@@ -160,5 +159,5 @@ PROPERTIES: Final = st.one_of(
 def _with_body(message: StoredMessage, body: bytes) -> bytes:
     from zlib_ng.zlib_ng import crc32
 
-    message = msgspec.structs.replace(message, body=body, body_crc=crc32(body) & 0x7FFF_FFFF)
+    message = message.__replace__(body=body, body_crc=crc32(body) & 0x7FFF_FFFF)
     return encode_record(message)

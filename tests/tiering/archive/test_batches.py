@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zlib_ng.zlib_ng import crc32
 
+from kvstore.core.messages import StoredMessage
 from kvstore.errors import ArchiveDamaged
 from kvstore.record.encode import encode_record
 from kvstore.record.layout import CRC_MASK
-from kvstore.record.values import StoredMessage
 from tests.tiering.archive.samples import ORDINARY, TOPIC, encode, messages, read, record
 from tiering.archive.block import BlockGroup, read_columns
 from tiering.archive.coder import Coder

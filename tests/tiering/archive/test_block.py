@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.core.messages import StoredMessage
 from kvstore.core.records import facts
 from kvstore.errors import ArchiveDamaged, RecordDamaged
-from kvstore.record import decode as record_decode
 from kvstore.record.compression import codec_flags, compress
 from kvstore.record.encode import encode_record
 from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
-from kvstore.record.values import StoredMessage
 from tests.fixtures import NAMES, unpack_fixture
+from tests.support.decoding import decode as decode_record
 from tests.support.property_crc import with_property_crc
 from tests.tiering.archive.samples import (
     TOPIC,
@@ -43,7 +43,7 @@ def expected(raw: bytes, check_crc: bool = True) -> StoredMessage | str:
     """What `decode` says of a record that stands alone: a message or what is wrong with it."""
     position = int.from_bytes(raw[28:36], "big", signed=True)
     try:
-        return record_decode.decode(raw, 0, len(raw), position, check_crc)
+        return decode_record(raw, 0, len(raw), position, check_crc)
     except RecordDamaged as error:
         return str(error)
 

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvstore.errors import CallerError
-from kvstore.record.decode import decode
 from kvstore.record.properties import encode_properties
 from tests.rocketmq.logs import record
+from tests.support.decoding import decode
 from tests.tiering.archive.making import Queue, drawn_queues
 from tests.tiering.merge.merging import made_of, merged, records_in
 from tiering.archive.archive_check import archive_problems

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.record.decode import decode
 from kvstore.record.encode import encode_record
 from tests.record.strategies import I32, I64, U32
+from tests.support.decoding import decode
 from tests.tiering.archive.samples import TOPIC, encode, read, record
 from tiering.archive.block import read_columns
 from tiering.archive.coder import Coder

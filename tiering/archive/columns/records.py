@@ -40,7 +40,7 @@ from tiering.archive.columns.integers import Column
 from tiering.archive.columns.properties import UniformProperties, split_uniform
 
 if TYPE_CHECKING:
-    from kvstore.core.buffers import Buffer
+    from kvstore.core.records import Buffer
 
 HEAD: Final = np.dtype(
     [

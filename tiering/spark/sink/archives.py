@@ -49,7 +49,7 @@ from tiering.spark.sink.jobs import PlaceState
 from tiering.spark.sink.row_records import RecordMaker, TaskStart
 
 if TYPE_CHECKING:
-    from kvstore.core.buffers import Buffer
+    from kvstore.core.records import Buffer
 
 _FILE: Final = "records"
 

@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 import kvstore
@@ -496,8 +495,7 @@ def test_the_rows_of_a_store_are_attached_to_another_that_goes_on(
         assert found.keys() == queues.keys()
         for queue, due in queues.items():
             here = [
-                msgspec.structs.replace(a, position=b.position)
-                for a, b in zip(found[queue], due, strict=True)
+                a.__replace__(position=b.position) for a, b in zip(found[queue], due, strict=True)
             ]
             assert here == due
         assert store.verify(archives=True).problems == []

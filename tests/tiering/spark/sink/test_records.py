@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -16,14 +15,14 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from kvstore.core.messages import StoredMessage
 from kvstore.errors import ConfigError
 from kvstore.record.compression import codec_flags, compress
-from kvstore.record.decode import decode
 from kvstore.record.encode import encode_record
 from kvstore.record.names import BORN_HOST_V6, CODEC_MASK, COMPRESSED, STORE_HOST_V6
-from kvstore.record.values import StoredMessage
 from tests.record.strategies import hosts, stored_messages
 from tests.support.clock import VirtualClock
+from tests.support.decoding import decode
 from tests.tiering.archive.samples import PROPERTY_FIELDS, record
 from tiering.archive.columns.records import RecordBatch
 from tiering.errors import JobTooLarge, RowIllegal
@@ -54,8 +53,8 @@ def kept(draw: st.DrawFn) -> StoredMessage:
         body, flags = compress(body, codec), flags | codec_flags(codec)
     topic = draw(NAMES)
     made = draw(stored_messages())
-    return msgspec.structs.replace(
-        made, topic=topic, version=2 if len(topic) > 127 else draw(st.sampled_from([1, 1, 1, 2])),
+    return made.__replace__(
+        topic=topic, version=2 if len(topic) > 127 else draw(st.sampled_from([1, 1, 1, 2])),
         queue=draw(st.integers(0, 65535)), offset=draw(st.integers(0, 2**62)), body=body,
         position=draw(st.integers(0, 2**60)), system_flags=flags, born_at=draw(TIMES),
         stored_at=draw(TIMES), raw_born_host=draw(hosts(flags & BORN_HOST_V6)),
@@ -94,7 +93,7 @@ def test_ordinary_records_are_given_back_from_columns_of_the_log() -> None:
     batch = RecordBatch.of_records(records)
     positions = batch.starts
     records = [
-        encode_record(msgspec.structs.replace(decode(r, 0, len(r), n * 1000), position=int(p)))
+        encode_record(decode(r, 0, len(r), n * 1000).__replace__(position=int(p)))
         for n, (r, p) in enumerate(zip(records, positions, strict=True))
     ]
     found = [

@@ -1,0 +1,139 @@
+"""Messages as the log holds them; see messages.pyx."""
+
+from collections.abc import Callable
+
+from kvstore.core.records import Buffer
+
+Unpack = Callable[[bytes, int], bytes]
+"""Gives the body, of its compressed form and the system flags; raises RecordDamaged."""
+
+class StoredMessage:
+    """A message as the log holds it; `help` of it says what its fields are."""
+
+    __match_args__: tuple[str, ...]
+    topic: str
+    queue: int
+    offset: int
+    position: int
+    size: int
+    body: bytes
+    raw_properties: bytes
+    flags: int
+    system_flags: int
+    born_at: int
+    stored_at: int
+    raw_born_host: bytes
+    raw_store_host: bytes
+    reconsume_times: int
+    prepared_position: int
+    body_crc: int
+    version: int
+
+    def __init__(
+        self,
+        topic: str,
+        queue: int,
+        offset: int,
+        position: int,
+        size: int,
+        body: bytes,
+        raw_properties: bytes,
+        flags: int,
+        system_flags: int,
+        born_at: int,
+        stored_at: int,
+        raw_born_host: bytes,
+        raw_store_host: bytes,
+        reconsume_times: int,
+        prepared_position: int,
+        body_crc: int,
+        version: int = 1,
+    ) -> None:
+        """Raises MessageIllegal for a number that does not fit its field of a record."""
+
+    def __replace__(self, **changes: object) -> StoredMessage:
+        """The same message with some fields changed."""
+
+    def see_as(self, topic: str, properties: dict[str, str] | None) -> None:
+        """Shows the message under another topic, and with other properties if some are given."""
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """All properties of the record, by name."""
+
+    @property
+    def user_properties(self) -> dict[str, str]:
+        """The properties that the caller set: all but those with a reserved name."""
+
+    @property
+    def tag(self) -> str | None:
+        """The tag, or None."""
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys, in order."""
+
+    @property
+    def message_id(self) -> str:
+        """The unique id given at the put; the position id if the record carries none."""
+
+    @property
+    def message_group(self) -> str | None:
+        """The group whose messages are kept in order, or None."""
+
+    @property
+    def position_id(self) -> str:
+        """RocketMQ's offset message id: store host and position in upper-case hex, 32 or 56
+        characters.
+        """
+
+    @property
+    def born_host(self) -> tuple[str, int]:
+        """Address and port of the producer."""
+
+    @property
+    def store_host(self) -> tuple[str, int]:
+        """Address and port of the store that wrote the record."""
+
+def unpack_host(raw: bytes) -> tuple[str, int]:
+    """Address (dotted, or IPv6 in its short form) and port.
+
+    The port is the 4 bytes as they are, so bytes written elsewhere can give more than 65535. Raises
+    FormatError if `raw` is not 8 or 20 bytes long.
+    """
+
+def decode(
+    buffer: Buffer,
+    at: int,
+    end: int,
+    position: int,
+    check_crc: bool = True,
+    unpack: Unpack | None = None,
+    property_crc: bool = False,
+) -> StoredMessage:
+    """The record that begins at index `at` of `buffer` and ends at or before `end`.
+
+    `position` is the log position that the record must state. `check_crc` False leaves out the
+    body's CRC, for bytes that were checked before; `property_crc` True checks the one over the
+    whole record, too. A compressed body is given as it is stored, or what `unpack` makes of it.
+    Raises RecordDamaged, with the position and what was expected and found; a blank record and
+    unwritten zeros are no records either.
+    """
+
+def decode_queue(
+    buffer: Buffer,
+    base: int,
+    end: int,
+    positions: list[int],
+    topic: str,
+    queue: int,
+    offset: int,
+    check_crc: bool = True,
+    unpack: Unpack | None = None,
+    property_crc: bool = False,
+) -> list[StoredMessage]:
+    """The messages at `positions`, which begin at index position - `base` of `buffer`, end at or
+    before `end`, and must be `offset` and on of `queue`; the rest is as for `decode`.
+
+    Ends before the first record that is damaged or not the expected one.
+    """

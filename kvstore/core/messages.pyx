@@ -1,0 +1,313 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, binding=False
+"""Messages: the bytes of one record, or of many records of a queue, become `StoredMessage`s.
+
+The idea: numbers are loaded into fields of C, body and properties are copied once, and each becomes
+an object of Python, or is taken apart, when somebody asks. Neighbours in a log mostly have the same
+topic and hosts, so those objects are shared. A reader of a queue knows topic, queue and offsets
+beforehand: `decode_queue` takes records as long as they are the expected ones. (RocketMQ:
+MessageDecoder.decode.)
+
+Invariants: any bytes give a message or RecordDamaged, nothing else; a message keeps no reference to
+the buffer, and reading a field never touches the disk; `decode_queue` gives what `decode` gives.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.string cimport memcmp
+
+from kvstore.core.buffers cimport View, load_be32, load_be64, view_of
+from kvstore.core.records cimport (
+    BORN_V6, FLAGS_AT, Kind, OFFSET_AT, Parts, QUEUE_AT, RECORD, STORE_V6, STORED_AT, Span,
+    V6_EXTRA, check_body, check_whole, damaged, left_of, measure, next_pair, number_of,
+)
+
+from kvstore.core.records import decode_properties
+from kvstore.errors import FormatError, MessageIllegal, RecordDamaged
+from kvstore.record.names import RESERVED
+
+cdef extern from "Python.h":
+    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+
+cdef extern from "<arpa/inet.h>" nogil:
+    int AF_INET, AF_INET6
+    const char *inet_ntop(int family, const void *address, char *out, unsigned int room)
+
+cdef enum:
+    BORN_HOST_AT = 48
+    HOST_V4 = 8
+    HOST_V6 = 20
+    COMPRESSED = 1
+    ADDRESS_ROOM = 64
+
+# Those of the record that was decoded last.
+cdef str _topic = ""
+cdef bytes _born_host = b""
+cdef bytes _store_host = b""
+
+
+def unpack_host(bytes raw not None):
+    cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(raw)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(raw)
+    cdef char text[ADDRESS_ROOM]
+    if size != HOST_V4 and size != HOST_V6:
+        raise FormatError(f"a host takes {HOST_V4} or {HOST_V6} bytes, not {size}")
+    inet_ntop(AF_INET if size == HOST_V4 else AF_INET6, at, text, ADDRESS_ROOM)
+    return (<bytes>text).decode("ascii"), load_be32(at + size - 4)
+
+
+@cython.no_gc
+@cython.freelist(256)
+cdef class StoredMessage:
+    """A message as the log holds it.
+
+    `body` is as it was put (decompressed). `position` and `size` are bytes in the log, `offset` the
+    place in the queue; times are milliseconds since the epoch. `properties` are all the record's
+    properties, the system's own (KEYS, TAGS, UNIQ_KEY ...) included; `user_properties` are only the
+    caller's. Hosts are `(address, port)`. Two are equal if all fields of their records are.
+    """
+
+    __match_args__ = (
+        "topic", "queue", "offset", "position", "size", "body", "raw_properties", "flags",
+        "system_flags", "born_at", "stored_at", "raw_born_host", "raw_store_host",
+        "reconsume_times", "prepared_position", "body_crc", "version",
+    )
+
+    cdef public str topic
+    cdef public uint32_t queue
+    cdef public int64_t offset
+    cdef public int64_t position
+    cdef public int64_t size
+    cdef public bytes body
+    cdef bytes _raw_properties
+    cdef public uint32_t flags
+    cdef public uint32_t system_flags
+    cdef public int64_t born_at
+    cdef public int64_t stored_at
+    cdef public bytes raw_born_host
+    cdef public bytes raw_store_host
+    cdef public int32_t reconsume_times
+    cdef public int64_t prepared_position
+    cdef public uint32_t body_crc
+    cdef public int version
+    cdef dict _properties
+
+    def __init__(
+        self, topic, queue, offset, position, size, body, raw_properties, flags, system_flags,
+        born_at, stored_at, raw_born_host, raw_store_host, reconsume_times, prepared_position,
+        body_crc, version=1,
+    ):
+        self.topic = topic
+        self.body = body
+        self._raw_properties = raw_properties
+        self.raw_born_host = raw_born_host
+        self.raw_store_host = raw_store_host
+        try:
+            self.queue = queue
+            self.offset = offset
+            self.position = position
+            self.size = size
+            self.flags = flags
+            self.system_flags = system_flags
+            self.born_at = born_at
+            self.stored_at = stored_at
+            self.reconsume_times = reconsume_times
+            self.prepared_position = prepared_position
+            self.body_crc = body_crc
+            self.version = version
+        except OverflowError as e:
+            raise MessageIllegal(f"a number doesn't fit its field: {e}") from None
+
+    cdef tuple _fields(self):
+        return tuple([getattr(self, name) for name in StoredMessage.__match_args__])
+
+    def __eq__(self, other):
+        if not isinstance(other, StoredMessage):
+            return NotImplemented
+        return self._fields() == (<StoredMessage>other)._fields()
+
+    def __hash__(self):
+        return hash((self.position, self.topic, self.queue, self.offset))
+
+    def __repr__(self):
+        pairs = zip(StoredMessage.__match_args__, self._fields())
+        return f"StoredMessage({', '.join([f'{name}={value!r}' for name, value in pairs])})"
+
+    def __reduce__(self):
+        return type(self), self._fields(), self._properties
+
+    def __setstate__(self, properties):
+        self._properties = properties
+
+    def __replace__(self, **changes):
+        return type(self)(**(dict(zip(StoredMessage.__match_args__, self._fields())) | changes))
+
+    def see_as(self, str topic not None, dict properties):
+        self.topic = topic
+        if properties is not None:
+            self._properties = properties
+
+    cdef str _property(self, const char *name, Py_ssize_t size):
+        # The last non-empty value of that name.
+        cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(self._raw_properties)
+        cdef const uint8_t *end = at + PyBytes_GET_SIZE(self._raw_properties)
+        cdef Span its, value, found
+        if self._properties is not None:
+            return self._properties.get(name[:size].decode())
+        found.at = NULL
+        while next_pair(&at, end, &its, &value):
+            if its.size == size and memcmp(its.at, name, size) == 0:
+                found = value
+        if found.at == NULL:
+            return None
+        return PyUnicode_DecodeUTF8(<const char *>found.at, found.size, "replace")
+
+    @property
+    def raw_properties(self):
+        return self._raw_properties
+
+    @raw_properties.setter
+    def raw_properties(self, bytes raw not None):
+        self._raw_properties = raw
+        self._properties = None
+
+    @property
+    def properties(self):
+        if self._properties is None:
+            self._properties = decode_properties(self._raw_properties)
+        return self._properties
+
+    @property
+    def user_properties(self):
+        return {name: value for name, value in self.properties.items() if name not in RESERVED}
+
+    @property
+    def tag(self):
+        return self._property(b"TAGS", 4)
+
+    @property
+    def keys(self):
+        found = self._property(b"KEYS", 4)
+        return [key for key in found.split(" ") if key] if found is not None else []
+
+    @property
+    def message_id(self):
+        return self._property(b"UNIQ_KEY", 8) or self.position_id
+
+    @property
+    def message_group(self):
+        return self._property(b"__SHARDINGKEY", 13)
+
+    @property
+    def position_id(self):
+        return (self.raw_store_host + self.position.to_bytes(8, "big")).hex().upper()
+
+    @property
+    def born_host(self):
+        return unpack_host(self.raw_born_host)
+
+    @property
+    def store_host(self):
+        return unpack_host(self.raw_store_host)
+
+
+cdef bytes _host(const uint8_t *at, Py_ssize_t size, bytes known):
+    if PyBytes_GET_SIZE(known) == size and memcmp(PyBytes_AS_STRING(known), at, size) == 0:
+        return known
+    return PyBytes_FromStringAndSize(<const char *>at, size)
+
+
+cdef bint _is_text(const uint8_t *at, Py_ssize_t size, str text) except -1:
+    cdef Py_ssize_t known_size
+    cdef const char *known = PyUnicode_AsUTF8AndSize(text, &known_size)
+    return known_size == size and memcmp(known, at, size) == 0
+
+
+cdef StoredMessage _message(const uint8_t *record, Parts *p, str topic, object unpack):
+    # Of a measured record; raises RecordDamaged, without a position, if its body can't be unpacked.
+    global _born_host, _store_host
+    cdef StoredMessage m = StoredMessage.__new__(StoredMessage)
+    cdef uint32_t flags = load_be32(record + FLAGS_AT)
+    cdef Py_ssize_t born = HOST_V6 if flags & BORN_V6 else HOST_V4
+    cdef Py_ssize_t store = HOST_V6 if flags & STORE_V6 else HOST_V4
+    cdef const uint8_t *at = record + BORN_HOST_AT
+    m.topic = topic
+    m.size = p.size
+    m.body_crc = load_be32(record + 8)
+    m.queue = load_be32(record + QUEUE_AT)
+    m.flags = load_be32(record + 16)
+    m.offset = <int64_t>load_be64(record + OFFSET_AT)
+    m.position = <int64_t>load_be64(record + 28)
+    m.system_flags = flags
+    m.born_at = <int64_t>load_be64(record + 40)
+    m.raw_born_host = _born_host = _host(at, born, _born_host)
+    m.stored_at = <int64_t>load_be64(at + born)
+    m.raw_store_host = _store_host = _host(at + born + 8, store, _store_host)
+    at += born + 8 + store
+    m.reconsume_times = <int32_t>load_be32(at)
+    m.prepared_position = <int64_t>load_be64(at + 4)
+    m.version = p.version
+    m.body = PyBytes_FromStringAndSize(<const char *>record + p.body_at, p.body_size)
+    m._raw_properties = PyBytes_FromStringAndSize(
+        <const char *>record + p.properties_at, p.properties_size
+    )
+    # An empty body stays one, whatever the flags say, as in RocketMQ.
+    if flags & COMPRESSED and unpack is not None and p.body_size:
+        m.body = unpack(m.body, flags)
+    return m
+
+
+def decode(
+    buffer, Py_ssize_t at, Py_ssize_t end, position, bint check_crc=True, unpack=None,
+    bint property_crc=False,
+):
+    global _topic
+    cdef View view = view_of(buffer)
+    cdef Parts p
+    cdef Py_ssize_t left = left_of(view, at, end)
+    cdef const uint8_t *record = view.bytes + at if left else NULL
+    cdef Kind found = measure(record, left, number_of(position), &p)
+    if found == RECORD and property_crc:
+        found = check_whole(record, &p)
+    if found == RECORD and check_crc:
+        found = check_body(record, &p)
+    if found:
+        raise damaged(found, record, &p, position)
+    try:
+        if not _is_text(record + p.topic_at, p.topic_size, _topic):
+            _topic = PyUnicode_DecodeUTF8(<const char *>record + p.topic_at, p.topic_size, NULL)
+        return _message(record, &p, _topic, unpack)
+    except (RecordDamaged, UnicodeDecodeError) as e:
+        raise RecordDamaged(f"record at {position} is damaged: {e}", position) from None
+
+
+def decode_queue(
+    buffer, int64_t base, Py_ssize_t end, list positions not None, str topic not None,
+    uint32_t queue, int64_t offset, bint check_crc=True, unpack=None, bint property_crc=False,
+):
+    cdef View view = view_of(buffer)
+    cdef Parts p
+    cdef Py_ssize_t at, left
+    cdef int64_t position
+    cdef const uint8_t *record
+    cdef list out = []
+    for position in positions:
+        at = position - base if position >= base else -1
+        left = left_of(view, at, end)
+        record = view.bytes + at if left else NULL
+        if (
+            measure(record, left, position, &p)
+            or (check_crc and check_body(record, &p))
+            or (property_crc and check_whole(record, &p))
+            or load_be32(record + QUEUE_AT) != queue
+            or <int64_t>load_be64(record + OFFSET_AT) != offset
+            or not _is_text(record + p.topic_at, p.topic_size, topic)
+        ):
+            break
+        try:
+            out.append(_message(record, &p, topic, unpack))
+        except RecordDamaged:
+            break
+        offset += 1
+    return out
