@@ -29,6 +29,7 @@ try:
             records,
             scan,
             tail,
+            texts,
         )
 except ImportError as e:
     if e.name is None or not e.name.startswith("kvstore.core"):

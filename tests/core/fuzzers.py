@@ -23,7 +23,7 @@ from kvstore.errors import ArchiveDamaged, FormatError
 from tests.core.fuzzing import EDGES, Arguments, Fuzzer
 from tests.core.record_fuzzers import RECORD_FUZZERS
 from tests.core.test_encoding import encoder
-from tests.reference import packing, records
+from tests.reference import packing, records, texts
 
 I64 = NDArray[np.int64]
 ENCODER: Final = encoder()
@@ -431,6 +431,38 @@ def _looked_at(start: int, entries: I64, keys: I64) -> bool:
     assert (rows[1:] >= rows[:-1]).all()
     tail.cut(mark)
     return len(tail) == len(entries) // 6 and tail.key_columns().shape == (3, len(keys) // 3)
+# --- texts ---
+
+
+def _texts(rng: Random) -> Arguments:
+    """A buffer with texts of one kind, and where they are."""
+    kinds: tuple[Callable[[], bytes], ...] = (
+        lambda: b"".join(
+            rng.choices((b"A\1x\2", b"KEYS\1a b\2", b"B\1", b"\2", b"no"), k=rng.randint(0, 4))
+        ),
+        lambda: rng.randbytes(16).hex().upper().encode(),
+        lambda: b"n-%d" % rng.getrandbits(rng.randint(1, 64)),
+        lambda: b"n-%06d" % rng.randint(0, 999_999),
+        lambda: rng.choice((b"", b"a", b" a b ", b"longer than a word")),
+    )
+    kind = rng.choice(kinds)
+    some = [kind() for _ in range(_count(rng))]
+    ends = list(accumulate(map(len, some)))
+    return b"".join(some), _int64([0, *ends][: len(ends)]), _int64(ends)
+
+
+def _of_texts(judge: Callable[..., Any]) -> Callable[..., Any]:
+    def judged(data: Any, starts: Any, stops: Any, *more: Any) -> Any:
+        if not isinstance(data, bytes):
+            return NotImplemented
+        begins, ends = _signed(starts), _signed(stops)
+        if len(begins) != len(ends) or any(
+            not 0 <= a <= b <= len(data) for a, b in zip(begins, ends, strict=False)
+        ):
+            return ValueError
+        return judge([data[a:b] for a, b in zip(begins, ends, strict=True)], *more)
+
+    return judged
 
 
 FUZZERS: Final = {
@@ -490,5 +522,16 @@ FUZZERS: Final = {
     ),
     "tail.Tail": Fuzzer(_added, call=_looked_at),
     **RECORD_FUZZERS,
+    "texts.gather": Fuzzer(_texts, _of_texts(b"".join)),
+    "texts.crc_texts": Fuzzer(_texts, _of_texts(texts.crc_texts)),
+    "texts.split_fields": Fuzzer(_texts, _of_texts(lambda _: NotImplemented)),
+    "texts.number_texts": Fuzzer(
+        lambda rng: (*_texts(rng), _count(rng)), _of_texts(texts.number_texts)
+    ),
+    "texts.parse_ids": Fuzzer(_texts, _of_texts(texts.parse_ids)),
+    "texts.parse_numbers": Fuzzer(_texts, _of_texts(texts.parse_numbers)),
+    "texts.hash_texts": Fuzzer(
+        lambda rng: (*_texts(rng), rng.random() < 0.5), _of_texts(texts.hash_texts)
+    ),
 }
 """By the name of the entry: module.function."""

@@ -15,7 +15,6 @@ settings give the same bytes, however `add` was given them.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -30,7 +29,7 @@ from tiering.archive.columns.integers import Column, bounds_of, cut_by_bytes
 from tiering.archive.columns.packed import I64
 from tiering.archive.columns.properties import encode_properties
 from tiering.archive.columns.records import Fields, RecordBatch
-from tiering.archive.indexes import KeyLevels, digests_in_columns, digests_of, is_rolled_back
+from tiering.archive.indexes import KeyLevels, digests_of_many, is_rolled_back
 from tiering.archive.layout import BLOCK_BYTES_DEFAULT, BLOCK_ROWS_MAX, NO_QUEUE, PartKind, Sizes
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.tail_columns import GROUP_COLUMNS, BlockColumns, TailColumns
@@ -233,17 +232,15 @@ def payloads_of(
     if not ((counts := np.diff(bounds)) > 0).all() or (counts > BLOCK_ROWS_MAX).any():
         raise ValueError("groups must have 1 to 65,536 rows")
     fixed = encode_fixed(fields, bounds, inner)
-    properties = encode_properties(fields.property_list, fields.uniform, bounds, fields.born_at)
-    bodies = fields.body_list
+    properties = encode_properties(fields.properties, bounds, fields.born_at)
     found = []
     for i, (begin, end) in enumerate(pairwise(bounds.tolist())):
         first, stop = grouped[i], grouped[i + 1]
         if any(whole[first:stop]):
-            records = b"".join(fields.records(begin, end))
             kept = encode_whole(fields, inner[first : stop + 1])
-            found.append(Payloads(kept, b"", records))
+            found.append(Payloads(kept, b"", fields.records(begin, end)))
         else:
-            found.append(Payloads(fixed[i], properties[i], b"".join(bodies[begin:end])))
+            found.append(Payloads(fixed[i], properties[i], fields.bodies(begin, end)))
     return found
 
 
@@ -254,15 +251,15 @@ def _to_keep_whole(fields: Fields, spans: Sequence[BlockSpan]) -> list[bool]:
     fields = fields.part(spans[0].start, spans[-1].stop)
     bounds = np.array([*(span.start for span in spans), spans[-1].stop], np.int64)
     bounds -= bounds[0]
-    queues = np.repeat(np.array([span.queue for span in spans], np.int64), np.diff(bounds))
+    names, topic_of = fields.topics()
+    numbers = {name: number for number, name in enumerate(names)}
+    wanted = [
+        (span.queue, numbers.get(span.topic.encode("utf-8", "replace"), -1)) for span in spans
+    ]
+    queues, topics = np.repeat(np.array(wanted, np.int64), np.diff(bounds), 0).T
     # A record in no queue has an offset here that is not the record's own.
-    odd = ~fields.regular | (fields.queue != queues) | (queues == NO_QUEUE)
+    odd = ~fields.regular | (fields.queue != queues) | (queues == NO_QUEUE) | (topic_of != topics)
     whole: list[bool] = np.logical_or.reduceat(odd, bounds[:-1]).tolist()
-    topics = fields.topics()
-    for i, (begin, end) in enumerate(pairwise(bounds.tolist())):
-        if not whole[i]:
-            expected = spans[i].topic.encode("utf-8", "replace")
-            whole[i] = topics[begin:end].count(expected) != end - begin
     return whole
 
 
@@ -447,11 +444,4 @@ class BlockWriter:
             if span.queue == NO_QUEUE:
                 some = slice(span.start, span.stop)
                 levels[some][is_rolled_back(fields.system_flags[some])] = 0
-        if fields.uniform is not None:
-            return digests_in_columns(fields.uniform.columns, levels)
-        digests, rows = array("q"), array("q")
-        for row, level in enumerate(levels.tolist()):
-            for digest in digests_of(fields.property_list[row], level):
-                digests.append(digest)
-                rows.append(row)
-        return np.frombuffer(digests, np.int64), np.frombuffer(rows, np.int64)
+        return digests_of_many(fields.properties, fields.property_list, levels)

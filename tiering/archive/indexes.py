@@ -25,7 +25,7 @@ full; writer and verification take a message's keys from here, so they can't dis
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -34,9 +34,11 @@ from numpy.typing import NDArray
 
 from kvstore.core.hashing import xxh32
 from kvstore.core.records import find_property, keys_of
+from kvstore.core.texts import hash_texts
 from kvstore.errors import FormatError
 from kvstore.record.names import KEYS, ROLLBACK, TRANSACTION_MASK, UNIQUE_ID
 from tiering.archive.columns.packed import I64, ByteReader, Narrow, encode_column, encode_sorted
+from tiering.archive.columns.properties import SplitProperties
 from tiering.archive.manifest import ArchivedTopic
 
 U64 = NDArray[np.uint64]
@@ -168,26 +170,25 @@ def digests_of(properties: bytes, level: int) -> set[int]:
     return {xxh32(name) for name in (unique, *names) if name}
 
 
-def digests_in_columns(columns: Mapping[bytes, list[bytes]], levels: I64) -> tuple[I64, I64]:
-    """The same for many messages with the same property names, from their values and levels: the
-    digests, and the row of each.
+def digests_of_many(fields: SplitProperties, raw: Sequence[bytes], levels: I64) -> tuple[I64, I64]:
+    """The same for many messages, from their properties and their levels: the digests, and the row
+    of each.
     """
-    digests: list[int] = []
-    rows: list[int] = []
-    for column, least in ((columns.get(_UNIQUE), 1), (columns.get(_KEYS), 2)):
-        if column is None:
-            continue
-        some = np.flatnonzero(levels >= least).tolist()
-        found = [column[row] for row in some] if len(some) < len(column) else column
-        if not all(found) or (least == 2 and any(b" " in value for value in found)):
-            for row, value in zip(some, found, strict=True):
-                names = [name for name in (value.split(b" ") if least == 2 else (value,)) if name]
-                digests += map(xxh32, names)
-                rows += [row] * len(names)
-        else:
-            digests += map(xxh32, found)
-            rows += some
-    return np.array(digests, np.int64), np.array(rows, np.int64)
+    plain = fields.plain_rows()
+    found = []
+    for name, least in ((_UNIQUE, 1), (_KEYS, 2)):
+        if name in fields.columns:
+            data, starts, stops, rows = fields.columns[name]
+            some = plain[rows] & (levels[rows] >= least)
+            digests, at = hash_texts(data, starts[some], stops[some], by_word=least > 1)
+            found.append((digests, rows[some][at]))
+    odd = np.flatnonzero(~plain & (levels > 0)).tolist()
+    pairs = [(digest, row) for row in odd for digest in digests_of(raw[row], int(levels[row]))]
+    each, at = np.array(pairs, np.int64).reshape(-1, 2).T
+    return (
+        np.concatenate([each, *(digests for digests, _ in found)]),
+        np.concatenate([at, *(rows for _, rows in found)]),
+    )
 
 
 def is_rolled_back(system_flags: I64) -> NDArray[np.bool_]:

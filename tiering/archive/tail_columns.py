@@ -112,7 +112,8 @@ class ArchiveColumns:
         self._blocks.append(more.blocks)
         self._positions.add(more.positions, np.arange(base, base + count))
         # A message may name a key twice.
-        keys = np.unique(more.keyed.astype(np.uint64) << _DIGEST_SHIFT | more.digests)
+        keys = np.sort(more.keyed.astype(np.uint64) << _DIGEST_SHIFT | more.digests)
+        keys = keys[np.diff(keys, prepend=~keys[:1]) != 0]
         keyed = (keys >> _DIGEST_SHIFT).astype(np.int64)
         self._keys.add(more.positions[keyed], keys.astype(np.uint32))
 

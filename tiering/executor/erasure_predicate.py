@@ -113,7 +113,7 @@ class ErasurePredicate(msgspec.Struct, frozen=True, kw_only=True):
             return meant
         meant &= self._may_be(fields)
         for row in np.flatnonzero(meant).tolist():
-            raw = fields.records(row, row + 1)[0]
+            raw = fields.records(row, row + 1)
             topic, *_, properties = facts(raw, 0, len(raw))
             meant[row] = self._is_of(topic, properties) and self._has_key(properties)
         return meant
@@ -125,14 +125,12 @@ class ErasurePredicate(msgspec.Struct, frozen=True, kw_only=True):
         may = np.ones(fields.count, np.bool_)
         if self.topic is not None:
             wanted = _bytes_of(self.topic)
-            topics = fields.topics()
-            verdicts = {
-                name: name == wanted or self.may_be_in(name.decode("utf-8", "surrogateescape"))
-                for name in dict.fromkeys(topics)
-            }
-            may &= np.fromiter(map(verdicts.__getitem__, topics), np.bool_, fields.count)
-            for row in np.flatnonzero(may).tolist():
-                may[row] = topics[row] == wanted or wanted in fields.property_list[row]
+            names, topic_of = fields.topics()
+            texts = [name.decode("utf-8", "surrogateescape") for name in names]
+            is_it = np.array([name == wanted for name in names], np.bool_)[topic_of]
+            may &= is_it | np.array(list(map(self.may_be_in, texts)), np.bool_)[topic_of]
+            for row in np.flatnonzero(may & ~is_it).tolist():
+                may[row] = wanted in fields.property_list[row]
         if self.key is not None:
             wanted = _bytes_of(self.key)
             for row in np.flatnonzero(may).tolist():

@@ -82,18 +82,13 @@ def record_columns(batch: RecordBatch, base: int) -> Iterator[MessageColumns]:
     if len(odd):
         some = batch._replace(starts=batch.starts[odd], sizes=batch.sizes[odd])
         yield MessageRows(some.records(), (some.starts + base).tolist())
-    names = fields.topics()
-    by_topic: dict[bytes, list[int]] = {}
-    for row in np.flatnonzero(ordinary).tolist():
-        by_topic.setdefault(names[row], []).append(row)
-    few: list[int] = []
-    for rows in by_topic.values():
-        if len(rows) < _TOPIC_ROWS:
-            few += rows
-        else:
-            yield _RecordRows(batch, rows)
-    if few:
-        yield _RecordRows(batch, sorted(few))
+    names, topic_of = fields.topics()
+    counts = np.bincount(topic_of[ordinary], minlength=len(names))
+    for number in np.flatnonzero(counts >= _TOPIC_ROWS).tolist():
+        yield _RecordRows(batch, np.flatnonzero(ordinary & (topic_of == number)))
+    few = np.flatnonzero(ordinary & (counts < _TOPIC_ROWS)[topic_of])
+    if len(few):
+        yield _RecordRows(batch, few)
 
 
 class _GroupRows(MessageColumns):
@@ -141,12 +136,12 @@ class _GroupRows(MessageColumns):
 class _RecordRows(MessageColumns):
     """Ordinary records of the log, of any topics."""
 
-    def __init__(self, batch: RecordBatch, rows: Sequence[int]) -> None:
-        at = np.array(rows, np.int64)
+    def __init__(self, batch: RecordBatch, at: Column) -> None:
         some = batch._replace(starts=batch.starts[at], sizes=batch.sizes[at])
         f = self._fields = Fields(some)
         self.count = f.count
-        self.topics, self.topic_of = numbered([name.decode() for name in f.topics()])
+        names, self.topic_of = f.topics()
+        self.topics = [name.decode() for name in names]
         for name in _NUMBERS:
             setattr(self, name, getattr(f, name))
 
@@ -156,14 +151,16 @@ class _RecordRows(MessageColumns):
         return HeaderFields(numbers, _hosts_of(f.born_host), _hosts_of(f.store_host))
 
     def texts(self) -> Mapping[bytes, Joined] | None:
-        uniform = self._fields.uniform
-        return None if uniform is None else {k: join_values(v) for k, v in uniform.columns.items()}
+        found = self._fields.properties
+        if found.plain_names() is None:
+            return None
+        return {name: values.joined() for name, values in found.columns.items()}
 
     def fields(self) -> list[bytes]:
         return self._fields.property_list
 
     def bodies(self) -> Joined:
-        return Joined(b"".join(self._fields.body_list), bounds_of(self._fields.body_size))
+        return Joined(self._fields.bodies(0, self.count), bounds_of(self._fields.body_size))
 
 
 class MessageRows(MessageColumns):

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from kvstore.errors import FormatError
 from tiering.archive import indexes
-from tiering.archive.columns.properties import split_uniform
+from tiering.archive.columns.integers import bounds_of
+from tiering.archive.columns.properties import split_properties
 from tiering.archive.directory import (
     GROUP_MIN,
     Directory,
@@ -22,7 +23,7 @@ from tiering.archive.directory import (
     decode_rows,
     encode_directory,
 )
-from tiering.archive.indexes import KeyFences, PositionFences, digests_in_columns, digests_of
+from tiering.archive.indexes import KeyFences, PositionFences, digests_of, digests_of_many
 from tiering.archive.layout import HEADER_SIZE
 
 
@@ -305,16 +306,26 @@ def test_positions_are_found_over_many_chunks() -> None:
             st.binary(max_size=3).filter(lambda v: b"\2" not in v),
             st.sampled_from([b"", b" ", b"k", b"a b", b" a  b c ", b"\xff"]),
             st.integers(0, 2),
+            st.sampled_from(
+                [
+                    b"UNIQ_KEY\1%b\2KEYS\1%b\2TAGS\1t\2",
+                    b"UNIQ_KEY\1%b\2KEYS\1%b",
+                    b"KEYS\1x\2UNIQ_KEY\1%b\2KEYS\1%b\2",
+                    b"UNIQ_KEY%b\2\2KEYS\1%b\2",
+                ]
+            ),
         ),
         min_size=1,
         max_size=20,
     )
 )
-def test_keys_of_many_messages_are_those_of_each(rows: list[tuple[bytes, bytes, int]]) -> None:
-    fields = [b"UNIQ_KEY\1%b\2KEYS\1%b\2TAGS\1t\2" % row[:2] for row in rows]
-    even = split_uniform(fields)
-    assert even is not None
-    digests, at = digests_in_columns(even.columns, np.array([row[2] for row in rows], np.int64))
+def test_keys_of_many_messages_are_those_of_each(
+    rows: list[tuple[bytes, bytes, int, bytes]],
+) -> None:
+    fields = [row[3] % row[:2] for row in rows]
+    ends = bounds_of(list(map(len, fields)))
+    found_of = split_properties(b"".join(fields), ends[:-1], ends[1:])
+    digests, at = digests_of_many(found_of, fields, np.array([row[2] for row in rows], np.int64))
     found: list[set[int]] = [set() for _ in rows]
     for digest, row in zip(digests.tolist(), at.tolist(), strict=True):
         found[row].add(digest)

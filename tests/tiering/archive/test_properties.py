@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from kvstore.errors import ArchiveDamaged
 from tests.tiering.archive.samples import ORDINARY, PROPERTY_FIELDS
 from tiering.archive.columns.integers import bounds_of
-from tiering.archive.columns.properties import decode_properties, encode_properties, split_uniform
+from tiering.archive.columns.properties import (
+    SplitProperties,
+    decode_properties,
+    encode_properties,
+    split_properties,
+)
 from tiering.archive.columns.text_columns import (
     Constant,
     Distinct,
@@ -25,6 +30,13 @@ from tiering.archive.columns.text_columns import (
 )
 
 LIMIT = 1 << 20
+
+
+def split(fields: list[bytes]) -> SplitProperties:
+    ends = bounds_of(list(map(len, fields)))
+    return split_properties(b"".join(fields), ends[:-1], ends[1:])
+
+
 STRETCH = st.lists(PROPERTY_FIELDS, min_size=1, max_size=30)
 
 
@@ -32,7 +44,7 @@ def roundtrip(stretches: list[list[bytes]], born_at: int = 10**12) -> list[list[
     fields = [field for stretch in stretches for field in stretch]
     bounds = bounds_of([len(stretch) for stretch in stretches])
     times = np.arange(len(fields), dtype=np.int64) + born_at
-    payloads = encode_properties(fields, split_uniform(fields), bounds, times)
+    payloads = encode_properties(split(fields), bounds, times)
     born = np.split(times, bounds[1:-1])
     return [
         decode_properties([payload], [mine], LIMIT)[0].fields()
@@ -85,7 +97,7 @@ def test_a_field_whose_end_is_as_long_as_the_names_that_it_lacks_comes_back() ->
 
 def test_unique_ids_keys_and_tags_take_a_few_bytes() -> None:
     fields = [ORDINARY % (0x7F00_0001_1234 << 80 | i, i, i % 3) for i in range(500)]
-    (payload,) = encode_properties(fields, None, bounds_of([500]), np.zeros(500, np.int64))
+    (payload,) = encode_properties(split(fields), bounds_of([500]), np.zeros(500, np.int64))
     assert len(payload) < 500
 
 
@@ -100,7 +112,9 @@ def test_any_bytes_are_properties_or_damage(data: bytes, count: int) -> None:
 
 def test_fields_above_the_limit_are_damage_before_they_are_made() -> None:
     (payload,) = encode_properties(
-        [b"A\x01" + b"x" * 1000 + b"\x02"] * 1000, None, bounds_of([1000]), np.zeros(1000, np.int64)
+        split([b"A\x01" + b"x" * 1000 + b"\x02"] * 1000),
+        bounds_of([1000]),
+        np.zeros(1000, np.int64),
     )
     with pytest.raises(ArchiveDamaged, match="more than"):
         decode_properties([payload], [np.zeros(1000, np.int64)], 100_000)

@@ -13,20 +13,20 @@ at most `limit` bytes.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from operator import mul
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvstore.core.int_columns import (
     read_varint,
     write_varint,
 )
+from kvstore.core.texts import split_fields
 from kvstore.errors import ArchiveDamaged
-from kvstore.record.properties import NAME_END_BYTE, VALUE_END_BYTE
 from tiering.archive.columns.batch_columns import ColumnReader, RowCounts
 from tiering.archive.columns.integers import (
     Column,
@@ -41,8 +41,8 @@ from tiering.archive.columns.text_columns import (
     NUMBERS,
     Ids,
     Numbers,
+    Slices,
     Texts,
-    Values,
     decode_values,
     encode_values,
     ids_of,
@@ -52,17 +52,11 @@ from tiering.archive.columns.text_columns import (
 )
 from tiering.archive.layout import COLUMNS_FORMAT, DECODED_MAX
 
+if TYPE_CHECKING:
+    from kvstore.core.buffers import Buffer
+
 Shape = tuple[bytes, ...]
 """The names, in order, and behind them one byte: the field's ending."""
-
-
-class UniformProperties(NamedTuple):
-    """Fields that all have one ordinary shape, split: the values of each name, in the order of
-    rows.
-    """
-
-    shape: Shape
-    columns: dict[bytes, list[bytes]]
 
 
 TERMINATED: Final = b"\x01"
@@ -74,117 +68,51 @@ VERBATIM: Final[Shape] = (b"\x02",)
 # --- encoding --------------------------------------------------------------------------------
 
 
-def encode_properties(
-    fields: Sequence[bytes], uniform: UniformProperties | None, bounds: Column, times: Column
-) -> list[bytes]:
-    """The part's payload for each block. Block i has the fields `bounds[i]` to `bounds[i + 1]`, of
-    records born at `times`. `uniform` is the result of `split_uniform`.
-    """
-    shapes, shape_of, by_name = _split(fields, uniform)
-    columns: list[list[bytes]] = [[] for _ in range(len(bounds) - 1)]
-    for name in sorted(by_name):
-        values, rows = by_name[name]
-        found = Values(values, rows, bounds)
-        encoded = encode_values(found, times)
-        for block, column in zip(found.blocks.tolist(), encoded, strict=True):
-            columns[block].append(column)
-    heads = _heads(shapes, shape_of, bounds)
-    return [b"".join((head, *parts)) for head, parts in zip(heads, columns, strict=True)]
+class SplitProperties(NamedTuple):
+    """Fields, split into the values of each name. `shape_of` says which of `shapes` a row has."""
+
+    shapes: list[Shape]
+    shape_of: Column
+    columns: dict[bytes, Slices]
+
+    def plain_names(self) -> Shape | None:
+        """The names, if all fields have the same ones, each once, and each value has its separator;
+        None if not.
+        """
+        is_one = len(self.shapes) == 1 and len(self.shapes[0]) > 1
+        return self.shapes[0][:-1] if is_one and is_plain(self.shapes[0]) else None
+
+    def plain_rows(self) -> NDArray[np.bool_]:
+        """The rows whose shape is plain."""
+        return np.array(list(map(is_plain, self.shapes)), np.bool_)[self.shape_of]
 
 
-def _split(
-    fields: Sequence[bytes], uniform: UniformProperties | None
-) -> tuple[list[Shape], Column, dict[bytes, tuple[list[bytes], Column]]]:
-    """All shapes; the number of each row's shape; and by name the values and their rows."""
-    if uniform is not None:
-        rows = np.arange(len(fields))
-        found = {name: (values, rows) for name, values in uniform.columns.items()}
-        return [uniform.shape], np.zeros(len(fields), np.int64), found
-    numbers: dict[Shape, int] = {}
-    shapes: list[Shape] = []
-    shape_of = np.zeros(len(fields), np.int64)
-    groups: list[list[tuple[bytes, ...]]] = []
-    members: list[list[int]] = []
-    row, count = 0, len(fields)
-    while row < count:
-        shape = _shape_of(fields[row])
-        number = numbers.setdefault(shape, len(shapes))
-        if number == len(shapes):
-            shapes.append(shape)
-            groups.append([])
-            members.append([])
-        match = _matcher(shape)
-        taken, begin = groups[number], row
-        # The next rows mostly have the same shape, which then need not be found anew.
-        while row < count and (matched := match(fields[row])):
-            taken.append(matched.groups())
-            row += 1
-        members[number].extend(range(begin, row))
-        shape_of[begin:row] = number
-    return shapes, shape_of, _by_name(shapes, groups, members)
-
-
-def split_uniform(fields: Sequence[bytes]) -> UniformProperties | None:
-    """Splits fields that all have one ordinary shape, several times as fast as other fields; None
-    for other fields.
-    """
-    shape = _shape_of(fields[0]) if fields else VERBATIM
+def is_plain(shape: Shape) -> bool:
+    """Whether a shape has each of its names once, and a separator behind each value."""
     names = shape[:-1]
-    count, size = len(fields), len(names)
-    if not size or shape[-1] != TERMINATED or len(set(names)) != size:
-        return None
-    pieces = b"".join(fields).split(VALUE_END_BYTE)
-    if len(pieces) != count * size + 1 or pieces[-1]:
-        return None
+    return shape[-1] == (TERMINATED if names else OPEN) and len(set(names)) == len(names)
+
+
+def split_properties(data: Buffer, starts: Column, stops: Column) -> SplitProperties:
+    """Splits the fields that lie in a buffer, from each start to its stop."""
+    shapes, shape_of, names, (name_of, *values) = split_fields(data, starts, stops)
     columns = {}
-    left = np.fromiter(map(len, fields), np.int64, count) - size
-    for i, name in enumerate(names):
-        column = pieces[i:-1:size]
-        stem = name + NAME_END_BYTE
-        values = [pair.removeprefix(stem) for pair in column]
-        left -= np.fromiter(map(len, values), np.int64, count) + len(stem)
-        columns[name] = values
-    # All pieces together are as long as all fields. So a missing name makes a row's rest negative,
-    # and no row's rest positive. Where no row has a rest, its pieces are its own.
-    return None if left.any() else UniformProperties(shape, columns)
+    for number, name in enumerate(names):
+        some = np.flatnonzero(name_of == number)
+        rows, begins, ends = (column[some] for column in values)
+        columns[name] = Slices(data, begins, ends, rows)
+    return SplitProperties(shapes, shape_of, columns)
 
 
-def _by_name(
-    shapes: list[Shape], groups: list[list[tuple[bytes, ...]]], members: list[list[int]]
-) -> dict[bytes, tuple[list[bytes], Column]]:
-    pieces: dict[bytes, list[tuple[list[bytes], Column]]] = {}
-    for shape, taken, rows in zip(shapes, groups, members, strict=True):
-        places = np.array(rows, np.int64)
-        for name, values in zip(value_names(shape), zip(*taken, strict=True), strict=True):
-            pieces.setdefault(name, []).append((list(values), places))
-    out = {}
-    for name, found in pieces.items():
-        column, at = found[0]
-        if len(found) > 1:
-            column = [value for part, _ in found for value in part]
-            at = np.concatenate([rows for _, rows in found])
-            # Stable: where a row has a name twice, the values stay in their order.
-            order = np.argsort(at, kind="stable")
-            column, at = [column[i] for i in order.tolist()], at[order]
-        out[name] = (column, at)
-    return out
-
-
-def _shape_of(field: bytes) -> Shape:
-    """The shape of a field; VERBATIM if no shape gives the field back."""
-    if not field:
-        return (OPEN,)
-    end = TERMINATED if field.endswith(VALUE_END_BYTE) else OPEN
-    pairs = field.split(VALUE_END_BYTE)
-    if end == TERMINATED:
-        pairs.pop()
-    names = []
-    for pair in pairs:
-        name, found, _ = pair.partition(NAME_END_BYTE)
-        if not found:
-            return VERBATIM
-        names.append(name)
-    return (*names, end)
+def encode_properties(fields: SplitProperties, bounds: Column, times: Column) -> list[bytes]:
+    """The part's payload for each block. Block i has the fields `bounds[i]` to `bounds[i + 1]`, of
+    records born at `times`.
+    """
+    parts = [[head] for head in _heads(fields.shapes, fields.shape_of, bounds)]
+    for _, values in sorted(fields.columns.items()):
+        for block, column in encode_values(values, bounds, times):
+            parts[block].append(column)
+    return list(map(b"".join, parts))
 
 
 def value_names(shape: Shape) -> Shape:
@@ -205,31 +133,6 @@ def format_of(shape: Shape) -> bytes:
         return b"%b"
     text = b"\x02".join(name.replace(b"%", b"%%") + b"\x01%b" for name in shape[:-1])
     return text + (b"\x02" if shape[-1] == TERMINATED and text else b"")
-
-
-def _matcher(shape: Shape) -> Callable[[bytes], re.Match[bytes] | None]:
-    if shape == VERBATIM:
-        # It takes one field only: the shape of the next one is found anew.
-        return _Once().match
-    if len(shape) == 1:
-        return re.compile(b"").fullmatch
-    text = b"\x02".join(re.escape(name) + b"\x01([^\x02]*)" for name in shape[:-1])
-    return re.compile(text + (b"\x02" if shape[-1] == TERMINATED else b"")).fullmatch
-
-
-class _Once:
-    """Matches exactly the first field that it is given."""
-
-    _whole: Final = re.compile(b"(.*)", re.DOTALL)
-
-    def __init__(self) -> None:
-        self._used = False
-
-    def match(self, field: bytes) -> re.Match[bytes] | None:
-        if self._used:
-            return None
-        self._used = True
-        return self._whole.fullmatch(field)
 
 
 def _heads(shapes: list[Shape], shape_of: Column, bounds: Column) -> list[bytes]:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from zlib_ng.zlib_ng import crc32
 
+from kvstore.core.texts import crc_texts, gather, number_texts
 from kvstore.errors import RecordDamaged
 from kvstore.record.layout import (
     BODY_AT,
@@ -37,7 +37,7 @@ from kvstore.record.layout import (
 )
 from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
 from tiering.archive.columns.integers import Column
-from tiering.archive.columns.properties import UniformProperties, split_uniform
+from tiering.archive.columns.properties import SplitProperties, split_properties
 
 if TYPE_CHECKING:
     from kvstore.core.records import Buffer
@@ -174,7 +174,7 @@ class Fields:
             if isinstance(value, (np.ndarray, list)):
                 setattr(found, name, value[start:stop])
         found.count = stop - start
-        vars(found).pop("uniform", None)
+        vars(found).pop("properties", None)
         for more in ("born_more", "store_more"):
             rows = getattr(self, more).items()
             setattr(found, more, {row - start: host for row, host in rows if start <= row < stop})
@@ -222,10 +222,9 @@ class Fields:
         self._body_end = np.where(good, body_end, self._body_at)
         self._properties_at = np.where(good, properties_at, stops)
 
-    @cached_property
-    def body_list(self) -> list[bytes]:
-        """Every record's body as stored."""
-        return slices(self._buffer, self._body_at, self._body_end)
+    def bodies(self, start: int, stop: int) -> bytes:
+        """The bodies of these rows as stored, side by side."""
+        return gather(self._buffer, self._body_at[start:stop], self._body_end[start:stop])
 
     @cached_property
     def property_list(self) -> list[bytes]:
@@ -233,34 +232,37 @@ class Fields:
         return slices(self._buffer, self._properties_at, self._starts + self.sizes)
 
     @cached_property
-    def uniform(self) -> UniformProperties | None:
-        """The properties by name, if all rows have the same names."""
-        return split_uniform(self.property_list)
+    def properties(self) -> SplitProperties:
+        """Every record's properties, by name."""
+        return split_properties(self._buffer, self._properties_at, self._starts + self.sizes)
 
-    def topics(self) -> list[bytes]:
-        """Every record's topic."""
-        stop = self._properties_at - PROPERTIES_SIZE.size
-        return slices(self._buffer, stop - self.topic_size, stop)
+    def topics(self) -> tuple[list[bytes], Column]:
+        """The different topics, as they came first, and the number of every record's topic."""
+        stops = self._properties_at - PROPERTIES_SIZE.size
+        starts = stops - self.topic_size
+        found = number_texts(self._buffer, starts, stops, self.count)
+        assert found is not None, "there are no more topics than records"
+        numbers, firsts = found
+        return slices(self._buffer, starts[firsts], stops[firsts]), numbers
 
-    def records(self, start: int, stop: int) -> list[bytes]:
-        """The whole records of these rows."""
+    def records(self, start: int, stop: int) -> bytes:
+        """The whole records of these rows, side by side."""
         starts = self._starts[start:stop]
-        return slices(self._buffer, starts, starts + self.sizes[start:stop])
+        return gather(self._buffer, starts, starts + self.sizes[start:stop])
 
     def rest(self, start: int) -> RecordBatch:
         """The records from a row on: copies, unless the buffer stays valid."""
         if not self._stays:
-            return RecordBatch.of_records(
-                self.records(start, self.count), bodies_checked=self.bodies_checked
-            )
+            sizes = self.sizes[start:].copy()
+            data = self.records(start, self.count)
+            return RecordBatch(data, np.cumsum(sizes) - sizes, sizes, self.bodies_checked)
         starts, sizes = self._starts[start:].copy(), self.sizes[start:].copy()
         return RecordBatch(self._buffer, starts, sizes, self.bodies_checked, stays=True)
 
     def wrong_crcs(self) -> NDArray[np.bool_]:
         """The rows whose body CRC is not that of the body."""
-        count = self.count
         if self.bodies_checked:
-            return np.zeros(count, np.bool_)
-        found = np.fromiter((crc32(body) for body in self.body_list), np.int64, count)
+            return np.zeros(self.count, np.bool_)
+        found = crc_texts(self._buffer, self._body_at, self._body_end)
         wrong: NDArray[np.bool_] = (found & CRC_MASK) != self.body_crc
         return wrong

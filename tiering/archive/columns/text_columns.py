@@ -15,9 +15,9 @@ are rows, of at most `limit` bytes together, or raise ArchiveDamaged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, repeat
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from kvstore.core.int_columns import (
     read_varint,
     write_varint,
 )
+from kvstore.core.texts import gather, number_texts, parse_ids, parse_numbers
 from kvstore.errors import ArchiveDamaged
 from tiering.archive.columns.integers import (
     Column,
@@ -36,6 +37,9 @@ from tiering.archive.columns.integers import (
     total,
     write_bytes,
 )
+
+if TYPE_CHECKING:
+    from kvstore.core.buffers import Buffer
 
 _CONSTANT: Final = 0
 IDS: Final = 1
@@ -47,159 +51,77 @@ _ID: Final = np.dtype([("source", ">i8"), ("token", ">u2"), ("time", ">u4"), ("c
 """The split of a unique id's 16 bytes: as RocketMQ makes them, but any bytes will do."""
 ID_PARTS: Final = 4
 """The parts of an id; the third is the difference to the record's born time."""
+_TIME: Final = 2
 _TIME_MASK: Final = 0xFFFF_FFFF
-_DIGITS: Final = b"0123456789"
-_FEW: Final = 256
-"""At most this many distinct values of one name, in all blocks together, are few."""
+_LAST_DIGITS: Final = frozenset(b"%d" % i for i in range(10))
 _DISTINCT_SHARE: Final = 2
 """Distinct values are used where there are at least this many rows a value."""
 
 
-class Values:
-    """The values of one name in the order of rows, and the number of values in each block."""
+class Slices(NamedTuple):
+    """Texts in a buffer, each with its row; rows rise."""
 
-    def __init__(self, values: list[bytes], rows: Column, bounds: Column) -> None:
-        self.values = values
-        self.rows = rows
-        per_block = np.searchsorted(rows, bounds)
-        self.blocks = np.flatnonzero(np.diff(per_block))
-        """The blocks that have any value."""
-        self.bounds = np.append(per_block[self.blocks], len(values)).astype(np.int64)
+    data: Buffer
+    starts: Column
+    stops: Column
+    rows: Column
+
+    def part(self, begin: int, end: int) -> Slices:
+        """Some of the texts."""
+        some = slice(begin, end)
+        return Slices(self.data, self.starts[some], self.stops[some], self.rows[some])
+
+    def text(self, i: int) -> bytes:
+        """One of the texts."""
+        return bytes(self.data[self.starts[i] : self.stops[i]])
+
+    def joined(self) -> Joined:
+        """The texts side by side."""
+        return Joined(gather(*self[:3]), bounds_of(self.stops - self.starts))
 
 
-def encode_values(found: Values, times: Column) -> list[bytes]:
-    """The column for each block that has any values, of records born at `times`."""
-    values = found.values
-    ids = _encode_ids(found, times)
+def encode_values(values: Slices, bounds: Column, times: Column) -> Iterator[tuple[int, bytes]]:
+    """The column for each block that has any of the values: the block's number, and the column.
+    Block i has the rows `bounds[i]` to `bounds[i + 1]`; records were born at `times`.
+    """
+    borders = np.searchsorted(values.rows, bounds)
+    blocks = np.flatnonzero(np.diff(borders)).tolist()
+    ids = parse_ids(*values[:3])
     if ids is not None:
-        return ids
-    bounds = found.bounds.tolist()
-    every = set(values)
-    if len(every) <= _FEW:
-        out = _encode_few(found, sorted(every))
-    else:
-        out = []
-        for begin, end in pairwise(bounds):
-            rows = values[begin:end]
-            distinct = set(rows)
-            if len(distinct) == 1:
-                out.append(b"\x00" + write_bytes(rows[0]))
-            elif len(distinct) * _DISTINCT_SHARE <= len(rows):
-                out.append(_encode_distinct(rows, distinct))
-            else:
-                out.append(b"")
-    left = [i for i, column in enumerate(out) if not column]
-    numbers = _encode_numbers(found) if left else out
-    for i in left:
-        out[i] = numbers[i] or _encode_text(values[bounds[i] : bounds[i + 1]])
-    return out
+        # The difference of two times that mostly are the same: constant, or nearly.
+        ids[_TIME] = (ids[_TIME] - times[values.rows]) & _TIME_MASK
+        within = np.append(borders[blocks], len(values.rows))
+        columns = [encode_columns(part, within) for part in ids]
+        yield from zip(blocks, map(b"".join, zip(repeat(b"\x01"), *columns)), strict=True)
+        return
+    # Where the first value is no number, mostly none is.
+    may_be_numbers = values.text(0)[-1:] in _LAST_DIGITS
+    for block in blocks:
+        yield block, _encode(values.part(borders[block], borders[block + 1]), may_be_numbers)
 
 
-def _encode_few(found: Values, every: list[bytes]) -> list[bytes]:
-    """The same for values with few distinct ones in all, `every`, in order: the distinct values of
-    each block are found by numbers. Empty if a block has too many.
-    """
-    numbers = {value: i for i, value in enumerate(every)}
-    codes = np.fromiter(map(numbers.__getitem__, found.values), np.int64, len(found.values))
-    bounds = found.bounds.tolist()
-    heads = []
-    for begin, end in pairwise(bounds):
-        used = np.flatnonzero(np.bincount(codes[begin:end])).tolist()
-        if len(used) == 1:
-            heads.append(b"\x00" + write_bytes(every[used[0]]))
-        elif len(used) * _DISTINCT_SHARE <= end - begin:
-            places = np.zeros(used[-1] + 1, np.int64)
-            places[used] = np.arange(len(used))
-            codes[begin:end] = places[codes[begin:end]]
-            texts = b"".join([write_bytes(every[i]) for i in used])
-            heads.append(b"\x03" + write_varint(len(used)) + texts)
-        else:
-            heads.append(b"")
-    columns = encode_columns(codes, found.bounds)
-    return [
-        head + column if head[:1] == b"\x03" else head
-        for head, column in zip(heads, columns, strict=True)
-    ]
-
-
-def _encode_distinct(rows: list[bytes], distinct: set[bytes]) -> bytes:
-    order = sorted(distinct)
-    index = {value: i for i, value in enumerate(order)}
-    head = b"\x03" + write_varint(len(order)) + b"".join(map(write_bytes, order))
-    return head + encode_column(np.array([index[value] for value in rows], np.int64))
-
-
-def _encode_text(rows: list[bytes]) -> bytes:
-    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    return b"\x04" + encode_column(lengths) + b"".join(rows)
-
-
-def _encode_ids(found: Values, times: Column) -> list[bytes] | None:
-    """Columns of unique ids; None unless all values are ids."""
-    joined = b"".join(found.values)
-    count = len(found.values)
-    if len(joined) != ID_DIGITS * count or set(map(len, found.values)) != {ID_DIGITS}:
-        return None
-    try:
-        raw = bytes.fromhex(joined.decode("ascii"))
-    except ValueError:
-        return None
-    if raw.hex().upper().encode() != joined:
-        return None
-    ids = np.frombuffer(raw, _ID)
-    born = times[found.rows]
-    # The difference of two times that mostly are the same: constant, or nearly.
-    time = (ids["time"].astype(np.int64) - born) & _TIME_MASK
-    columns = [
-        encode_columns(column, found.bounds)
-        for column in (
-            ids["source"].astype(np.int64),
-            ids["token"].astype(np.int64),
-            time,
-            ids["counter"].astype(np.int64),
-        )
-    ]
-    return [b"\x01" + b"".join(parts) for parts in zip(*columns, strict=True)]
-
-
-def _encode_numbers(found: Values) -> list[bytes]:
-    """Columns of decimal numbers behind a text that all rows of a block share; empty for blocks
-    whose values are no such numbers.
-    """
-    values, starts = found.values, found.bounds[:-1]
-    out = [b""] * len(starts)
-    if values[0].rstrip(_DIGITS) == values[0]:
-        return out
-    before = [value.rstrip(_DIGITS) for value in values]
-    bounds = found.bounds.tolist()
-    if all(before[begin] != before[end - 1] for begin, end in pairwise(bounds)):
-        return out  # two keys in one value, mostly
-    stems = set(before)
-    lengths = np.fromiter(map(len, values), np.int64, len(values))
-    digits = lengths - np.fromiter(map(len, before), np.int64, len(values))
-    fits = (digits > 0) & (digits <= DIGITS_MAX)
-    if len(stems) == 1 and fits.all():
-        skip = len(before[0])
-        numbers = np.fromiter([int(value[skip:]) for value in values], np.int64, len(values))
-    else:
-        parsed = [
-            int(value[-size:]) if fit else 0
-            for value, size, fit in zip(values, digits.tolist(), fits.tolist(), strict=True)
-        ]
-        numbers = np.array(parsed, np.int64)
-    plain = (numbers >= 10 ** np.maximum(digits - 1, 0).clip(0, DIGITS_MAX - 1)) | (digits == 1)
-    all_fit = np.logical_and.reduceat(fits, starts)
-    all_plain = np.logical_and.reduceat(plain, starts)
-    least = np.minimum.reduceat(digits, starts)
-    same_width = least == np.maximum.reduceat(digits, starts)
-    width = np.where(all_plain, 0, least).tolist()
-    columns = encode_columns(numbers, found.bounds)
-    counts = np.diff(found.bounds).tolist()
-    for i in np.flatnonzero(all_fit & (all_plain | same_width)).tolist():
-        stem = before[bounds[i]]
-        if len(stems) == 1 or before[bounds[i] : bounds[i + 1]].count(stem) == counts[i]:
-            out[i] = b"\x02" + write_bytes(stem) + bytes((width[i],)) + columns[i]
-    return out
+def _encode(values: Slices, may_be_numbers: bool) -> bytes:
+    """The column of a block."""
+    texts = values[:3]
+    count = len(values.rows)
+    found = number_texts(*texts, max(count // _DISTINCT_SHARE, 1))
+    if found is not None:
+        numbers, firsts = found
+        distinct = list(map(values.text, firsts.tolist()))
+        if len(distinct) == 1:
+            return b"\x00" + write_bytes(distinct[0])
+        order = sorted(range(len(distinct)), key=distinct.__getitem__)
+        places = np.empty(len(order), np.int64)
+        places[order] = np.arange(len(order))
+        head = b"\x03" + write_varint(len(order))
+        head += b"".join([write_bytes(distinct[i]) for i in order])
+        return head + encode_column(places[numbers])
+    parsed = parse_numbers(*texts) if may_be_numbers else None
+    if parsed is not None:
+        decimals, stem, width = parsed
+        head = b"\x02" + write_bytes(values.text(0)[:stem])
+        return head + bytes((width,)) + encode_column(decimals)
+    return b"\x04" + encode_column(values.stops - values.starts) + gather(*texts)
 
 
 # --- decoding ---------------------------------------------------------------------------------

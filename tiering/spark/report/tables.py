@@ -36,7 +36,6 @@ from tiering.catalog.catalog import ArchiveRow, decode_rows, read_topics, row_of
 from tiering.spark.listing import Opener, is_store, listing
 from tiering.spark.options import ReadOptions, read_options
 from tiering.spark.part_reader import PartReader, numbers_of
-from tiering.spark.rows import numbered
 from tiering.spark.splits import Split, inspect_archives, plan_splits
 from tiering.spark.wanted import QueryFilter
 
@@ -225,7 +224,7 @@ class Tally:
 def count_log(tally: Tally, records: RecordBatch) -> None:
     """Counts records of the log; their stored size is that of the records."""
     fields = Fields(records)
-    distinct, of = numbered(fields.topics())
+    distinct, of = fields.topics()
     names = [name.decode("utf-8", "replace") for name in distinct]
     sizes = fields.sizes
     tally.add("hot", names, of, fields.stored_at // DAY_MS, np.ones_like(of), sizes, sizes)
