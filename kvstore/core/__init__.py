@@ -26,6 +26,7 @@ try:
             packed_runs,
             put_values,
             queue_offsets,
+            record_columns,
             records,
             scan,
             tail,

@@ -19,8 +19,6 @@ NAME_END: Final = "\x01"
 """Between a name and its value."""
 VALUE_END: Final = "\x02"
 """After a value; the last one of a field may be missing."""
-NAME_END_BYTE: Final = b"\x01"
-VALUE_END_BYTE: Final = b"\x02"
 _EMPTY_VALUE: Final = NAME_END + VALUE_END
 _EMPTY_NAME: Final = VALUE_END + NAME_END
 

@@ -431,6 +431,8 @@ def _looked_at(start: int, entries: I64, keys: I64) -> bool:
     assert (rows[1:] >= rows[:-1]).all()
     tail.cut(mark)
     return len(tail) == len(entries) // 6 and tail.key_columns().shape == (3, len(keys) // 3)
+
+
 # --- texts ---
 
 
@@ -463,6 +465,35 @@ def _of_texts(judge: Callable[..., Any]) -> Callable[..., Any]:
         return judge([data[a:b] for a, b in zip(begins, ends, strict=True)], *more)
 
     return judged
+
+
+# --- fields and records of columns ---
+
+
+def _beside(some: list[bytes]) -> tuple[bytes, I64]:
+    return b"".join(some), _int64([0, *accumulate(map(len, some))])
+
+
+def _some_texts(rng: Random, count: int) -> list[bytes]:
+    return [rng.randbytes(rng.randint(0, 9)) for _ in range(count)]
+
+
+def _to_fields(rng: Random) -> Arguments:
+    shapes = [(b"A", b"\1"), (b"\2",), (b"\0",), (b"A", b"B", b"A", b"\0")]
+    which = rng.choices(range(4), k=_count(rng))
+    columns = {name: _beside(_some_texts(rng, 2 * len(which))) for name in (b"A", b"B", b"")}
+    return shapes, _int64(which), columns
+
+
+def _to_records(rng: Random) -> Arguments:
+    count = _count(rng)
+    numbers = rng.choices((0, 0x30, 1, 2), k=12 * count)
+    return (
+        _int64(numbers), _int64(_numbers(rng, count)) if rng.random() < 0.5 else None,
+        *_beside(_some_texts(rng, 3)), _int64(rng.choices(range(3), k=count)),
+        *_beside(_some_texts(rng, count)), *_beside(_some_texts(rng, count)),
+        bytes(12 * count), bytes(12 * count),
+    )  # fmt: skip
 
 
 FUZZERS: Final = {
@@ -522,6 +553,8 @@ FUZZERS: Final = {
     ),
     "tail.Tail": Fuzzer(_added, call=_looked_at),
     **RECORD_FUZZERS,
+    "record_columns.join_fields": Fuzzer(_to_fields),
+    "record_columns.join_records": Fuzzer(_to_records),
     "texts.gather": Fuzzer(_texts, _of_texts(b"".join)),
     "texts.crc_texts": Fuzzer(_texts, _of_texts(texts.crc_texts)),
     "texts.split_fields": Fuzzer(_texts, _of_texts(lambda _: NotImplemented)),

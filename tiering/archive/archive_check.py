@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 
 from kvstore.core.messages import StoredMessage, decode
 from kvstore.core.records import check_record, facts
+from kvstore.core.texts import gather
 from kvstore.errors import ArchiveDamaged, KeyDestroyed, KeyMissing, RecordDamaged
 from kvstore.files import Files
 from kvstore.record.names import PREPARED, ROLLBACK, TRANSACTION_MASK
 from tiering.archive.archive_reader import Archive
 from tiering.archive.block import Block, BlockGroup
 from tiering.archive.columns.packed import I64
-from tiering.archive.columns.records import slices
 from tiering.archive.directory import DirectoryRows
 from tiering.archive.external_sort import ExternalSort, Rows
 from tiering.archive.indexes import U64, KeyLevels, digests_of
@@ -360,8 +360,11 @@ def prove(
     for group in archive.groups():
         while len(starts) < group.count and (more := next(given, None)) is not None:
             starts, sizes = np.append(starts, more[0]), np.append(sizes, more[1])
-        begins = starts[: group.count]
-        if group.records() != slices(buffer, begins, begins + sizes[: group.count]):
+        begins, lengths = starts[: group.count], sizes[: group.count]
+        data, bounds = group.records()
+        if not np.array_equal(np.diff(bounds), lengths) or data != gather(
+            buffer, begins, begins + lengths
+        ):
             raise ArchiveDamaged(
                 f"what block {group.number} of {path} and those with it give back is not what was "
                 f"put into it; {stays}",

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import accumulate, chain, pairwise, repeat
+from functools import cached_property
+from itertools import accumulate, pairwise, repeat
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ from tiering.archive.columns.properties import (
     decode_properties,
     shapes_part,
 )
+from tiering.archive.columns.text_columns import Joined, join_values
 from tiering.archive.layout import PARTS, PartKind, Sizes
 
 _ROW_BYTES: Final = 250
@@ -121,7 +123,7 @@ class BlockGroup:
         properties = [] if columns.is_whole else self.properties[begin:end]
         if columns.is_ordinary and columns.sizes is None:
             # Worked out once for all blocks of the group.
-            columns.record_sizes(self._owners, self.properties)
+            self.record_sizes()
             columns.hosts  # noqa: B018 -- kept for all as well
         bodies = self.bodies[int(ends[begin]) : int(ends[end])]
         size = len(bodies) + sum(map(len, properties))
@@ -135,14 +137,14 @@ class BlockGroup:
             for kind in PartKind:
                 self._decode(kind)
 
-    def records(self) -> list[bytes]:
+    def records(self) -> Joined:
         """The records of all blocks, as they were in the log. Raises ArchiveDamaged."""
-        columns, payload = self.columns, self.bodies
-        bodies = [payload[a:b] for a, b in pairwise(columns.ends.tolist())]
+        columns = self.columns
+        bodies = Joined(self.bodies, columns.ends)
         if columns.is_whole:
             return bodies
         with self._located():
-            return columns.records(0, self.count, self._owners, bodies, self.properties)
+            return columns.records(0, self.count, self._owners, bodies, self._fields)
 
     def record_sizes(self) -> Column:
         """The sizes of the records of all blocks; bodies are not read for that."""
@@ -150,14 +152,14 @@ class BlockGroup:
         if columns.is_whole:
             sizes: Column = np.diff(columns.ends)
             return sizes
-        return columns.record_sizes(self._owners, self.properties)
+        return columns.record_sizes(self._owners, np.diff(self._fields.bounds))
 
     @property
     def _owners(self) -> Owners:
         counts = self.members.ranges.counts
         names = [topic.encode() for topic in self.members.topics]
-        each = list(chain.from_iterable(map(repeat, names, counts.tolist())))
-        return Owners(each, np.repeat(np.array(self.members.queues, np.int64), counts))
+        queues = np.array(self.members.queues, np.int64)
+        return Owners(names, np.repeat(np.arange(len(names)), counts), np.repeat(queues, counts))
 
     @property
     def columns(self) -> HeaderColumns:
@@ -187,8 +189,12 @@ class BlockGroup:
         """The properties of all messages. Raises ArchiveDamaged."""
         found = self._properties
         if found is None:
-            found = self._properties = self.property_columns().fields()
+            found = self._properties = self._fields.values()
         return found
+
+    @cached_property
+    def _fields(self) -> Joined:
+        return self.property_columns().fields()
 
     def property_columns(self) -> PropertyColumns:
         """The properties of all messages in columns, not put together to fields. The group may not
@@ -312,7 +318,8 @@ class Block:
         properties = self._properties
         sizes = c.sizes
         if sizes is None:
-            sizes = c.record_sizes(Owners(self.topic.encode(), self.queue), properties)
+            lengths = np.fromiter(map(len, properties), np.int64, self.count)
+            sizes = c.record_sizes(self._owners(self.count), lengths)
         return list(
             map(
                 StoredMessage,
@@ -349,12 +356,21 @@ class Block:
         bodies = self._bodies(start, stop)
         if self._columns.is_whole:
             return bodies
-        owners = Owners(self.topic.encode(), self.queue)
+        properties = self._properties[start:stop]
         try:
-            return self._columns.records(start, stop, owners, bodies, self._properties[start:stop])
+            return self._columns.records(
+                start,
+                stop,
+                self._owners(stop - start),
+                join_values(bodies),
+                join_values(properties),
+            ).values()
         except ArchiveDamaged as error:
             archive, number = self._where
             raise ArchiveDamaged(f"a block is damaged: {error}", archive, number) from None
+
+    def _owners(self, rows: int) -> Owners:
+        return Owners([self.topic.encode()], np.zeros(rows, np.int64), np.full(rows, self.queue))
 
     def _bodies(self, start: int, stop: int) -> list[bytes]:
         texts, group = self._texts, self._group

@@ -90,7 +90,7 @@ class PieceWriter:
         self._columns.clear()
         found = xxh3_128()
         for group in self._groups(piece):
-            for record in group.records():
+            for record in group.records().values():
                 found.update(record)
         if found.digest() != self._given.digest():
             raise ArchiveDamaged(

@@ -208,7 +208,7 @@ def _add(
     base: int,
     topics: Mapping[str, ArchivedTopic],
 ) -> None:
-    records = group.records()
+    records = group.records().values()
     begins = bounds_of(group.members.ranges.counts).tolist()
     for i, (topic, queue) in enumerate(
         zip(group.members.topics, group.members.queues, strict=True)

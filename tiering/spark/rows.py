@@ -59,7 +59,9 @@ def decode_group(group: BlockGroup, *, properties: bool) -> DecodedGroup:
     """
     columns = group.columns
     if not columns.is_ordinary:
-        return DecodedGroup(group, None, MessageRows(group.records(), columns.position.tolist()))
+        return DecodedGroup(
+            group, None, MessageRows(group.records().values(), columns.position.tolist())
+        )
     return DecodedGroup(group, group.property_columns() if properties else None)
 
 
@@ -126,7 +128,7 @@ class _GroupRows(MessageColumns):
 
     def fields(self) -> list[bytes]:
         found = [one.properties for one in self._decoded if one.properties is not None]
-        return [field for columns in found for field in columns.fields()]
+        return [field for columns in found for field in columns.fields().values()]
 
     def bodies(self) -> Joined:
         each = zip(self._groups, self._columns, strict=True)

@@ -60,7 +60,7 @@ def properties_together(
 
 def fields_alone(payload: bytes, born: Column) -> list[bytes]:
     """The properties fields of one group."""
-    return decode_properties([payload], [born])[0].fields()
+    return decode_properties([payload], [born])[0].fields().values()
 
 
 def assert_same(found: HeaderColumns, wanted: HeaderColumns) -> None:
@@ -108,7 +108,7 @@ def test_any_groups_are_decoded_together_as_they_are_alone_or_not_at_all(
     for some in alike.values():
         each = properties_together(*map(list, zip(*some, strict=True)))
         for of_one, (payload, times) in zip(each or [], some, strict=each is not None):
-            assert of_one.fields() == fields_alone(payload, times)
+            assert of_one.fields().values() == fields_alone(payload, times)
 
 
 def in_a_log(draw: random.Random, rows: int, hosts: int, widest: int) -> list[bytes]:
@@ -202,7 +202,7 @@ def test_properties_are_decoded_together_as_they_are_alone(name: str) -> None:
     payloads, born = properties_of(groups)
     assert len({shapes_part(payload, 40) for payload in payloads}) == 1
     for mine, group in zip(decode_properties(payloads, born), groups, strict=True):
-        assert mine.fields() == group.properties
+        assert mine.fields().values() == group.properties
         assert mine.plain_names == group.property_columns().plain_names
 
 
@@ -216,7 +216,7 @@ def test_a_changed_byte_of_properties_is_found_or_gives_what_it_gives_alone(name
             changed[at] ^= bits
             some = [payloads[0], bytes(changed), payloads[2]]
             for i, mine in enumerate(properties_together(some, born) or []):
-                assert mine.fields() == fields_alone(some[i], born[i])
+                assert mine.fields().values() == fields_alone(some[i], born[i])
 
 
 def test_groups_with_several_kinds_of_properties_have_them_once_they_were_read_together() -> None:
@@ -225,7 +225,7 @@ def test_groups_with_several_kinds_of_properties_have_them_once_they_were_read_t
     wanted = [group.properties for group in groups]
     read_columns(groups, properties=True)
     assert [group._property_columns is None for group in groups] == [False] * 5
-    assert [group.property_columns().fields() for group in groups] == wanted
+    assert [group.property_columns().fields().values() for group in groups] == wanted
 
 
 def test_groups_that_hold_whole_records_are_decoded_together() -> None:
@@ -236,7 +236,7 @@ def test_groups_that_hold_whole_records_are_decoded_together() -> None:
         assert mine.is_whole
         assert_same(mine, wanted)
     read_columns(groups, properties=True)
-    assert [group.records() for group in groups] == blocks
+    assert [group.records().values() for group in groups] == blocks
 
 
 def test_groups_have_their_columns_once_they_were_read_together() -> None:
@@ -245,7 +245,7 @@ def test_groups_have_their_columns_once_they_were_read_together() -> None:
     for group, other in zip(groups, others, strict=True):
         assert_same(group.columns, other.columns)
         assert group.property_columns().columns.keys() == other.property_columns().columns.keys()
-        assert group.records() == other.records()
+        assert group.records().values() == other.records().values()
 
 
 def test_a_damaged_group_among_others_is_told_when_it_is_asked_for() -> None:

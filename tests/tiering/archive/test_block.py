@@ -168,7 +168,7 @@ def test_what_rocketmq_wrote_comes_back(name: str, tmp_path: Path) -> None:
                 OffsetRanges(rows.messages[mine], rows.first_offset[mine], rows.last_offset[mine]),
             )
             opened = BlockGroup(group.data, group.part_sizes, group.decoded_sizes, coder, blocks)
-            assert opened.records() == [raw for part in parts[mine] for raw in part]
+            assert opened.records().values() == [raw for part in parts[mine] for raw in part]
             for index, part in enumerate(parts[mine]):
                 block = opened.block(index)
                 assert block.records() == part

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,6 +20,7 @@ from tiering.archive.columns.text_columns import (
     Constant,
     Distinct,
     Ids,
+    Joined,
     Listed,
     Numbers,
     Pieces,
@@ -47,7 +46,7 @@ def roundtrip(stretches: list[list[bytes]], born_at: int = 10**12) -> list[list[
     payloads = encode_properties(split(fields), bounds, times)
     born = np.split(times, bounds[1:-1])
     return [
-        decode_properties([payload], [mine], LIMIT)[0].fields()
+        decode_properties([payload], [mine], LIMIT)[0].fields().values()
         for payload, mine in zip(payloads, born, strict=True)
     ]
 
@@ -107,7 +106,7 @@ def test_any_bytes_are_properties_or_damage(data: bytes, count: int) -> None:
         (found,) = decode_properties([b"\x01" + data], [np.zeros(count, np.int64)], LIMIT)
     except ArchiveDamaged:
         return
-    assert len(found.fields()) == count
+    assert len(found.fields().values()) == count
 
 
 def test_fields_above_the_limit_are_damage_before_they_are_made() -> None:
@@ -124,39 +123,39 @@ BITS = st.integers(-(1 << 63), (1 << 63) - 1)
 FEW = st.lists(st.one_of(st.integers(0, 1200), BITS), min_size=1, max_size=20)
 
 
-def agree(texts: Texts) -> None:
+def values_of(texts: Texts) -> list[bytes]:
     data, bounds = texts.joined()
-    assert [data[a:b] for a, b in pairwise(bounds.tolist())] == texts.values()
-    assert int(bounds[0]) == 0
-    assert int(bounds[-1]) == len(data)
+    assert (int(bounds[0]), int(bounds[-1])) == (0, len(data))
+    return Joined(data, bounds).values()
 
 
 @given(st.binary(max_size=5), st.integers(0, 18), FEW)
-def test_numbers_are_the_same_one_by_one_and_side_by_side(
+def test_numbers_are_written_with_as_many_digits_as_are_said(
     prefix: bytes, width: int, numbers: list[int]
 ) -> None:
-    texts = Numbers(prefix, width, np.array(numbers, np.int64))
-    agree(texts)
-    assert texts.values() == [
+    assert values_of(Numbers(prefix, width, np.array(numbers, np.int64))) == [
         prefix + (str(n).zfill(width) if width else str(n)).encode() for n in numbers
     ]
 
 
+IDS = bytes(range(160, 208))
+
+
 @pytest.mark.parametrize(
-    "texts",
+    ("texts", "values"),
     [
-        Listed([b"a", b"", b"bc"]),
-        Listed([]),
-        Constant(b"xy", 3),
-        Constant(b"", 2),
-        Ids(bytes(range(160, 208))),
-        Distinct([b"p", b"qq"], np.array([1, 0, 1])),
-        Pieces(b"head:one:two", np.array([5, 8, 9, 12])),
+        (Listed([b"a", b"", b"bc"]), [b"a", b"", b"bc"]),
+        (Listed([]), []),
+        (Constant(b"xy", 3), [b"xy"] * 3),
+        (Constant(b"", 2), [b"", b""]),
+        (Ids(IDS), [IDS[i : i + 16].hex().upper().encode() for i in (0, 16, 32)]),
+        (Distinct([b"p", b"qq"], np.array([1, 0, 1])), [b"qq", b"p", b"qq"]),
+        (Pieces(b"head:one:two", np.array([5, 8, 9, 12])), [b"one", b":", b"two"]),
     ],
     ids=lambda texts: type(texts).__name__,
 )
-def test_each_kind_of_values_is_the_same_either_way(texts: Texts) -> None:
-    agree(texts)
+def test_each_kind_of_values_comes_side_by_side(texts: Texts, values: list[bytes]) -> None:
+    assert values_of(texts) == values
 
 
 @pytest.mark.parametrize(
@@ -173,6 +172,5 @@ def test_each_kind_of_values_is_the_same_either_way(texts: Texts) -> None:
     ids=lambda parts: "-".join(type(part).__name__ for part in parts),
 )
 def test_values_of_several_come_side_by_side_however_each_is_said(parts: list[Texts]) -> None:
-    data, bounds = concat_columns(parts)
-    found = [data[a:b] for a, b in pairwise(bounds.tolist())]
-    assert found == [value for part in parts for value in part.values()]
+    wanted = [value for part in parts for value in values_of(part)]
+    assert concat_columns(parts).values() == wanted

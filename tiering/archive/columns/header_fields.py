@@ -19,28 +19,21 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
-from zlib_ng.zlib_ng import crc32
 
+from kvstore.core.record_columns import join_records
 from kvstore.errors import ArchiveDamaged
 from kvstore.record.layout import (
-    CRC_MASK,
     FIXED_V1,
     FIXED_V2,
-    HEADS,
-    HOSTS_V6,
-    MAGIC_V1,
-    MAGIC_V2,
     NOT_ORDINARY,
     PROPERTIES_MAX,
-    PROPERTIES_SIZE,
     TOPIC_MAX,
-    TOPIC_SIZE_V1,
-    TOPIC_SIZE_V2,
+    TOPIC_MAX_V2,
     V6_EXTRA,
 )
 from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
 from tiering.archive.columns.integers import Column
-from tiering.archive.columns.records import HEAD
+from tiering.archive.columns.text_columns import Joined, join_values
 
 HOST_REST: Final = np.dtype([("middle", ">i8"), ("last", ">i4")])
 """The bytes of an IPv6 host behind the first 8."""
@@ -90,35 +83,18 @@ def host_of(number: int) -> bytes:
 
 
 class Owners(NamedTuple):
-    """The queues that rows belong to: the topics' names in UTF-8 and the queue ids, either one for
-    all rows or one a row.
+    """The queues that rows belong to: the topics' names in UTF-8, and by row the number of its name
+    and its queue id.
     """
 
-    topics: bytes | list[bytes]
-    queues: int | Column
+    topics: list[bytes]
+    topic_of: Column
+    queues: Column
 
     @property
-    def topic_sizes(self) -> int | Column:
-        """The lengths of the names in bytes."""
-        if isinstance(self.topics, bytes):
-            return len(self.topics)
-        return np.fromiter(map(len, self.topics), np.int64, len(self.topics))
-
-    def middles(self, versions: Column) -> list[bytes]:
-        """The bytes between body and properties of each row."""
-        topics = self.topics
-        each = [topics] * len(versions) if isinstance(topics, bytes) else topics
-        pairs = list(zip(versions.tolist(), each, strict=True))
-        known = {pair: _middle(*pair) for pair in set(pairs)}
-        return [known[pair] for pair in pairs]
-
-
-def _middle(version: int, name: bytes) -> bytes:
-    if version != 1:
-        return TOPIC_SIZE_V2.pack(len(name)) + name
-    if len(name) > TOPIC_MAX:
-        raise ArchiveDamaged("its topic is too long for a record")
-    return TOPIC_SIZE_V1.pack(len(name)) + name
+    def topic_sizes(self) -> Column:
+        """The lengths of the rows' names in bytes."""
+        return np.array(list(map(len, self.topics)), np.int64)[self.topic_of]
 
 
 class OffsetRanges(NamedTuple):
@@ -222,8 +198,8 @@ class HeaderColumns:
         """The first 8 bytes of every row's born host and store host, as numbers."""
         return self._born_host, self._store_host
 
-    def record_sizes(self, owners: Owners, properties: list[bytes]) -> Column:
-        """The sizes of whole records."""
+    def record_sizes(self, owners: Owners, properties: Column) -> Column:
+        """The sizes of whole records, whose properties have these sizes."""
         sizes = self.sizes
         if sizes is None:
             sizes = np.where(self.version == 1, FIXED_V1, FIXED_V2).astype(np.int64)
@@ -232,79 +208,34 @@ class HeaderColumns:
                 for bit in (BORN_HOST_V6, STORE_HOST_V6):
                     sizes += np.where(self.system_flags & bit, V6_EXTRA, 0)
             sizes += np.diff(self.ends)
-            sizes += np.fromiter(map(len, properties), np.int64, self.count)
+            sizes += properties
             self.sizes = sizes
         return sizes
 
     def records(
-        self, start: int, stop: int, owners: Owners, bodies: list[bytes], properties: list[bytes]
-    ) -> list[bytes]:
-        """The records of these rows, from their bodies and properties."""
-        versions = self.version[start:stop]
-        if max(map(len, properties)) > PROPERTIES_MAX:
-            raise ArchiveDamaged("its properties are too long for a record")
-        middles = owners.middles(versions)
-        pack = PROPERTIES_SIZE.pack
-        return [
-            b"".join((head, body, middle, pack(len(found)), found))
-            for head, body, middle, found in zip(
-                self._heads(start, stop, owners, bodies, properties),
-                bodies, middles, properties, strict=True,
-            )
-        ]  # fmt: skip
-
-    def _heads(
-        self, start: int, stop: int, owners: Owners, bodies: list[bytes], properties: list[bytes]
-    ) -> list[bytes]:
+        self, start: int, stop: int, owners: Owners, bodies: Joined, properties: Joined
+    ) -> Joined:
+        """The records of these rows, from their bodies and properties. Raises ArchiveDamaged."""
         rows = slice(start, stop)
-        heads = np.empty(stop - start, HEAD)
-        lengths = np.fromiter(map(len, properties), np.int64, len(properties))
-        body_sizes = np.diff(self.ends[start : stop + 1])
         version = self.version[rows]
-        sizes: Column = np.where(version == 1, FIXED_V1, FIXED_V2) + body_sizes + lengths
-        sizes += owners.topic_sizes
-        heads["size"] = sizes
-        heads["magic"] = np.where(version == 1, MAGIC_V1, MAGIC_V2)
-        if self.body_crc is None:
-            heads["body_crc"] = [crc32(body) & CRC_MASK for body in bodies]
-        else:
-            heads["body_crc"] = self.body_crc[rows]
-        heads["queue"] = owners.queues
-        heads["flags"] = self.flags[rows]
-        heads["offset"] = self.offset[rows]
-        heads["position"] = self.position[rows]
-        heads["system_flags"] = self.system_flags[rows]
-        heads["born_at"] = self.born_at[rows]
-        heads["born_host"] = self._born_host[rows]
-        heads["stored_at"] = self.stored_at[rows]
-        heads["store_host"] = self._store_host[rows]
-        heads["reconsume_times"] = self.reconsume_times[rows]
-        heads["prepared_position"] = self.prepared_position[rows]
-        heads["body_size"] = body_sizes
-        raw, size = heads.tobytes(), HEAD.itemsize
-        out = [raw[i : i + size] for i in range(0, len(raw), size)]
+        if int(np.diff(properties.bounds).max()) > PROPERTIES_MAX:
+            raise ArchiveDamaged("its properties are too long for a record")
+        if (owners.topic_sizes > np.where(version == 1, TOPIC_MAX, TOPIC_MAX_V2)).any():
+            raise ArchiveDamaged("its topic is too long for a record")
+        columns = (
+            self.flags, self.offset, self.position, self.system_flags, self.born_at,
+            self._born_host, self.stored_at, self._store_host, self.reconsume_times,
+            self.prepared_position, self.version,
+        )  # fmt: skip
+        numbers = np.stack([owners.queues, *(column[rows] for column in columns)])
+        crcs = None if self.body_crc is None else self.body_crc[rows]
+        more = [b"", b""]
         if self.has_v6:
-            self._widen(out, heads, start)
-        return out
-
-    def _widen(
-        self, out: list[bytes], heads: np.ndarray[tuple[int], np.dtype[np.void]], start: int
-    ) -> None:
-        """Replaces heads with IPv4 hosts by heads with the rows' real hosts."""
-        born, store = self.hosts
-        for i, flags in enumerate((heads["system_flags"] & HOSTS_V6).tolist()):
-            if flags:
-                values = list(HEADS[0].unpack(out[i]))
-                values[_SIZE_FIELD] += HEADS[flags].size - HEADS[0].size
-                values[_BORN_HOST_FIELD] = born[start + i]
-                values[_STORE_HOST_FIELD] = store[start + i]
-                out[i] = HEADS[flags].pack(*values)
-
-
-_FIELDS: Final = list(HEAD.names or ())
-_SIZE_FIELD: Final = _FIELDS.index("size")
-_BORN_HOST_FIELD: Final = _FIELDS.index("born_host")
-_STORE_HOST_FIELD: Final = _FIELDS.index("store_host")
+            more = [b"".join(hosts[rows]) for hosts in (self._born_more, self._store_more)]
+        topics = join_values(owners.topics)
+        return Joined(
+            *join_records(numbers, crcs, *topics, owners.topic_of, *bodies, *properties, *more)
+        )
 
 
 def _host_list(hosts: Column) -> list[bytes]:

@@ -25,6 +25,7 @@ from kvstore.core.int_columns import (
     read_varint,
     write_varint,
 )
+from kvstore.core.record_columns import join_fields
 from kvstore.core.texts import split_fields
 from kvstore.errors import ArchiveDamaged
 from tiering.archive.columns.batch_columns import ColumnReader, RowCounts
@@ -40,6 +41,7 @@ from tiering.archive.columns.text_columns import (
     IDS,
     NUMBERS,
     Ids,
+    Joined,
     Numbers,
     Slices,
     Texts,
@@ -127,14 +129,6 @@ def size_of(shape: Shape) -> int:
     return sum(map(len, shape[:-1])) + 2 * (len(shape) - 1)
 
 
-def format_of(shape: Shape) -> bytes:
-    """The format string that makes a field of its values by `%`."""
-    if shape == VERBATIM:
-        return b"%b"
-    text = b"\x02".join(name.replace(b"%", b"%%") + b"\x01%b" for name in shape[:-1])
-    return text + (b"\x02" if shape[-1] == TERMINATED and text else b"")
-
-
 def _heads(shapes: list[Shape], shape_of: Column, bounds: Column) -> list[bytes]:
     """The bytes before the columns: the shapes, and each row's shape where there are several."""
     written = [
@@ -174,24 +168,12 @@ class PropertyColumns(NamedTuple):
         plain = len(self.shapes) == 1 and is_ended and len(set(names)) == len(names)
         return names if plain and all(names) else None
 
-    def fields(self) -> list[bytes]:
+    def fields(self) -> Joined:
         """The fields, as the records have them."""
-        values = {name: column.values() for name, column in self.columns.items()}
-        if len(self.shapes) == 1:
-            names = value_names(self.shapes[0])
-            if not names:
-                return [b""] * len(self.shape_of)
-            if len(set(names)) == len(names):
-                form = format_of(self.shapes[0])
-                return [form % row for row in zip(*map(values.__getitem__, names), strict=True)]
-        # Row by row, each taking the next values of its names.
-        forms = list(map(format_of, self.shapes))
-        turns = {name: iter(column) for name, column in values.items()}
-        takes = [[turns[name] for name in value_names(shape)] for shape in self.shapes]
-        return [
-            forms[number] % tuple([next(turn) for turn in takes[number]])
-            for number in self.shape_of.tolist()
-        ]
+        columns: dict[bytes, tuple[bytes, Column]] = {
+            name: column.joined() for name, column in self.columns.items()
+        }
+        return Joined(*join_fields(self.shapes, self.shape_of, columns))
 
 
 def shapes_part(payload: bytes, rows: int) -> bytes:

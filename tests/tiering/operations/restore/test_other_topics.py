@@ -54,7 +54,7 @@ def decoded(path: Path) -> Iterator[bytes]:
         if kind not in CHUNKED:
             yield PLAIN.decode(found.read(place.at, place.size))
     for group in Archive.open(found).groups():
-        yield from group.records()
+        yield from group.records().values()
 
 
 def held(folder: Path) -> list[bytes]:

@@ -1,0 +1,41 @@
+"""Fields and records of columns; see record_columns.pyx.
+
+Texts side by side are some bytes and their bounds: the begin of each text, and the end of the last.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+I64 = NDArray[np.int64]
+Joined = tuple[bytes, I64]
+
+def join_fields(
+    shapes: list[tuple[bytes, ...]], shape_of: I64, columns: dict[bytes, Joined]
+) -> Joined:
+    """The properties fields of rows with these shapes (see `texts.split_fields`), side by side.
+    `columns` has the values by name, in the order of rows. Raises ValueError where a value is
+    missing, MemoryError.
+    """
+
+def join_records(
+    numbers: I64,
+    crcs: I64 | None,
+    topics: bytes,
+    topic_bounds: I64,
+    topic_of: I64,
+    bodies: bytes,
+    body_bounds: I64,
+    properties: bytes,
+    property_bounds: I64,
+    born_more: bytes,
+    store_more: bytes,
+) -> Joined:
+    """Records, side by side. `numbers` has twelve rows, with one number a record in each: queue,
+    flags, offset, position, system flags, born time, the first 8 bytes of the born host, store
+    time, the same of the store host, reconsume times, prepared position, version (1 or 2). `crcs`
+    are those of the bodies; None: they are worked out. `topic_of` are numbers of topics. The other
+    12 bytes of each IPv6 host are in `born_more` and `store_more`, in order.
+
+    Raises ValueError for columns of several lengths or texts that are too long for a record,
+    MemoryError.
+    """
