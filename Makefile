@@ -15,7 +15,7 @@ WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # Those of the source folders that are there; mypy refuses a folder that is missing.
 SOURCES = $(wildcard kvstore tiering pyspark_kvmq tests bench build_backend)
 
-COMPILED = $(wildcard kvstore/core/*.pyx kvstore/core/*.pxd build_backend/*.py)
+COMPILED = $(wildcard kvstore/core/*.p[yx][xd] kvstore/core/*/*.p[yx][xd] build_backend/*.py)
 
 .PHONY: setup test test-all check demo bench bench-peers mutants fuzz sanitize wheel clean
 .DELETE_ON_ERROR:
@@ -94,5 +94,5 @@ wheel: setup $(ZIG)
 # Leaves the virtual environment: remove .venv by hand to have it made anew.
 clean:
 	rm -rf build dist *.egg-info kvmq-demo bench/out .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	rm -f $(BUILT) kvstore/core/*.c kvstore/core/*.so
+	rm -f $(BUILT) kvstore/core/*.c kvstore/core/*.so kvstore/core/*/*.c kvstore/core/*/*.so
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +

@@ -83,8 +83,8 @@ def check(wheel: Path, machine: str) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         compiled = {n: archive.read(n) for n in archive.namelist() if ".so" in Path(n).suffixes}
     wanted = {
-        f"kvstore/core/{path.stem}{_suffix(machine)}"
-        for path in (ROOT / "kvstore/core").glob("*.pyx")
+        f"{path.relative_to(ROOT).with_suffix('')}{_suffix(machine)}"
+        for path in (ROOT / "kvstore/core").rglob("*.pyx")
     }
     faults = [f"{name} is not there, or should not be" for name in sorted(wanted ^ compiled.keys())]
     for name, data in compiled.items():

@@ -549,14 +549,14 @@ def test_record_stands_on_codecs_and_errors_alone(kvstore: list[Module]) -> None
 
 
 def test_the_core_stands_on_errors_and_numbers_alone() -> None:
-    sources = [path for path in CORE.iterdir() if path.suffix in (".pyx", ".pxd")]
+    sources = [path for path in CORE.rglob("*") if path.suffix in (".pyx", ".pxd")]
     assert sources
     for path in sources:
         assert foreign_imports_of_core(path.name, path.read_text(encoding="utf-8")) == []
 
 
 def test_every_compiled_module_says_what_its_idea_is_and_is_short_enough_to_read() -> None:
-    for path in CORE.glob("*.pyx"):
+    for path in CORE.rglob("*.pyx"):
         source = path.read_text(encoding="utf-8")
         assert re.search(r'^"""[^"]+\n\nThe idea: [^"]+\n\nInvariants?: ', source, re.MULTILINE), (
             path

@@ -1,12 +1,12 @@
 """Core: the work that is done for every message, compiled.
 
 In here: Cython modules (`.pyx`), each with the promises and types of its functions in the `.pyi`
-beside it. They are the only implementation of their work; plain ones in tests/reference judge them.
-A function takes buffers and numbers and gives such back. It checks every length before it reads,
-and lets other threads run where a loop is long. `unzipped` serves packages that are zip files. Not
-in here: files of stores, RocksDB, locks, and the meaning of the numbers (`record`, `index`, and the
-archives of `tiering`). Begin with `buffers`, then `hashing` and `packed_runs`. May import `errors`
-and numpy, nothing else of the project.
+beside it; `columns` has those for archives. They are the only implementation of their work; plain
+ones in tests/reference judge them. A function takes buffers and numbers and gives such back. It
+checks every length before it reads, and lets other threads run where a loop is long. `unzipped`
+serves packages that are zip files. Not in here: files of stores, RocksDB, locks, and the meaning of
+the numbers (`record`, `index`, and the archives of `tiering`). Begin with `buffers`, then `hashing`
+and `packed_runs`. May import `errors`, the constants of `record.names`, and numpy.
 """
 
 from __future__ import annotations
@@ -16,22 +16,19 @@ from kvstore.core.unzipped import importable
 try:
     with importable(__name__):
         from kvstore.core import (  # noqa: F401
-            bits,
             crc,
             encoding,
             hashing,
-            int_columns,
             messages,
             packed_pairs,
             packed_runs,
             put_values,
             queue_offsets,
-            record_columns,
             records,
             scan,
             tail,
-            texts,
         )
+    from kvstore.core import columns  # noqa: F401
 except ImportError as e:
     if e.name is None or not e.name.startswith("kvstore.core"):
         raise

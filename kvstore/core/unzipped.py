@@ -33,7 +33,8 @@ def importable(package: str) -> Iterator[None]:
     with TemporaryDirectory(prefix="kvmq-core-") as folder:
         with zipfile.ZipFile(loader.archive) as archive:
             for name in archive.namelist():
-                if name.startswith(inside) and name.endswith(tuple(EXTENSION_SUFFIXES)):
+                is_inside = name.rpartition("/")[0] + "/" == inside
+                if is_inside and name.endswith(tuple(EXTENSION_SUFFIXES)):
                     (Path(folder) / Path(name).name).write_bytes(archive.read(name))
         module.__path__.append(folder)
         try:

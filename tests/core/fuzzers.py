@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh32_intdigest
 
-from kvstore.core import bits, int_columns, packed_pairs, packed_runs
+from kvstore.core import packed_pairs, packed_runs
+from kvstore.core.columns import bits, int_columns
 from kvstore.core.put_values import Message, PutResult, PutStatus
 from kvstore.core.queue_offsets import QueueOffsets
 from kvstore.core.tail import Tail
@@ -497,8 +498,8 @@ def _to_records(rng: Random) -> Arguments:
 
 
 FUZZERS: Final = {
-    "bits.pack": Fuzzer(_to_pack, _packed),
-    "bits.unpack": Fuzzer(
+    "columns.bits.pack": Fuzzer(_to_pack, _packed),
+    "columns.bits.unpack": Fuzzer(
         _to_unpack, _unpacked, lambda _, __, width, count, ___: width > 0 or count <= _ALLOCATED
     ),
     "crc.crc32": Fuzzer(lambda rng: (_data(rng),), zlib.crc32),
@@ -511,21 +512,21 @@ FUZZERS: Final = {
         call=lambda queue: QueueOffsets(lambda _: 0).forget(queue),
     ),
     "hashing.xxh32": Fuzzer(lambda rng: (_data(rng),), _of_bytes(xxh32_intdigest)),
-    "int_columns.write_varint": Fuzzer(
+    "columns.int_columns.write_varint": Fuzzer(
         lambda rng: (rng.getrandbits(rng.randint(1, 64)),),
         lambda value: packing.varint(value & _MASK),
     ),
-    "int_columns.read_varint": Fuzzer(_at_a_number, _varint),
-    "int_columns.write_signed": Fuzzer(
+    "columns.int_columns.read_varint": Fuzzer(_at_a_number, _varint),
+    "columns.int_columns.write_signed": Fuzzer(
         lambda rng: (packing.signed(rng.getrandbits(64)),),
         lambda value: packing.zigzag(packing.signed(value)),
     ),
-    "int_columns.read_signed": Fuzzer(_at_a_number, _zigzag),
-    "int_columns.encode_columns": Fuzzer(lambda rng: _columns(rng)[1:], _encoded),
-    "int_columns.decode_column": Fuzzer(
+    "columns.int_columns.read_signed": Fuzzer(_at_a_number, _zigzag),
+    "columns.int_columns.encode_columns": Fuzzer(lambda rng: _columns(rng)[1:], _encoded),
+    "columns.int_columns.decode_column": Fuzzer(
         _column_data, _decoded, lambda _, __, count: _may_expect(np.array([count]))
     ),
-    "int_columns.decode_columns": Fuzzer(
+    "columns.int_columns.decode_columns": Fuzzer(
         _columns_data, _decoded_many, lambda *arguments: _may_expect(arguments[-1]), _decode_many
     ),
     "packed_pairs.pack_blocks": Fuzzer(
@@ -553,17 +554,17 @@ FUZZERS: Final = {
     ),
     "tail.Tail": Fuzzer(_added, call=_looked_at),
     **RECORD_FUZZERS,
-    "record_columns.join_fields": Fuzzer(_to_fields),
-    "record_columns.join_records": Fuzzer(_to_records),
-    "texts.gather": Fuzzer(_texts, _of_texts(b"".join)),
-    "texts.crc_texts": Fuzzer(_texts, _of_texts(texts.crc_texts)),
-    "texts.split_fields": Fuzzer(_texts, _of_texts(lambda _: NotImplemented)),
-    "texts.number_texts": Fuzzer(
+    "columns.record_columns.join_fields": Fuzzer(_to_fields),
+    "columns.record_columns.join_records": Fuzzer(_to_records),
+    "columns.packed_texts.gather": Fuzzer(_texts, _of_texts(b"".join)),
+    "columns.packed_texts.crc_texts": Fuzzer(_texts, _of_texts(texts.crc_texts)),
+    "columns.packed_texts.split_fields": Fuzzer(_texts, _of_texts(lambda _: NotImplemented)),
+    "columns.packed_texts.number_texts": Fuzzer(
         lambda rng: (*_texts(rng), _count(rng)), _of_texts(texts.number_texts)
     ),
-    "texts.parse_ids": Fuzzer(_texts, _of_texts(texts.parse_ids)),
-    "texts.parse_numbers": Fuzzer(_texts, _of_texts(texts.parse_numbers)),
-    "texts.hash_texts": Fuzzer(
+    "columns.packed_texts.parse_ids": Fuzzer(_texts, _of_texts(texts.parse_ids)),
+    "columns.packed_texts.parse_numbers": Fuzzer(_texts, _of_texts(texts.parse_numbers)),
+    "columns.packed_texts.hash_texts": Fuzzer(
         lambda rng: (*_texts(rng), rng.random() < 0.5), _of_texts(texts.hash_texts)
     ),
 }

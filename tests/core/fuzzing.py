@@ -75,11 +75,12 @@ class Entry(NamedTuple):
 def entries() -> dict[str, Entry]:
     """All of them by name: `module.function`."""
     found = {}
-    for path in sorted(CORE.glob("*.pyi")):
-        module = importlib.import_module(f"kvstore.core.{path.stem}")
+    for path in sorted(CORE.rglob("*.pyi")):
+        within = ".".join(path.relative_to(CORE).with_suffix("").parts)
+        module = importlib.import_module(f"kvstore.core.{within}")
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and _is_entry(node):
-                name, named = f"{path.stem}.{node.name}", _errors(ast.unparse(node))
+                name, named = f"{within}.{node.name}", _errors(ast.unparse(node))
                 found[name] = Entry(name, getattr(module, node.name), named)
     return found
 

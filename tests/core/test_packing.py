@@ -11,7 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvstore.core import bits, int_columns, packed_pairs, packed_runs
+from kvstore.core import packed_pairs, packed_runs
+from kvstore.core.columns import bits, int_columns
 from kvstore.errors import Damaged, FormatError
 from tests.reference import packing
 

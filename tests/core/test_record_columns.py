@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.core import record_columns, texts
+from kvstore.core.columns import record_columns
+from kvstore.core.columns.packed_texts import split_fields
 from tests.core.test_texts import FIELDS, laid
 from tests.reference import record_columns as plain
 
@@ -43,7 +44,7 @@ def parted(joined: tuple[bytes, Any]) -> list[bytes]:
 @given(FIELDS)
 def test_fields_that_were_split_are_joined_again(fields: list[bytes]) -> None:
     data, starts, stops = laid(fields)
-    shapes, shape_of, names, (name_of, _, begins, ends) = texts.split_fields(data, starts, stops)
+    shapes, shape_of, names, (name_of, _, begins, ends) = split_fields(data, starts, stops)
     columns = {
         name: [data[a:b] for n, a, b in zip(name_of, begins, ends, strict=True) if n == number]
         for number, name in enumerate(names)

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvstore.core import texts
+from kvstore.core.columns.packed_texts import (
+    crc_texts,
+    gather,
+    hash_texts,
+    number_texts,
+    parse_ids,
+    parse_numbers,
+    split_fields,
+)
 from tests.reference import texts as plain
 
 PIECES = st.sampled_from(
@@ -52,7 +60,7 @@ def laid(some: list[bytes], gap: int = 3) -> tuple[bytes, Any, Any]:
 )
 def test_fields_are_split_as_the_plain_version_does(fields: list[bytes]) -> None:
     data, starts, stops = laid(fields)
-    shapes, shape_of, names, (name_of, rows, begins, ends) = texts.split_fields(data, starts, stops)
+    shapes, shape_of, names, (name_of, rows, begins, ends) = split_fields(data, starts, stops)
     found: list[list[tuple[int, bytes]]] = [[] for _ in names]
     for name, row, a, b in zip(name_of, rows, begins, ends, strict=True):
         found[name].append((row, data[a:b]))
@@ -61,7 +69,7 @@ def test_fields_are_split_as_the_plain_version_does(fields: list[bytes]) -> None
 
 @given(TEXTS, st.integers(-1, 12))
 def test_texts_are_numbered_as_the_plain_version_does(some: list[bytes], most: int) -> None:
-    found = texts.number_texts(*laid(some), most)
+    found = number_texts(*laid(some), most)
     wanted = plain.number_texts(some, most)
     assert (None if found is None else tuple(one.tolist() for one in found)) == wanted
 
@@ -72,9 +80,9 @@ def test_texts_are_numbered_as_the_plain_version_does(some: list[bytes], most: i
 @example([b"n01", b"n1", b"n02"])
 @example([b"n1", b"n02", b"n03"])
 def test_ids_and_numbers_are_read_as_the_plain_version_does(some: list[bytes]) -> None:
-    parts = texts.parse_ids(*laid(some))
+    parts = parse_ids(*laid(some))
     assert (None if parts is None else parts.tolist()) == plain.parse_ids(some)
-    numbers = texts.parse_numbers(*laid(some))
+    numbers = parse_numbers(*laid(some))
     found = None if numbers is None else (numbers[0].tolist(), *numbers[1:])
     assert found == plain.parse_numbers(some)
 
@@ -83,9 +91,9 @@ def test_ids_and_numbers_are_read_as_the_plain_version_does(some: list[bytes]) -
 def test_texts_are_joined_hashed_and_summed_up_as_the_plain_version_does(
     some: list[bytes], by_word: bool
 ) -> None:
-    assert texts.gather(*laid(some)) == b"".join(some)
-    assert texts.crc_texts(*laid(some)).tolist() == plain.crc_texts(some)
-    hashes, rows = texts.hash_texts(*laid(some), by_word)
+    assert gather(*laid(some)) == b"".join(some)
+    assert crc_texts(*laid(some)).tolist() == plain.crc_texts(some)
+    hashes, rows = hash_texts(*laid(some), by_word)
     assert (hashes.tolist(), rows.tolist()) == plain.hash_texts(some, by_word)
 
 
@@ -95,12 +103,17 @@ def test_texts_are_joined_hashed_and_summed_up_as_the_plain_version_does(
 )
 def test_texts_outside_of_their_buffer_are_refused(starts: list[int], stops: list[int]) -> None:
     slices = np.array(starts, np.int64), np.array(stops, np.uint64).view(np.int64)
-    for call in (texts.gather, texts.crc_texts, texts.split_fields, texts.parse_ids):
+    for call in (
+        gather,
+        crc_texts,
+        split_fields,
+        parse_ids,
+    ):
         with pytest.raises(ValueError, match="lie in their buffer"):
             call(b"abcd", *slices)
     with pytest.raises(ValueError, match="lie in their buffer"):
-        texts.number_texts(b"abcd", *slices, 9)
+        number_texts(b"abcd", *slices, 9)
     with pytest.raises(ValueError, match="lie in their buffer"):
-        texts.hash_texts(b"abcd", *slices, True)
+        hash_texts(b"abcd", *slices, True)
     with pytest.raises(ValueError, match="lie in their buffer"):
-        texts.parse_numbers(b"abcd", *slices)
+        parse_numbers(b"abcd", *slices)

@@ -33,7 +33,7 @@ def test_a_wheel_has_compiled_files_for_its_own_processor_and_old_systems(
         assert wheels.check(wheel, machine) == []
         with zipfile.ZipFile(wheel) as archive:
             compiled = [name for name in archive.namelist() if name.endswith(".so")]
-            assert len(compiled) == len(list((ROOT / "kvstore/core").glob("*.pyx")))
+            assert len(compiled) == len(list((ROOT / "kvstore/core").rglob("*.pyx")))
             for name in compiled:
                 assert archive.read(name)[18] == {"x86_64": 62, "aarch64": 183}[machine]
                 assert f"-{machine}-linux-gnu.so" in name
@@ -45,8 +45,9 @@ def test_a_wheel_of_another_processor_is_found_out(built: dict[str, Path]) -> No
 
 def test_a_file_that_needs_a_newer_system_is_found_out(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "kvmq.whl", "w") as archive:
-        for path in (ROOT / "kvstore/core").glob("*.pyx"):
-            name = f"kvstore/core/{path.stem}.cpython-311-x86_64-linux-gnu.so"
+        for path in (ROOT / "kvstore/core").rglob("*.pyx"):
+            stem = path.relative_to(ROOT).with_suffix("")
+            name = f"{stem}.cpython-311-x86_64-linux-gnu.so"
             archive.writestr(name, b"\x7fELF" + bytes(14) + b"\x3e\0GLIBC_2.2.5\0GLIBC_2.28\0")
     faults = wheels.check(tmp_path / "kvmq.whl", "x86_64")
     assert [fault for fault in faults if fault.endswith("needs glibc 2.28")]
@@ -70,6 +71,8 @@ def test_the_demo_runs_from_a_wheel_in_an_empty_environment(
     run(*pip, "--require-hashes", "-r", ROOT / "requirements/runtime.txt")
     run(*pip, "--no-deps", built[OURS])
     assert str(ROOT) not in run(
-        tmp_path / "empty/bin/python", "-c", "import kvstore.core.bits as b; print(b.__file__)"
+        tmp_path / "empty/bin/python",
+        "-c",
+        "import kvstore.core.columns.bits as b; print(b.__file__)",
     )
     run(tmp_path / "empty/bin/kvmq", "demo")

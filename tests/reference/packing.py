@@ -49,7 +49,7 @@ def of_planes(data: bytes, count: int) -> list[int]:
 
 
 def pack(values: list[int], width: int) -> bytes:
-    """See `kvstore.core.bits`."""
+    """See `kvstore.core.columns.bits`."""
     joint = 0
     for value in values:
         joint = joint << width | value & (1 << width) - 1
@@ -58,7 +58,7 @@ def pack(values: list[int], width: int) -> bytes:
 
 
 def unpack(data: bytes, at: int, width: int, count: int) -> list[int]:
-    """See `kvstore.core.bits`; the caller has checked the sizes."""
+    """See `kvstore.core.columns.bits`; the caller has checked the sizes."""
     size = (width * count + 7) // 8
     joint = int.from_bytes(data[at : at + size], "big") >> (size * 8 - width * count)
     return [joint >> width * (count - 1 - i) & (1 << width) - 1 for i in range(count)]
@@ -159,7 +159,7 @@ def unpack_block(first: int, value: bytes) -> list[Pair]:
 
 
 def varint(value: int) -> bytes:
-    """See `kvstore.core.int_columns.write_varint`."""
+    """See `kvstore.core.columns.int_columns.write_varint`."""
     if value < 0xF8:
         return bytes((value,))
     return bytes((0xF7 + byte_width(value),)) + value.to_bytes(byte_width(value), "big")

@@ -15,7 +15,7 @@ _V6 = (0x10, 0x20)
 def join_fields(
     shapes: list[tuple[bytes, ...]], shape_of: list[int], columns: dict[bytes, list[bytes]]
 ) -> list[bytes] | None:
-    """See `kvstore.core.record_columns`; None where a value is missing."""
+    """See `kvstore.core.columns.record_columns`; None where a value is missing."""
     turns = {name: iter(values) for name, values in columns.items()}
     found = []
     try:
@@ -35,7 +35,7 @@ def join_record(
     numbers: list[int], crc: int | None, topic: bytes, body: bytes, properties: bytes,
     more: tuple[bytes, bytes],
 ) -> bytes:  # fmt: skip
-    """See `kvstore.core.record_columns`: one record, with the other bytes of its hosts."""
+    """See `kvstore.core.columns.record_columns`: one record, with the other bytes of its hosts."""
     queue, flags, offset, position, system_flags, born_at, born, stored_at, store = numbers[:9]
     reconsume_times, prepared_position, version = numbers[9:]
     hosts = [

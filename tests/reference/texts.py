@@ -27,7 +27,7 @@ def shape_of(field: bytes) -> tuple[bytes, ...]:
 
 
 def split_fields(fields: list[bytes]) -> Split:
-    """See `kvstore.core.texts`."""
+    """See `kvstore.core.columns.packed_texts`."""
     shapes, names = dict.fromkeys(map(shape_of, fields)), dict[bytes, list[tuple[int, bytes]]]()
     for row, field in enumerate(fields):
         pairs = [pair.partition(b"\1") for pair in field.removesuffix(b"\2").split(b"\2") if field]
@@ -46,7 +46,7 @@ def split_fields(fields: list[bytes]) -> Split:
 
 
 def number_texts(texts: list[bytes], most: int) -> tuple[list[int], list[int]] | None:
-    """See `kvstore.core.texts`."""
+    """See `kvstore.core.columns.packed_texts`."""
     every = list(dict.fromkeys(texts))
     if len(every) > max(most, 0):
         return None
@@ -54,7 +54,7 @@ def number_texts(texts: list[bytes], most: int) -> tuple[list[int], list[int]] |
 
 
 def parse_ids(texts: list[bytes]) -> list[list[int]] | None:
-    """See `kvstore.core.texts`."""
+    """See `kvstore.core.columns.packed_texts`."""
     if any(len(text) != 32 or text.strip(b"0123456789ABCDEF") for text in texts):
         return None
     raw = [bytes.fromhex(text.decode()) for text in texts]
@@ -64,7 +64,7 @@ def parse_ids(texts: list[bytes]) -> list[list[int]] | None:
 
 
 def parse_numbers(texts: list[bytes]) -> tuple[list[int], int, int] | None:
-    """See `kvstore.core.texts`."""
+    """See `kvstore.core.columns.packed_texts`."""
     stems = {text.rstrip(_DIGITS) for text in texts}
     if len(stems) != 1:
         return None
@@ -80,11 +80,11 @@ def parse_numbers(texts: list[bytes]) -> tuple[list[int], int, int] | None:
 
 
 def hash_texts(texts: list[bytes], by_word: bool) -> tuple[list[int], list[int]]:
-    """See `kvstore.core.texts`."""
+    """See `kvstore.core.columns.packed_texts`."""
     words = [(row, w) for row, t in enumerate(texts) for w in (t.split(b" ") if by_word else [t])]
     return [xxh32_intdigest(w) for _, w in words if w], [row for row, w in words if w]
 
 
 def crc_texts(texts: list[bytes]) -> list[int]:
-    """See `kvstore.core.texts`."""
+    """See `kvstore.core.columns.packed_texts`."""
     return list(map(crc32, texts))

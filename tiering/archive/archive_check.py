@@ -24,9 +24,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.core.columns.packed_texts import gather
 from kvstore.core.messages import StoredMessage, decode
 from kvstore.core.records import check_record, facts
-from kvstore.core.texts import gather
 from kvstore.errors import ArchiveDamaged, KeyDestroyed, KeyMissing, RecordDamaged
 from kvstore.files import Files
 from kvstore.record.names import PREPARED, ROLLBACK, TRANSACTION_MASK

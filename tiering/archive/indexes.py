@@ -32,9 +32,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.core.columns.packed_texts import hash_texts
 from kvstore.core.hashing import xxh32
 from kvstore.core.records import find_property, keys_of
-from kvstore.core.texts import hash_texts
 from kvstore.errors import FormatError
 from kvstore.record.names import KEYS, ROLLBACK, TRANSACTION_MASK, UNIQUE_ID
 from tiering.archive.columns.packed import I64, ByteReader, Narrow, encode_column, encode_sorted

@@ -171,4 +171,4 @@ def packed(root: Path) -> bytes:
 def _sources(root: Path) -> Iterator[Path]:
     for name in PACKAGES:
         yield from sorted((root / name).rglob("*.py"))
-    yield from sorted((root / "kvstore" / "core").glob(f"*{EXTENSION_SUFFIXES[0]}"))
+    yield from sorted((root / "kvstore" / "core").rglob(f"*{EXTENSION_SUFFIXES[0]}"))

@@ -17,7 +17,7 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove
 
-from kvstore.core.bits cimport pack_bits, size_of_bits, unpack_bits
+from kvstore.core.columns.bits cimport pack_bits, size_of_bits, unpack_bits
 from kvstore.core.buffers cimport View, numbers_of, room_of
 
 import numpy as np

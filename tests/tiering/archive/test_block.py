@@ -58,7 +58,7 @@ def test_the_bytes_of_any_records_come_back(
     blocks = decode(encoded, coder)
     assert [block.records() for block in blocks] == records
     groups = read(encoded, coder)
-    assert [raw for group in groups for raw in group.records()] == [
+    assert [raw for group in groups for raw in group.records().values()] == [
         raw for part in records for raw in part
     ]
     for block, part in zip(blocks, stretches, strict=True):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.core.int_columns import (
+from kvstore.core.columns.int_columns import (
     decode_column,
     encode_columns,
     read_signed,

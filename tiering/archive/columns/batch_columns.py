@@ -17,7 +17,7 @@ from operator import not_
 
 import numpy as np
 
-from kvstore.core.int_columns import (
+from kvstore.core.columns.int_columns import (
     decode_columns,
 )
 from kvstore.errors import ArchiveDamaged

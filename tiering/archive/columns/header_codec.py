@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from kvstore.core.int_columns import (
+from kvstore.core.columns.int_columns import (
     CONSTANT,
     encode_columns,
     read_signed,

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from kvstore.core.record_columns import join_records
+from kvstore.core.columns.record_columns import join_records
 from kvstore.errors import ArchiveDamaged
 from kvstore.record.layout import (
     FIXED_V1,

@@ -1,8 +1,8 @@
 """Integers: columns of 64-bit numbers in blocks, where they rise and when they were stored.
 
-The idea: `kvstore.core.int_columns` makes bytes of columns, of many blocks in one go. Two forms
-stand above it. Numbers that rise within each block of a group have a column of first values and one
-of differences.
+The idea: `kvstore.core.columns.int_columns` makes bytes of columns, of many blocks in one go. Two
+forms stand above it. Numbers that rise within each block of a group have a column of first values
+and one of differences.
 
 Store times have a form of their own. In a group of several queues' blocks they go up and down, and
 so do the positions. But a log is written from front to back, so a record's position nearly tells
@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.core.int_columns import (
+from kvstore.core.columns.int_columns import (
     encode_columns,
     read_signed,
     read_varint,

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.core.bits import pack, unpack
+from kvstore.core.columns.bits import pack, unpack
 from kvstore.errors import FormatError
 
 I64 = NDArray[np.int64]

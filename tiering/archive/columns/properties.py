@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.core.int_columns import (
+from kvstore.core.columns.int_columns import (
     read_varint,
     write_varint,
 )
-from kvstore.core.record_columns import join_fields
-from kvstore.core.texts import split_fields
+from kvstore.core.columns.packed_texts import split_fields
+from kvstore.core.columns.record_columns import join_fields
 from kvstore.errors import ArchiveDamaged
 from tiering.archive.columns.batch_columns import ColumnReader, RowCounts
 from tiering.archive.columns.integers import (
@@ -55,7 +55,7 @@ from tiering.archive.columns.text_columns import (
 from tiering.archive.layout import COLUMNS_FORMAT, DECODED_MAX
 
 if TYPE_CHECKING:
-    from kvstore.core.buffers import Buffer
+    from kvstore.core.records import Buffer
 
 Shape = tuple[bytes, ...]
 """The names, in order, and behind them one byte: the field's ending."""

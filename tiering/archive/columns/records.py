@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.core.texts import crc_texts, gather, number_texts
+from kvstore.core.columns.packed_texts import crc_texts, gather, number_texts
 from kvstore.errors import RecordDamaged
 from kvstore.record.layout import (
     BODY_AT,

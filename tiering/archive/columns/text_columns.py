@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from kvstore.core.int_columns import (
+from kvstore.core.columns.int_columns import (
     decode_column,
     encode_columns,
     read_varint,
     write_varint,
 )
-from kvstore.core.texts import gather, number_texts, parse_ids, parse_numbers
+from kvstore.core.columns.packed_texts import gather, number_texts, parse_ids, parse_numbers
 from kvstore.errors import ArchiveDamaged
 from tiering.archive.columns.integers import (
     Column,
@@ -39,7 +39,7 @@ from tiering.archive.columns.integers import (
 )
 
 if TYPE_CHECKING:
-    from kvstore.core.buffers import Buffer
+    from kvstore.core.records import Buffer
 
 _CONSTANT: Final = 0
 IDS: Final = 1

@@ -1,4 +1,4 @@
-"""Many slices of one buffer; see texts.pyx.
+"""Many slices of one buffer; see packed_texts.pyx.
 
 Text `i` of each function is `data[starts[i]:stops[i]]`. Every function raises ValueError if one of
 them is not inside `data`, or has no begin or no end.
@@ -7,7 +7,7 @@ them is not inside `data`, or has no begin or no end.
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.core.buffers import Buffer
+from kvstore.core.records import Buffer
 
 I64 = NDArray[np.int64]
 
