@@ -40,16 +40,15 @@ cdef enum:
     CRC_MASK = 0x7FFFFFFF
     MULTI_TAG = 0x2
     HOSTS_V6 = 0x30
-    HEAD_V4 = 88
-    HEAD_V6 = 112
-    # A record's fixed bytes with IPv4 hosts.
+    # A record's fixed bytes with IPv4 hosts; and beside hosts and topic.
     FIXED = 91
+    FIXED_BESIDE = 74
     PROPERTY_CRC_SIZE = 20
     # The level of topics that index all keys; at 1 they index the unique id, at 0 nothing.
     ALL_KEYS = 2
     # Bytes of a batch from which other threads run meanwhile.
     LONG = 1 << 16
-    # As many as one beginning of ids allows.
+    # `reserve` gives so many ids at most.
     IDS_AT_ONCE = 1 << 16
 
 cdef uint8_t _PROPERTY_CRC[10]
@@ -94,8 +93,7 @@ cdef class PutRoute:
             raise ValueError("a packed host takes 8 or 20 bytes")
         if not write_queues:
             raise ValueError("a topic has one queue at least")
-        # The fixed fields but the hosts, the hosts, the topic, and the length of the properties.
-        self.overhead = 72 + 2 * host_size + len(wire) + 2
+        self.overhead = FIXED_BESIDE + 2 * host_size + len(wire)
         self._magic = magic
         self._wire = wire
         self.key_level = key_level
@@ -132,7 +130,7 @@ cdef class Encoder:
         cdef list given = list(messages)
         cdef PreparedBatch batch = PreparedBatch.__new__(PreparedBatch)
         cdef Py_ssize_t i
-        # Of the ids that were reserved: the last digits of the next one, and how many are left.
+        # The number at the end of the next reserved id, and how many of these are left.
         cdef int counter = 0, left = 0
         cdef bint unrouted = False
         cdef Message message
@@ -180,7 +178,7 @@ cdef class Encoder:
                 _refuse("not each message has a route")
         for i in range(batch.count):
             route = <PutRoute?>batch._routes[i]
-            if route.overhead != 74 + 2 * len(self._host) + len(route._wire):
+            if route.overhead != FIXED_BESIDE + 2 * len(self._host) + len(route._wire):
                 _refuse("a route for hosts of another size")
             _choose_queue(&batch.rows[i], route, queues[i], groups[i])
             batch.rows[i].size += route.overhead
@@ -228,7 +226,7 @@ cdef class Encoder:
             size += PROPERTY_CRC_SIZE
         if size > self._max_properties or size + row.body_size > self._max_record - FIXED:
             _refuse("the record or its properties are too large")
-        row.size = <uint32_t>(size + row.body_size)
+        row.size = size + row.body_size
         return 0
 
 
