@@ -14,7 +14,7 @@ the buffer, and reading a field never touches the disk; `decode_queue` gives wha
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 
 from kvstore.core.buffers cimport View, load_be32, load_be64, view_of
@@ -293,7 +293,8 @@ def decode_queue(
     cdef const uint8_t *record
     cdef list out = []
     for position in positions:
-        at = position - base if position >= base else -1
+        # Without a sign, so that no difference of two numbers overflows.
+        at = <Py_ssize_t>(<uint64_t>position - <uint64_t>base) if position >= base else -1
         left = left_of(view, at, end)
         record = view.bytes + at if left else NULL
         if (
@@ -309,5 +310,5 @@ def decode_queue(
             out.append(_message(record, &p, topic, unpack))
         except RecordDamaged:
             break
-        offset += 1
+        offset = <int64_t>(<uint64_t>offset + 1)
     return out

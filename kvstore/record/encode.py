@@ -1,11 +1,11 @@
 """Encode: a `StoredMessage` with its body as stored becomes the bytes of its record.
 
-The idea: the exact inverse of `decode(..., raw_body=True)`, for archives that take records apart
+The idea: the exact inverse of `decode(...)`, for archives that take records apart
 and put them together again, and as the reference for the put path, which has a faster loop of its
 own. This module also makes blank records. (RocketMQ: MessageExtEncoder,
 CommitLog's DefaultAppendMessageCallback.)
 
-Invariant: `encode_record(decode(raw, ..., raw_body=True)) == raw` for every record.
+Invariant: `encode_record(decode(raw, ...)) == raw` for every record.
 """
 
 from __future__ import annotations

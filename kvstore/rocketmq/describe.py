@@ -65,7 +65,7 @@ _UTF8_MAX: Final = 4
 
 
 def describe(message: StoredMessage, body_max: int | None = None) -> dict[str, Any]:
-    """Everything about a message that was decoded with `raw_body`.
+    """Everything about a message whose body is as it is stored.
 
     The body is given decompressed, up to `body_max` bytes of it (None: all). For a body that can't
     be decompressed, `body_problem` has the fault, and the body is given as stored.
