@@ -16,6 +16,21 @@ cdef class View:
 cdef View view_of(object buffer)
 cdef View numbers_of(object array)
 cdef View room_of(object array)
+cdef void *grown(void *old, Py_ssize_t count, Py_ssize_t width) except NULL
+
+
+cdef inline Py_ssize_t lower_bound(
+    const int64_t *rising, Py_ssize_t count, int64_t number
+) noexcept nogil:
+    # How many of the rising numbers are below one.
+    cdef Py_ssize_t low = 0, high = count, middle
+    while low < high:
+        middle = (low + high) >> 1
+        if rising[middle] < number:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 cdef extern from *:

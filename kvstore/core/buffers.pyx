@@ -11,6 +11,7 @@ Invariant: the memory behind a View is contiguous; `bytes` and `numbers` point a
 from cpython.buffer cimport (
     PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
 )
+from libc.stdlib cimport realloc
 
 import numpy as np
 
@@ -53,3 +54,11 @@ cdef View numbers_of(object array):
 cdef View room_of(object array):
     # To write to; of a new array.
     return _view(array, PyBUF_WRITABLE)
+
+
+cdef void *grown(void *old, Py_ssize_t count, Py_ssize_t width) except NULL:
+    # Room for so many items; the old stays as it is where there is none.
+    cdef void *found = realloc(old, count * width)
+    if found == NULL:
+        raise MemoryError()
+    return found

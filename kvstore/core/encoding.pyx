@@ -14,15 +14,16 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_GetItemWithError, PyDict_Next
 from cpython.object cimport PyObject
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memmove, memset
 
-from kvstore.core.buffers cimport store_be32, store_be64
+from kvstore.core.buffers cimport grown, store_be32, store_be64
 from kvstore.core.crc cimport crc32_of
-from kvstore.core.hashing cimport xxh32_of
+from kvstore.core.hashing cimport java_hash_of, xxh32_of
 from kvstore.core.put_values cimport Message, PutResult
 from kvstore.core.queue_offsets cimport QueueOffsets
+from kvstore.core.records cimport CRC_PROPERTY, RECORD_CRC_MASK, write_crc_property
 
 from collections.abc import Mapping
 
@@ -32,27 +33,19 @@ cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
     int64_t PyLong_AsLongLongAndOverflow(object number, int *overflow) except? -1
     bint PyUnicode_Check(object text)
-    bint PyUnicode_IS_ASCII(object text)
-    Py_ssize_t PyUnicode_GET_LENGTH(object text)
-    uint32_t PyUnicode_READ_CHAR(object text, Py_ssize_t index)
 
 cdef enum:
-    CRC_MASK = 0x7FFFFFFF
     MULTI_TAG = 0x2
     HOSTS_V6 = 0x30
     # A record's fixed bytes with IPv4 hosts; and beside hosts and topic.
     FIXED = 91
     FIXED_BESIDE = 74
-    PROPERTY_CRC_SIZE = 20
     # The level of topics that index all keys; at 1 they index the unique id, at 0 nothing.
     ALL_KEYS = 2
     # Bytes of a batch from which other threads run meanwhile.
     LONG = 1 << 16
     # `reserve` gives so many ids at most.
     IDS_AT_ONCE = 1 << 16
-
-cdef uint8_t _PROPERTY_CRC[10]
-memcpy(_PROPERTY_CRC, b"__CRC32#\x01", 9)
 
 cdef object _mapping = Mapping
 cdef object _no_properties = NO_PROPERTIES
@@ -61,24 +54,6 @@ cdef const char *_DIGITS = b"0123456789ABCDEF"
 
 cdef int _refuse(str why) except -1:
     raise ValueError(why)
-
-
-cdef int64_t _java_hash(object text, const char *at, Py_ssize_t size):
-    # Of UTF-16; `at` is the text in UTF-8.
-    cdef uint32_t found = 0, code
-    cdef Py_ssize_t i
-    if PyUnicode_IS_ASCII(text):
-        for i in range(size):
-            found = 31 * found + <uint8_t>at[i]
-    else:
-        for i in range(PyUnicode_GET_LENGTH(text)):
-            code = PyUnicode_READ_CHAR(text, i)
-            if code > 0xFFFF:
-                code -= 0x10000
-                found = 31 * found + (0xD800 | code >> 10)
-                code = 0xDC00 | (code & 0x3FF)
-            found = 31 * found + code
-    return <int32_t>found
 
 
 @cython.final
@@ -223,7 +198,7 @@ cdef class Encoder:
         cdef Py_ssize_t size = batch._properties_size - row.properties_at
         row.properties_size = size
         if self._property_crc:
-            size += PROPERTY_CRC_SIZE
+            size += CRC_PROPERTY
         if size > self._max_properties or size + row.body_size > self._max_record - FIXED:
             _refuse("the record or its properties are too large")
         row.size = size + row.body_size
@@ -294,13 +269,9 @@ cdef class PreparedBatch:
 
     cdef int _reserve(self, Py_ssize_t size) except -1:
         cdef Py_ssize_t room = self._properties_room
-        cdef uint8_t *moved
         if self._properties_size + size > room:
             room = 2 * room + size + 256
-            moved = <uint8_t *>realloc(self._properties, room)
-            if moved == NULL:
-                raise MemoryError()
-            self._properties = moved
+            self._properties = <uint8_t *>grown(self._properties, room, 1)
             self._properties_room = room
         return 0
 
@@ -342,13 +313,9 @@ cdef class PreparedBatch:
 
     cdef int _add_hash(self, const uint8_t *at, Py_ssize_t size) except -1:
         cdef Py_ssize_t room = self._hashes_room
-        cdef uint32_t *moved
         if self.hashes_count == room:
             room = 2 * room + 2 * self.count
-            moved = <uint32_t *>realloc(self.hashes, room * sizeof(uint32_t))
-            if moved == NULL:
-                raise MemoryError()
-            self.hashes = moved
+            self.hashes = <uint32_t *>grown(self.hashes, room, sizeof(uint32_t))
             self._hashes_room = room
         self.hashes[self.hashes_count] = xxh32_of(at, size)
         self.hashes_count += 1
@@ -398,7 +365,7 @@ cdef class PreparedBatch:
         self._add(b"TAGS\x01", 5)
         at = self._add_text(tag, True, &size)
         self._add(b"\x02", 1)
-        row.tag_hash = _java_hash(tag, at, size)
+        row.tag_hash = java_hash_of(tag)
         for i in range(size - 1):
             if at[i] == 124 and at[i + 1] == 124:
                 row.system_flags |= MULTI_TAG
@@ -479,7 +446,7 @@ cdef class PreparedBatch:
         memcpy(out, PyBytes_AS_STRING(route._wire), wire)
         out += wire
         if self._encoder._property_crc:
-            size += PROPERTY_CRC_SIZE
+            size += CRC_PROPERTY
         out[0] = <uint8_t>(size >> 8)
         out[1] = <uint8_t>size
         memcpy(out + 2, self._properties + row.properties_at, row.properties_size)
@@ -529,7 +496,9 @@ cdef class PreparedBatch:
             store_be64(data + row.at + 40, stored_at if row.born_at < 0 else row.born_at)
             store_be64(data + row.at + 48 + host, stored_at)
             if self._encoder._property_crc:
-                _write_property_crc(data + row.at, row.size)
+                write_crc_property(
+                    data + row.at, row.size - CRC_PROPERTY, data + row.at + row.size - CRC_PROPERTY
+                )
         return self.records if end - begin == len(self.records) else self.records[begin:end]
 
     # --- looking at it ---
@@ -557,17 +526,5 @@ cdef class PreparedBatch:
 
 
 cdef void _write_body(uint8_t *out, Row *row, Py_ssize_t host) noexcept nogil:
-    store_be32(out + row.at + 8, crc32_of(row.body, row.body_size) & CRC_MASK)
+    store_be32(out + row.at + 8, crc32_of(row.body, row.body_size) & RECORD_CRC_MASK)
     memcpy(out + row.at + 72 + 2 * host, row.body, row.body_size)
-
-
-cdef void _write_property_crc(uint8_t *record, Py_ssize_t size) noexcept nogil:
-    # Over all bytes before it; its ten digits come the lowest first.
-    cdef uint8_t *out = record + size - PROPERTY_CRC_SIZE
-    cdef uint32_t left = crc32_of(record, size - PROPERTY_CRC_SIZE) & CRC_MASK
-    cdef int digit
-    memcpy(out, _PROPERTY_CRC, 9)
-    for digit in range(10):
-        out[9 + digit] = 48 + left % 10
-        left //= 10
-    out[19] = 2

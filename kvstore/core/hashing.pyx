@@ -1,14 +1,18 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, binding=False
-"""Hashing: XXH32, of a key or an id.
+"""Hashing: XXH32, of a key or an id; Java's hash, of a tag.
 
 The idea: XXH32 is wide enough for a key index, and fast on texts of a few dozen bytes. The encoder
-and the scan call it on the bytes that they have at hand.
+and the scan call it on the bytes that they have at hand. RocketMQ filters tags by their Java hash.
 
 Invariant: the same bytes give the same number, on every machine and in every version: they are on
 disk.
 """
 
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+
+cdef extern from "Python.h":
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+    uint32_t PyUnicode_READ_CHAR(object text, Py_ssize_t index)
 
 cdef enum:
     P1 = 2654435761
@@ -61,3 +65,20 @@ cdef uint32_t xxh32_of(const uint8_t *at, Py_ssize_t size) noexcept nogil:
 
 def xxh32(bytes data not None):
     return xxh32_of(<const uint8_t *><const char *>data, len(data))
+
+
+cdef int64_t java_hash_of(object text):
+    # Of a str's UTF-16, as a number with a sign.
+    cdef uint32_t found = 0, unit
+    cdef Py_ssize_t i
+    for i in range(PyUnicode_GET_LENGTH(text)):
+        unit = PyUnicode_READ_CHAR(text, i)
+        if unit > 0xFFFF:
+            found = 31 * found + (0xD800 + ((unit - 0x10000) >> 10))
+            unit = 0xDC00 + (unit & 0x3FF)
+        found = 31 * found + unit
+    return <int32_t>found
+
+
+def java_hash(str text not None):
+    return java_hash_of(text)

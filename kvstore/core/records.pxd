@@ -29,6 +29,8 @@ cdef enum:
     V6_EXTRA = 12
     BORN_V6 = 0x10
     STORE_V6 = 0x20
+    # The size of the property that has the CRC of all bytes before it.
+    CRC_PROPERTY = 20
 
 
 cdef enum Kind:
@@ -66,6 +68,7 @@ cdef struct Span:
 cdef Kind measure(
     const uint8_t *record, Py_ssize_t left, int64_t position, Parts *parts
 ) noexcept nogil
+cdef void write_crc_property(const uint8_t *record, Py_ssize_t size, uint8_t *out) noexcept nogil
 cdef Kind check_body(const uint8_t *record, Parts *parts) noexcept nogil
 cdef Kind check_whole(const uint8_t *record, Parts *parts) noexcept nogil
 cdef Kind look(

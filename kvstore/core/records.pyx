@@ -28,7 +28,6 @@ cdef enum:
     TOPIC_MAX_V1 = 127
     LENGTH_MAX = 32767
     CRC_HEAD = 9
-    CRC_PROPERTY = 20
 
 cdef const char *_CRC_HEAD = b"__CRC32#\x01"
 
@@ -89,7 +88,7 @@ cdef Kind check_body(const uint8_t *record, Parts *parts) noexcept nogil:
     return RECORD if parts.found == parts.least else BODY_CRC
 
 
-cdef void _write_crc_property(const uint8_t *record, Py_ssize_t size, uint8_t *out) noexcept nogil:
+cdef void write_crc_property(const uint8_t *record, Py_ssize_t size, uint8_t *out) noexcept nogil:
     # The property for the record's first `size` bytes; its digits stand the lowest first.
     cdef uint32_t crc = crc32_of(record, size) & RECORD_CRC_MASK
     cdef int i
@@ -108,7 +107,7 @@ cdef Kind check_whole(const uint8_t *record, Parts *parts) noexcept nogil:
     cdef const uint8_t *found = record + parts.size - CRC_PROPERTY
     if memcmp(found, _CRC_HEAD, CRC_HEAD):
         return NO_PROPERTY_CRC
-    _write_crc_property(record, parts.size - CRC_PROPERTY, expected)
+    write_crc_property(record, parts.size - CRC_PROPERTY, expected)
     return RECORD if memcmp(found, expected, CRC_PROPERTY) == 0 else PROPERTY_CRC
 
 
@@ -154,7 +153,7 @@ cdef object damaged(Kind kind, const uint8_t *record, Parts *parts, object posit
     elif kind == BODY_CRC:
         what, due, found = "body CRC", f"{least:#010x}", f"{found:#010x}"
     elif kind == PROPERTY_CRC:
-        _write_crc_property(record, parts.size - CRC_PROPERTY, suffix)
+        write_crc_property(record, parts.size - CRC_PROPERTY, suffix)
         what, due = "CRC property", suffix[:CRC_PROPERTY]
         found = (record + parts.size - CRC_PROPERTY)[:CRC_PROPERTY]
     else:
@@ -235,7 +234,7 @@ def property_crc_faults(buffer, starts, sizes, *, bint required):
 def property_crc_suffix(record):
     cdef View view = view_of(record)
     cdef uint8_t suffix[CRC_PROPERTY]
-    _write_crc_property(view.bytes, view.size, suffix)
+    write_crc_property(view.bytes, view.size, suffix)
     return suffix[:CRC_PROPERTY]
 
 

@@ -17,7 +17,7 @@ from libc.stdlib cimport calloc, free, malloc, qsort, realloc
 from libc.string cimport memchr, memcmp, memcpy
 
 from kvstore.core.buffers cimport View, load_be32, load_be64, room_of, view_of
-from kvstore.core.hashing cimport xxh32_of
+from kvstore.core.hashing cimport java_hash_of, xxh32_of
 from kvstore.core.records cimport (
     BLANK, BORN_V6, FIXED_SIZE, FLAGS_AT, OFFSET_AT, Parts, QUEUE_AT, RECORD, STORED_AT, Span,
     TOO_SHORT, V6_EXTRA, ZEROS, Kind, left_of, look, next_pair, number_of,
@@ -288,18 +288,6 @@ cdef str _run(
     return "blank" if kind == BLANK else "zeros" if kind == ZEROS else "damaged"
 
 
-cdef int64_t _java_hash(const uint8_t *at, Py_ssize_t size):
-    # Of UTF-16, as a number with a sign.
-    cdef uint32_t hash = 0, unit
-    for point in PyUnicode_DecodeUTF8(<const char *>at, size, "replace"):
-        unit = ord(point)
-        if unit > 0xFFFF:
-            hash = 31 * hash + (0xD800 + ((unit - 0x10000) >> 10))
-            unit = 0xDC00 + (unit & 0x3FF)
-        hash = 31 * hash + unit
-    return <int32_t>hash
-
-
 cdef void _hash_tag(int64_t *tag, const uint8_t *record, Py_ssize_t size, int64_t position):
     # The hash of a tag beyond ASCII.
     cdef Parts p
@@ -311,7 +299,9 @@ cdef void _hash_tag(int64_t *tag, const uint8_t *record, Py_ssize_t size, int64_
     while next_pair(&at, record + p.size, &name, &value):
         if name.size == 4 and memcmp(name.at, b"TAGS", 4) == 0:
             found = value
-    tag[0] = _java_hash(found.at, found.size)
+    tag[0] = java_hash_of(
+        PyUnicode_DecodeUTF8(<const char *>found.at, found.size, "replace")
+    )
 
 
 def scan(

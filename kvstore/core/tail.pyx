@@ -12,10 +12,10 @@ interpreter; the log's visible end, not the end of the tail, bounds what a reade
 
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
-from kvstore.core.buffers cimport View, numbers_of, room_of
+from kvstore.core.buffers cimport View, grown, lower_bound, numbers_of, room_of
 from kvstore.core.encoding cimport PreparedBatch, Row
 from kvstore.core.number_map cimport NumberMap
 
@@ -23,25 +23,6 @@ import numpy as np
 
 cdef object _empty = np.empty
 cdef object _int64 = np.dtype(np.int64)
-
-
-cdef void *_grown(void *old, Py_ssize_t count, Py_ssize_t width) except NULL:
-    cdef void *found = realloc(old, count * width)
-    if found == NULL:
-        raise MemoryError()
-    return found
-
-
-cdef Py_ssize_t _lower(const int64_t *positions, Py_ssize_t count, int64_t position) noexcept nogil:
-    # How many of the rising positions are below one.
-    cdef Py_ssize_t low = 0, high = count, middle
-    while low < high:
-        middle = (low + high) >> 1
-        if positions[middle] < position:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 cdef void _sort_by_queue(
@@ -108,11 +89,11 @@ cdef class Tail:
         cdef Py_ssize_t room
         if self._count + entries > self._room:
             room = 2 * self._room + entries
-            self._entries = <Entry *>_grown(self._entries, room, sizeof(Entry))
+            self._entries = <Entry *>grown(self._entries, room, sizeof(Entry))
             self._room = room
         if self._key_count + keys > self._key_room:
             room = 2 * self._key_room + keys
-            self._keys = <KeyEntry *>_grown(self._keys, room, sizeof(KeyEntry))
+            self._keys = <KeyEntry *>grown(self._keys, room, sizeof(KeyEntry))
             self._key_room = room
         return 0
 
@@ -190,7 +171,7 @@ cdef class Tail:
             slot = self._queue_slots.count
             if slot == self._queue_room:
                 room = 2 * self._queue_room + 16
-                self._queues = <QueueEntries *>_grown(self._queues, room, sizeof(QueueEntries))
+                self._queues = <QueueEntries *>grown(self._queues, room, sizeof(QueueEntries))
                 self._queue_room = room
             found = self._queues + slot
             found.first = entry.offset
@@ -200,7 +181,7 @@ cdef class Tail:
         found = self._queues + slot
         if found.count == found.room:
             room = 2 * found.room + 4
-            found.positions = <int64_t *>_grown(found.positions, room, sizeof(int64_t))
+            found.positions = <int64_t *>grown(found.positions, room, sizeof(int64_t))
             found.room = room
         found.positions[found.count] = entry.position
         found.count += 1
@@ -221,14 +202,14 @@ cdef class Tail:
         cdef QueueEntries *found = self._queue(queue)
         if found == NULL:
             return None
-        return found.first, found.first + _lower(found.positions, found.count, end)
+        return found.first, found.first + lower_bound(found.positions, found.count, end)
 
     def first_within(self, uint64_t queue, int64_t begin, int64_t end):
         cdef QueueEntries *found = self._queue(queue)
         cdef Py_ssize_t at
         if found == NULL:
             return None
-        at = _lower(found.positions, found.count, begin)
+        at = lower_bound(found.positions, found.count, begin)
         if at == found.count or found.positions[at] >= end:
             return None
         return found.first + at
@@ -278,7 +259,7 @@ cdef class Tail:
         cdef View room = room_of(table)
         cdef int64_t *out = room.numbers
         cdef Entry *entry
-        cdef Py_ssize_t *order = <Py_ssize_t *>_grown(NULL, 2 * count + 1, sizeof(Py_ssize_t))
+        cdef Py_ssize_t *order = <Py_ssize_t *>grown(NULL, 2 * count + 1, sizeof(Py_ssize_t))
         with nogil:
             _sort_by_queue(self._entries, count, order, order + count)
             for i in range(count):

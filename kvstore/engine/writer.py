@@ -82,12 +82,7 @@ class Writer:
             host,
             reserved=RESERVED,
             transient=TRANSIENT_PREFIX.encode(),
-            max_body=self._limits.max_body,
-            max_record=self._limits.max_record,
-            max_properties=self._limits.max_properties,
-            compress_above=self._limits.compress_above,
-            compression=self._limits.compression,
-            property_crc=self._limits.property_crc,
+            **self._limits._asdict(),
         )
         self._sync = config.flush == "sync"
         self._tail_max = 2 * config.checkpoint_bytes

@@ -11,51 +11,23 @@ disk.
 from __future__ import annotations
 
 import re
-import sys
-from array import array
-from functools import lru_cache
 from typing import Final
 
-from kvstore.core.hashing import xxh32
+from kvstore.core.hashing import java_hash, xxh32
 from kvstore.core.records import find_property
 from kvstore.record.names import DELAY_LEVEL, DELAY_LEVELS_MS, SCHEDULE_TOPIC, TAGS
 
 _TAGS: Final = TAGS.encode()
 _DELAY_LEVEL: Final = DELAY_LEVEL.encode()
 _LEVEL: Final = re.compile(r"\+?[0-9]{1,10}")
-_INT_SIGN: Final = 0x8000_0000
-_INT_MASK: Final = 0xFFFF_FFFF
-_LITTLE_ENDIAN: Final = sys.byteorder == "little"
-
-
-def java_hash(text: str) -> int:
-    """Java's `String.hashCode`: 31-polynomial over UTF-16 code units, as a signed 32-bit number."""
-    units: bytes | array[int]
-    if text.isascii():
-        units = text.encode()
-    else:
-        units = array("H")
-        units.frombytes(text.encode("utf-16-be", "surrogatepass"))
-        if _LITTLE_ENDIAN:
-            units.byteswap()
-    value = 0
-    for unit in units:
-        value = (31 * value + unit) & _INT_MASK
-    return value - ((value & _INT_SIGN) << 1)
-
-
-@lru_cache(maxsize=4096)
-def tag_hash(tag: str) -> int:
-    """The number a queue entry carries for a tag: its Java hash, 0 for no tag."""
-    return java_hash(tag)
 
 
 def tags_code(topic: str, tag: str | None, delay_level: str | None, stored_at: int) -> int:
     """The 8-byte tags code RocketMQ dispatches for a record (CommitLog.checkMessageAndReturnSize).
 
-    Usually `tag_hash`. For a record in SCHEDULE_TOPIC_XXXX with a delay level (the text of its
-    DELAY property) it is the time of delivery, in ms since the epoch: `stored_at` plus the level's
-    delay, with levels above the highest taken as the highest.
+    Usually the Java hash of the tag, 0 for no tag. For a record in SCHEDULE_TOPIC_XXXX with a delay
+    level (the text of its DELAY property) it is the time of delivery, in ms since the epoch:
+    `stored_at` plus the level's delay, with levels above the highest taken as the highest.
     """
     if delay_level is not None and topic == SCHEDULE_TOPIC:
         # RocketMQ takes a record whose level is not a number for a bad record; its tag is the
@@ -64,7 +36,7 @@ def tags_code(topic: str, tag: str | None, delay_level: str | None, stored_at: i
         if level > 0:
             level = min(level, len(DELAY_LEVELS_MS))
             return stored_at + DELAY_LEVELS_MS[level - 1]
-    return tag_hash(tag) if tag else 0
+    return java_hash(tag) if tag else 0
 
 
 def scheduled_code(properties: bytes, stored_at: int) -> int:

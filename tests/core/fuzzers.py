@@ -512,6 +512,10 @@ FUZZERS: Final = {
         call=lambda queue: QueueOffsets(lambda _: 0).forget(queue),
     ),
     "hashing.xxh32": Fuzzer(lambda rng: (_data(rng),), _of_bytes(xxh32_intdigest)),
+    "hashing.java_hash": Fuzzer(
+        lambda rng: ("".join(chr(rng.randrange(1 << rng.randint(1, 20))) for _ in _data(rng)),),
+        records.java_hash,
+    ),
     "columns.int_columns.write_varint": Fuzzer(
         lambda rng: (rng.getrandbits(rng.randint(1, 64)),),
         lambda value: packing.varint(value & _MASK),

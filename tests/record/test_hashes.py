@@ -7,13 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh32_intdigest
 
-from kvstore.record.hashes import (
-    java_hash,
-    key_hash,
-    key_hash_range,
-    tag_hash,
-    tags_code,
-)
+from kvstore.core.hashing import java_hash
+from kvstore.record.hashes import key_hash, key_hash_range, tags_code
 from kvstore.record.names import DELAY_LEVELS_MS, SCHEDULE_TOPIC
 
 
@@ -44,7 +39,6 @@ def test_java_hashes_follow_their_definition(text: str) -> None:
     for i in range(0, len(units), 2):
         value = value * 31 + int.from_bytes(units[i : i + 2], "big")
     assert java_hash(text) == (value + 2**31) % 2**32 - 2**31
-    assert tag_hash(text) == java_hash(text)
 
 
 @pytest.mark.parametrize(

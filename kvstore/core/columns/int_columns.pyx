@@ -18,7 +18,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memmove
 
 from kvstore.core.columns.bits cimport pack_bits, size_of_bits, unpack_bits
-from kvstore.core.buffers cimport View, numbers_of, room_of
+from kvstore.core.buffers cimport View, lower_bound, numbers_of, room_of
 
 import numpy as np
 
@@ -163,20 +163,6 @@ cdef Form _form_of(const int64_t *values, Py_ssize_t count) noexcept nogil:
     return form
 
 
-cdef inline Py_ssize_t _place(
-    const int64_t *sorted_, Py_ssize_t count, int64_t value
-) noexcept nogil:
-    # How many of the sorted numbers are below.
-    cdef Py_ssize_t low = 0, high = count, middle
-    while low < high:
-        middle = (low + high) >> 1
-        if sorted_[middle] < value:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
 cdef Py_ssize_t _distinct_of(
     const int64_t *values, Py_ssize_t count, int64_t *found
 ) noexcept nogil:
@@ -185,7 +171,7 @@ cdef Py_ssize_t _distinct_of(
     for i in range(count):
         if i == DISTINCT_ROWS and known * 2 > DISTINCT_ROWS:
             return 0
-        at = _place(found, known, values[i])
+        at = lower_bound(found, known, values[i])
         if at < known and found[at] == values[i]:
             continue
         if known == DISTINCT_MAX or (known + 1) * 2 > count:
@@ -229,7 +215,7 @@ cdef _distinct(const int64_t *values, Py_ssize_t count, Py_ssize_t below):
         out = <uint8_t *>PyBytes_AS_STRING(data)
         with nogil:
             for i in range(count):
-                index[i] = _place(found, known, values[i])
+                index[i] = lower_bound(found, known, values[i])
             memmove(out, head, at)
             pack_bits(out + at, index, count, bits, 0, False)
     finally:
