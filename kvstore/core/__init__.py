@@ -27,6 +27,7 @@ try:
             records,
             scan,
             tail,
+            unique_ids,
         )
     from kvstore.core import columns  # noqa: F401
 except ImportError as e:

@@ -3,6 +3,8 @@
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from kvstore.core.unique_ids cimport UniqueIds
+
 
 cdef struct Row:
     # Where the record begins among the batch's records, and its size.
@@ -23,8 +25,8 @@ cdef struct Row:
     int64_t born_at
     uint32_t flags
     uint32_t system_flags
-    # The last four digits of an id made here; -1 for a given one.
-    int counter
+    # The number of a unique id made here; -1 for a given id.
+    int64_t id_number
 
 
 @cython.final
@@ -47,7 +49,7 @@ cdef class PreparedBatch
 @cython.final
 cdef class Encoder:
     cdef object _routes
-    cdef object _ids
+    cdef UniqueIds _ids
     cdef object _compress
     cdef bytes _host
     cdef frozenset _reserved
@@ -87,7 +89,7 @@ cdef class PreparedBatch:
     cdef const char *_add_text(self, object text, bint blanks, Py_ssize_t *size) except NULL
     cdef int _add_named(self, const char *name, Py_ssize_t name_size, object value) except -1
     cdef int _add_hash(self, const uint8_t *at, Py_ssize_t size) except -1
-    cdef int _add_id(self, object message_id, int counter) except -1
+    cdef int _add_id(self, Row *row, object message_id, int64_t now_ms) except -1
     cdef int _add_keys(self, object keys) except -1
     cdef int _add_tag(self, Row *row, object tag) except -1
     cdef int _add_properties(self, object properties) except -1

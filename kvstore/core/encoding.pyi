@@ -5,6 +5,7 @@ from typing import Protocol, final
 
 from kvstore.core.put_values import Message, PutResult, PutStatus
 from kvstore.core.queue_offsets import QueueOffsets
+from kvstore.core.unique_ids import UniqueIds
 
 @final
 class PutRoute:
@@ -46,9 +47,6 @@ class _Routes(Protocol):
         record_max: int,
     ) -> list[PutRoute]: ...
 
-class _Ids(Protocol):
-    def reserve(self, now_ms: int, count: int) -> tuple[str, int]: ...
-
 @final
 class Encoder:
     """Makes records of messages, for one store."""
@@ -56,7 +54,7 @@ class Encoder:
     def __init__(
         self,
         routes: _Routes,
-        ids: _Ids,
+        ids: UniqueIds,
         compress: Callable[[bytes, str], tuple[bytes, int]],
         host: bytes,
         *,

@@ -24,6 +24,7 @@ from kvstore.core.hashing cimport java_hash_of, xxh32_of
 from kvstore.core.put_values cimport Message, PutResult
 from kvstore.core.queue_offsets cimport QueueOffsets
 from kvstore.core.records cimport CRC_PROPERTY, RECORD_CRC_MASK, write_crc_property
+from kvstore.core.unique_ids cimport ID_DIGITS, UniqueIds, write_id_number
 
 from collections.abc import Mapping
 
@@ -44,12 +45,9 @@ cdef enum:
     ALL_KEYS = 2
     # Bytes of a batch from which other threads run meanwhile.
     LONG = 1 << 16
-    # `reserve` gives so many ids at most.
-    IDS_AT_ONCE = 1 << 16
 
 cdef object _mapping = Mapping
 cdef object _no_properties = NO_PROPERTIES
-cdef const char *_DIGITS = b"0123456789ABCDEF"
 
 
 cdef int _refuse(str why) except -1:
@@ -79,7 +77,7 @@ cdef class PutRoute:
 @cython.final
 cdef class Encoder:
     def __init__(
-        self, routes, ids, compress, bytes host not None, *, frozenset reserved not None,
+        self, routes, UniqueIds ids not None, compress, bytes host not None, *, frozenset reserved not None,
         bytes transient not None, max_body, max_record, max_properties, compress_above, compression,
         property_crc,
     ):
@@ -100,17 +98,15 @@ cdef class Encoder:
         self._compression = compression
         self._property_crc = property_crc
 
-    def prepare(self, messages, now_ms):
+    def prepare(self, messages, int64_t now_ms):
         # A list of its own: what runs on the way may change the caller's.
         cdef list given = list(messages)
         cdef PreparedBatch batch = PreparedBatch.__new__(PreparedBatch)
         cdef Py_ssize_t i
-        # The number at the end of the next reserved id, and how many of these are left.
-        cdef int counter = 0, left = 0
         cdef bint unrouted = False
         cdef Message message
         cdef list queues = [], groups = []
-        cdef object topic = None, stem = ""
+        cdef object topic = None
         cdef PutRoute route = None
         batch._begin(len(given), self)
         for i in range(batch.count):
@@ -126,18 +122,7 @@ cdef class Encoder:
             self._add_body(batch, &batch.rows[i], message.body, route)
             _add_numbers(&batch.rows[i], message.flags, message.born_at)
             batch.rows[i].properties_at = batch._properties_size
-            message_id = message.message_id
-            if message_id is None:
-                if not left:
-                    left = min(batch.count - i, IDS_AT_ONCE)
-                    stem, counter = self._ids.reserve(now_ms, left)
-                message_id = stem
-                batch.rows[i].counter = counter
-                counter = (counter + 1) & 0xFFFF
-                left -= 1
-            else:
-                batch.rows[i].counter = -1
-            batch._add_id(message_id, batch.rows[i].counter)
+            batch._add_id(&batch.rows[i], message.message_id, now_ms)
             batch._add_keys(message.keys)
             batch.rows[i].hashes_end = batch.hashes_count
             batch._add_tag(&batch.rows[i], message.tag)
@@ -321,23 +306,24 @@ cdef class PreparedBatch:
         self.hashes_count += 1
         return 0
 
-    cdef int _add_id(self, object message_id, int counter) except -1:
-        cdef Py_ssize_t begin, size, digit
+    cdef int _add_id(self, Row *row, object message_id, int64_t now_ms) except -1:
+        cdef UniqueIds ids = self._encoder._ids
+        cdef Py_ssize_t begin, size
         cdef const char *at
-        self._ids.append(message_id)
         self._add(b"UNIQ_KEY\x01", 9)
         begin = self._properties_size
-        if counter < 0:
-            self._add_text(message_id, False, &size)
-        else:
+        row.id_number = -1
+        if message_id is None:
+            message_id = ids.prefix
+            row.id_number = <int64_t>ids.take(now_ms)
             at = PyUnicode_AsUTF8AndSize(message_id, &size)
-            self._reserve(size + 4)
+            self._reserve(size + ID_DIGITS)
             self._add(at, size)
-            for digit in range(4):
-                self._properties[self._properties_size + digit] = <uint8_t>(
-                    _DIGITS[counter >> 4 * (3 - digit) & 0xF]
-                )
-            self._properties_size += 4
+            write_id_number(row.id_number, self._properties + self._properties_size)
+            self._properties_size += ID_DIGITS
+        else:
+            self._add_text(message_id, False, &size)
+        self._ids.append(message_id)
         self._add_hash(self._properties + begin, self._properties_size - begin)
         self._add(b"\x02", 1)
         return 0
@@ -514,7 +500,7 @@ cdef class PreparedBatch:
         for i in range(self.count):
             result = PutResult.__new__(PutResult)
             result._id = self._ids[i]
-            result._counter = self.rows[i].counter
+            result._number = self.rows[i].id_number
             result.topic = self._topics[i]
             result.queue = <uint32_t>self.rows[i].queue_key
             result.offset = self.rows[i].offset

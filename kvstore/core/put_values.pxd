@@ -17,9 +17,9 @@ cdef class Message:
 
 
 cdef class PutResult:
-    # The id; the beginning of one, where `_counter` has its last four digits.
+    # The id; the prefix of one, where `_number` is its rest.
     cdef object _id
-    cdef int _counter
+    cdef int64_t _number
     cdef public object topic
     cdef public int64_t queue
     cdef public int64_t offset

@@ -89,7 +89,7 @@ cdef class PutResult:
 
     def __init__(self, message_id, topic, queue, offset, position, size, status):
         self._id = message_id
-        self._counter = -1
+        self._number = -1
         self.topic = topic
         self.queue = queue
         self.offset = offset
@@ -99,15 +99,15 @@ cdef class PutResult:
 
     @property
     def message_id(self):
-        if self._counter >= 0:
-            self._id = f"{self._id}{self._counter:04X}"
-            self._counter = -1
+        if self._number >= 0:
+            self._id = f"{self._id}{self._number:012X}"
+            self._number = -1
         return self._id
 
     @message_id.setter
     def message_id(self, value):
         self._id = value
-        self._counter = -1
+        self._number = -1
 
     def __eq__(self, other):
         return _fields(self) == _fields(other) if type(self) is type(other) else NotImplemented

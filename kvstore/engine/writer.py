@@ -20,13 +20,14 @@ from collections.abc import Callable, Mapping, Sequence
 from kvstore.config import StoreConfig
 from kvstore.core.encoding import Encoder, PreparedBatch
 from kvstore.core.tail import Tail
+from kvstore.core.unique_ids import UniqueIds
 from kvstore.engine.engine_context import EngineContext
 from kvstore.log.commitlog import Piece
 from kvstore.log.flusher import Flusher
 from kvstore.message import Message, PutResult, PutStatus
 from kvstore.pop.inflight.waiting import Waiting
 from kvstore.record.compression import compressed
-from kvstore.record.ids import PORT, UniqueIds, pack_host
+from kvstore.record.ids import PORT, pack_host
 from kvstore.record.layout import BLANK_SIZE
 from kvstore.record.names import RESERVED, TRANSIENT_PREFIX
 from kvstore.record.put.explain import Limits, as_batch, explain

@@ -20,6 +20,7 @@ from kvstore.core.columns import bits, int_columns
 from kvstore.core.put_values import Message, PutResult, PutStatus
 from kvstore.core.queue_offsets import QueueOffsets
 from kvstore.core.tail import Tail
+from kvstore.core.unique_ids import UniqueIds
 from kvstore.errors import ArchiveDamaged, FormatError
 from tests.core.fuzzing import EDGES, Arguments, Fuzzer
 from tests.core.record_fuzzers import RECORD_FUZZERS
@@ -510,6 +511,10 @@ FUZZERS: Final = {
     "queue_offsets.QueueOffsets": Fuzzer(
         lambda rng: (rng.getrandbits(64),),
         call=lambda queue: QueueOffsets(lambda _: 0).forget(queue),
+    ),
+    "unique_ids.UniqueIds": Fuzzer(
+        lambda rng: (rng.randbytes(rng.choice((4, 16))), rng.getrandbits(60), rng.getrandbits(60)),
+        call=lambda *arguments: UniqueIds(*arguments).make(arguments[1], 3),
     ),
     "hashing.xxh32": Fuzzer(lambda rng: (_data(rng),), _of_bytes(xxh32_intdigest)),
     "hashing.java_hash": Fuzzer(

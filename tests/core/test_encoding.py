@@ -16,8 +16,9 @@ from kvstore.core.hashing import xxh32
 from kvstore.core.put_values import Message, PutStatus
 from kvstore.core.queue_offsets import QueueOffsets
 from kvstore.core.tail import Tail
+from kvstore.core.unique_ids import UniqueIds
 from kvstore.record.compression import compressed, decompress
-from kvstore.record.ids import UniqueIds, pack_host
+from kvstore.record.ids import pack_host
 from kvstore.record.names import RESERVED, TRANSIENT_PREFIX
 from tests.reference import records as plain
 

@@ -12,44 +12,12 @@ from hypothesis import strategies as st
 from kvstore.core.messages import unpack_host
 from kvstore.errors import FormatError, MessageIllegal
 from kvstore.record.ids import (
-    id_prefix,
-    month_start_ms,
     pack_host,
     parse_position_id,
     position_id,
 )
 
-DAY = 86_400_000
 HOSTS = st.binary(min_size=8, max_size=8) | st.binary(min_size=20, max_size=20)
-
-
-def test_a_prefix_is_address_process_and_token() -> None:
-    assert id_prefix(bytes([10, 0, 0, 1]), 0x1_2345, 0x1_89AB_CDEF) == "0A000001234589ABCDEF"
-    assert len(id_prefix(bytes(16), 1, 1)) == 44
-    for size in (0, 5, 8, 20):
-        with pytest.raises(MessageIllegal):
-            id_prefix(bytes(size), 1, 1)
-
-
-@pytest.mark.parametrize(
-    ("now", "start"),
-    [
-        (0, 0),
-        (31 * DAY - 1, 0),
-        (31 * DAY, 31 * DAY),
-        (1_700_000_000_123, 1_698_796_800_000),  # 2023-11-14 -> 2023-11-01
-        (1_709_164_800_000, 1_706_745_600_000),  # 2024-02-29 -> 2024-02-01
-        (-1, -31 * DAY),
-    ],
-)
-def test_a_month_begins_on_its_first_day_in_utc(now: int, start: int) -> None:
-    assert month_start_ms(now) == start
-
-
-def test_a_time_beyond_the_calendar_is_refused() -> None:
-    for now in (10**18, -(10**18), 2**200):
-        with pytest.raises(MessageIllegal):
-            month_start_ms(now)
 
 
 def test_a_position_id_is_host_and_position_in_upper_case_hex() -> None:

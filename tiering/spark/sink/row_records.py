@@ -23,9 +23,10 @@ from zlib_ng.zlib_ng import crc32
 
 from kvstore.clock import Clock
 from kvstore.config import QUEUES_MAX
+from kvstore.core.unique_ids import UniqueIds
 from kvstore.errors import FormatError, MessageIllegal, RecordDamaged, shown
 from kvstore.record.compression import decompress
-from kvstore.record.ids import HOST_V4_SIZE, UniqueIds, pack_host
+from kvstore.record.ids import HOST_V4_SIZE, pack_host
 from kvstore.record.layout import (
     CRC_MASK,
     DECOMPRESSED_MAX,
