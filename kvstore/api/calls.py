@@ -80,18 +80,19 @@ class Calls:
         >>> store.put("orders", b"...", tag="paid", keys=["o-17"]).offset  # doctest: +SKIP
         0
         """
-        return self._engine.writer.put(
+        message = Message(
             topic,
             body,
             queue,
             tag,
             keys,
-            properties if properties is not None else {},
+            {} if properties is None else properties,
             message_group,
             flags,
             message_id,
             born_at,
         )
+        return self._engine.writer.put_batch((message,))[0]
 
     def put_batch(self, messages: Sequence[Message]) -> list[PutResult]:
         """Put messages, in order; an error writes none of them (a crash may leave a leading part;

@@ -3,6 +3,7 @@
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from kvstore.core.queue_offsets cimport QueueOffsets
 from kvstore.core.unique_ids cimport UniqueIds
 
 
@@ -97,3 +98,8 @@ cdef class PreparedBatch:
     cdef int _write(self) except -1
     cdef void _write_around(self, uint8_t *out, Row *row, PutRoute route) noexcept
     cdef void _drop_unindexed(self) noexcept
+    cdef int number(self, QueueOffsets offsets) except -1
+    cdef Py_ssize_t fitting(self, Py_ssize_t first, Py_ssize_t room) noexcept
+    cdef bytes place(
+        self, Py_ssize_t first, Py_ssize_t stop, int64_t position, int64_t stored_at
+    )

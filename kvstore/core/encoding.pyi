@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, final
 
 from kvstore.core.put_values import Message, PutResult, PutStatus
-from kvstore.core.queue_offsets import QueueOffsets
 from kvstore.core.unique_ids import UniqueIds
 
 @final
@@ -80,7 +79,7 @@ class Encoder:
 
 @final
 class PreparedBatch:
-    """The records of a put. `number` and `place` make them whole."""
+    """The records of a put, whole but for their places, which `Tail.add` gives."""
 
     count: int
     records: bytes
@@ -89,23 +88,9 @@ class PreparedBatch:
     def __len__(self) -> int:
         """The number of messages."""
 
-    def number(self, offsets: QueueOffsets) -> None:
-        """Take an offset for each message; under the log's lock."""
-
-    def fitting(self, first: int, room: int) -> int:
-        """The number of the first message, from `first` on, that doesn't fit `room` bytes with
-        those before it.
-        """
-
-    def place(self, first: int, stop: int, position: int, stored_at: int) -> bytes:
-        """The whole records of messages `first` to `stop` - 1, the first of them at `position`;
-        after `number`. `stored_at` is in milliseconds since the epoch. Raises ValueError if there
-        are no such messages.
-        """
-
     @property
     def queue_keys(self) -> list[int]:
         """Each message's queue: topic id << 32 | queue."""
 
     def results(self, status: PutStatus) -> list[PutResult]:
-        """The results of a batch that is whole."""
+        """The results, after `Tail.add`."""

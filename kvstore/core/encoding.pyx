@@ -451,24 +451,27 @@ cdef class PreparedBatch:
             self.rows[i].hashes_end = kept
         self.hashes_count = kept
 
-    def number(self, QueueOffsets offsets not None):
+    cdef int number(self, QueueOffsets offsets) except -1:
         cdef Py_ssize_t i
         for i in range(self.count):
             self.rows[i].offset = offsets.take(self.rows[i].queue_key)
+        return 0
 
-    def fitting(self, Py_ssize_t first, Py_ssize_t room):
+    cdef Py_ssize_t fitting(self, Py_ssize_t first, Py_ssize_t room) noexcept:
+        # The messages from `first` to here fit the room.
         cdef Py_ssize_t stop = first
         while stop < self.count and self.rows[stop].size <= room:
             room -= self.rows[stop].size
             stop += 1
         return stop
 
-    def place(self, Py_ssize_t first, Py_ssize_t stop, int64_t position, int64_t stored_at):
+    cdef bytes place(
+        self, Py_ssize_t first, Py_ssize_t stop, int64_t position, int64_t stored_at
+    ):
+        # The messages from `first` to `stop`, at a position; the bytes of their records.
         cdef uint8_t *data = <uint8_t *>PyBytes_AS_STRING(self.records)
         cdef Py_ssize_t i, begin, end, host = PyBytes_GET_SIZE(self._encoder._host)
         cdef Row *row
-        if not 0 <= first <= stop <= self.count:
-            raise ValueError("no such messages")
         if first == stop:
             return b""
         self.stored_at = stored_at

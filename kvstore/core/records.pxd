@@ -19,6 +19,8 @@ cdef extern from *:
 cdef enum:
     # A record with IPv4 hosts: its fixed bytes, those before the body, and the places of fields.
     FIXED_SIZE = 91
+    # A blank record, at least.
+    BLANK_LEAST = 8
     HEAD_SIZE = 88
     QUEUE_AT = 12
     OFFSET_AT = 20

@@ -24,7 +24,6 @@ cdef extern from "Python.h":
     int64_t PyLong_AsLongLongAndOverflow(object number, int *overflow) except? -1
 
 cdef enum:
-    BLANK_LEAST = 8
     TOPIC_MAX_V1 = 127
     LENGTH_MAX = 32767
     CRC_HEAD = 9

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.core.encoding import PreparedBatch
+from kvstore.core.queue_offsets import QueueOffsets
 
 @final
 class Tail:
@@ -23,8 +24,20 @@ class Tail:
     def keys_held(self) -> int:
         """The number of keys, unique ids included."""
 
-    def add(self, batch: PreparedBatch) -> None:
-        """Add the messages of a batch that has its offsets and positions."""
+    def add(
+        self,
+        batch: PreparedBatch,
+        offsets: QueueOffsets,
+        position: int,
+        segment_size: int,
+        stored_at: int,
+    ) -> list[tuple[int, bytes]]:
+        """Give the messages of a batch their places, from a position of the log on, and add them.
+        Returns the records as pieces of the log, each with its position: behind each piece but the
+        last is no room for the next record and a blank one, so the next piece begins the next
+        segment. ValueError, as for a segment that is too small, and the errors of `offsets` leave
+        the tail as it was.
+        """
 
     def add_found(self, entries: NDArray[np.int64], keys: NDArray[np.int64]) -> None:
         """Add entries and keys that were found in the log: rows of queue, offset, position, size,

@@ -18,6 +18,8 @@ from libc.string cimport memcpy, memset
 from kvstore.core.buffers cimport View, grown, lower_bound, numbers_of, room_of
 from kvstore.core.encoding cimport PreparedBatch, Row
 from kvstore.core.number_map cimport NumberMap
+from kvstore.core.queue_offsets cimport QueueOffsets
+from kvstore.core.records cimport BLANK_LEAST
 
 import numpy as np
 
@@ -97,11 +99,29 @@ cdef class Tail:
             self._key_room = room
         return 0
 
-    def add(self, PreparedBatch batch not None):
-        cdef Py_ssize_t i, hashed = 0
+    def add(
+        self, PreparedBatch batch not None, QueueOffsets offsets not None, int64_t position,
+        int64_t segment_size, int64_t stored_at,
+    ):
+        cdef Py_ssize_t i, stop, first = 0, hashed = 0
+        cdef list pieces = []
+        cdef int64_t room
         cdef Row *row
         cdef Entry *entry
         cdef KeyEntry *key
+        if segment_size <= BLANK_LEAST or position < 0:
+            raise ValueError("no such position or segment")
+        batch.number(offsets)
+        while True:
+            room = segment_size - position % segment_size
+            stop = batch.fitting(first, room - BLANK_LEAST)
+            if stop == first and room == segment_size and batch.count:
+                raise ValueError("a record is larger than a segment")
+            pieces.append((position, batch.place(first, stop, position, stored_at)))
+            if stop == batch.count:
+                break
+            position += room
+            first = stop
         self._reserve(batch.count, batch.hashes_count)
         entry = self._entries + self._count
         key = self._keys + self._key_count
@@ -122,6 +142,7 @@ cdef class Tail:
             hashed = row.hashes_end
         self._count += batch.count
         self._key_count += batch.hashes_count
+        return pieces
 
     def add_found(self, entries, keys):
         cdef View rows = numbers_of(entries)

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from kvstore.config import StoreConfig
 from kvstore.core.encoding import Encoder, PreparedBatch
 from kvstore.core.tail import Tail
 from kvstore.core.unique_ids import UniqueIds
 from kvstore.engine.engine_context import EngineContext
-from kvstore.log.commitlog import Piece
 from kvstore.log.flusher import Flusher
 from kvstore.message import Message, PutResult, PutStatus
 from kvstore.pop.inflight.waiting import Waiting
@@ -56,6 +55,7 @@ class Writer:
     ) -> None:
         config, topics, index = context.config, context.topics, context.index
         self._log = context.log
+        self._lock = context.log.lock
         self._index = index
         self._flusher = flusher
         self._clock = config.clock
@@ -89,70 +89,39 @@ class Writer:
         self._tail_max = 2 * config.checkpoint_bytes
         self.last_stored = last_stored
 
-    def put(
-        self,
-        topic: str,
-        body: bytes | bytearray | memoryview,
-        queue: int | None,
-        tag: str | None,
-        keys: Sequence[str],
-        properties: Mapping[str, str],
-        message_group: str | None,
-        flags: int,
-        message_id: str | None,
-        born_at: int | None,
-    ) -> PutResult:
-        """See `Store.put`; takes a `Message`'s fields."""
-        now = self._begin()
-        message = Message(
-            topic, body, queue, tag, keys, properties, message_group, flags, message_id, born_at
-        )
-        return self._put_all((message,), now)[0]
-
     def put_batch(self, messages: Sequence[Message]) -> list[PutResult]:
         """See `Store.put_batch`."""
-        now = self._begin()
+        log, index, lock = self._log, self._index, self._lock
+        now = self._clock.now_ms()
+        log.check_put(now)
+        if log.end - index.checkpoint.position >= self._tail_max:
+            # The housekeeper can't keep up: the put does its work, before anything is written.
+            self._checkpoint_now()
         if type(messages) is not list and type(messages) is not tuple:
             messages = as_batch(messages)
         if not messages:
             return []
-        return self._put_all(messages, now)
-
-    def _begin(self) -> int:
-        """Checks that a put is possible; returns its time."""
-        log = self._log
-        log.check_writable()
-        log.check_disk()
-        if log.end - self._index.checkpoint.position >= self._tail_max:
-            # The housekeeper can't keep up: the put does its work, before anything is written.
-            self._checkpoint_now()
-        return self._clock.now_ms()
-
-    def _put_all(self, messages: Sequence[Message], now: int) -> list[PutResult]:
-        """Put messages, one or more."""
-        log = self._log
         batch = self._prepared(messages, now)
-        index = self._index
         log.check_turn()
         begin: _Begin | None = None
         try:
-            log.acquire()
+            if not lock.acquire(False):
+                log.wait_turn()
+            log.check_open()
             if log.staging is not None:
                 log.staging.check_room(len(batch.records))
             self.last_stored = now = max(now, self.last_stored)
             tail = index.tails.active
             begin = (tail, tail.mark(), log.end)
-            batch.number(index.offsets)
-            pieces = self._placed(batch, now)
-            tail.add(batch)
-            self._append(pieces, len(batch))
+            pieces = tail.add(batch, index.offsets, log.end, log.segment_size, now)
+            log.append(pieces, len(batch))
             end = log.end
         except BaseException:
             self._take_back(begin)
             raise
         finally:
             try:  # noqa: SIM105  # see kvstore.process.locks
-                log.lock.release()
+                lock.release()
             except RuntimeError:
                 pass  # it was not taken
         status = self._finish_put(end, end - tail.start)
@@ -184,31 +153,6 @@ class Writer:
         if staging.full():
             self._flusher.wake()
         return PutStatus.STAGED
-
-    def _placed(self, batch: PreparedBatch, now: int) -> list[Piece]:
-        """A batch's records as pieces of the log: those that fit the active segment (maybe none),
-        and those for each segment behind.
-        """
-        log = self._log
-        at, room, first = log.end, log.room(), 0
-        pieces: list[Piece] = []
-        while True:
-            stop = batch.fitting(first, room)
-            data = batch.place(first, stop, at, now)
-            if stop == len(batch):
-                pieces.append((at, data))
-                return pieces
-            end = at + len(data)
-            pieces.append((at, data + log.blank_to_end(end)))
-            at, room, first = log.segment_behind(end), self._limits.max_record, stop
-
-    def _append(self, pieces: list[Piece], count: int) -> None:
-        """Put the pieces of `count` messages into the log."""
-        position, data = pieces[-1]
-        if len(pieces) == 1:
-            self._log.append(data, count)
-        else:
-            self._log.append_pieces(pieces, position + len(data), count)
 
     def _take_back(self, begin: _Begin | None) -> None:
         """Undo the work of a failed put beside the log, which has undone its own part."""

@@ -33,13 +33,12 @@ from kvstore.files import Files, MappedFile
 from kvstore.log.segments import Segments, disk_errors
 from kvstore.log.staging import Staging
 from kvstore.process.locks import Signal, is_mine
-from kvstore.record.encode import blank
-from kvstore.record.layout import BLANK_SIZE
+from kvstore.record.layout import BLANK, BLANK_MAGIC
 
 if TYPE_CHECKING:
     from kvstore.core.records import Buffer
 
-_DISK_CHECK_SECONDS: Final = 1.0
+_DISK_CHECK_MS: Final = 1000
 _DISK_CHECK_BYTES: Final = 1 << 20
 """A small disk has filled up long before a second is over."""
 _log = logging.getLogger("kvmq")
@@ -80,8 +79,9 @@ class CommitLog:
         self.durable = self.first
         self.prepare_wanted = Signal()
         """Set when the next segment should be made; the housekeeper waits for it."""
-        self._disk_checked = -_DISK_CHECK_SECONDS
-        self._end_checked = 0
+        self._disk_due = 0
+        self._disk_due_at = 0
+        """The time in ms, and the log's end, from which on a put looks at the disk."""
         self._is_full = False
         """Whether puts are refused for want of room, which is logged once."""
 
@@ -150,16 +150,6 @@ class CommitLog:
 
     # --- appending; under `lock` ---
 
-    def acquire(self) -> None:
-        """Take the lock for a put; raises the reason if nothing can be put now. Called inside the
-        `try` that lets the lock go, behind `check_turn`.
-        """
-        # The lock is nearly always free, and then no clock is read.
-        if not self.lock.acquire(blocking=False) and not self._wait():
-            raise self._busy()
-        if self.closed or self.failure is not None:
-            self.check_writable()
-
     def check_turn(self) -> None:
         """Raise `StoreBusy` if this thread has the lock: a put in a signal's handler waits for the
         put that it has interrupted.
@@ -173,9 +163,18 @@ class CommitLog:
             "put larger batches"
         )
 
-    def _wait(self) -> bool:
+    def wait_turn(self) -> None:
+        """Take the lock, which another thread has; `StoreBusy` if it is not free in time. Called
+        inside the `try` that lets the lock go, behind `check_turn`.
+        """
         self.check_writable()
-        return self.lock.acquire(timeout=self._config.busy_timeout)
+        if not self.lock.acquire(timeout=self._config.busy_timeout):
+            raise self._busy()
+
+    def check_open(self) -> None:
+        """Raise the reason why nothing can be written any more, if there is one."""
+        if self.closed or self.failure is not None:
+            self.check_writable()
 
     def check_writable(self) -> None:
         """Raise the reason why nothing can be written, if there is one."""
@@ -193,16 +192,18 @@ class CommitLog:
         if self.failure is not None:
             raise FlushFailed(*self.failure.args) from self.failure
 
-    def check_disk(self) -> None:
-        """Raise `DiskFull` above the write watermark. Looks at the disk once a second and once for
-        each MiB of the log, and at each put while puts are refused.
+    def check_put(self, now_ms: int) -> None:
+        """Raise the reason why a put is refused, if there is one: that of `check_writable`, or
+        `DiskFull` above the write watermark. Looks at the disk once a second and once for each MiB
+        of the log, and at each put while puts are refused.
         """
-        now, end = self.clock.monotonic(), self.end
-        if (
-            now - self._disk_checked < _DISK_CHECK_SECONDS
-            and end - self._end_checked < _DISK_CHECK_BYTES
-        ):
-            return
+        if self.closed or not self.writable or self.failure is not None:
+            self.check_writable()
+        end, due = self.end, self._disk_due
+        if not due - _DISK_CHECK_MS <= now_ms < due or end >= self._disk_due_at:
+            self._check_disk(now_ms, end)
+
+    def _check_disk(self, now_ms: int, end: int) -> None:
         why = self._too_full()
         if why is not None:
             if not self._is_full:
@@ -212,7 +213,7 @@ class CommitLog:
         if self._is_full:
             self._is_full = False
             _log.warning("puts into %s are taken again: its disk has room", self.folder.parent)
-        self._disk_checked, self._end_checked = now, end
+        self._disk_due, self._disk_due_at = now_ms + _DISK_CHECK_MS, end + _DISK_CHECK_BYTES
 
     def _too_full(self) -> str | None:
         limit = self._config.watermarks[2]
@@ -234,24 +235,20 @@ class CommitLog:
         with disk_errors(self.folder, "asked how full its disk is"):
             return self.files.disk_used(self.folder)
 
-    def room(self) -> int:
-        """Bytes that records may still take in the active segment."""
-        return self.segment_size - self.end % self.segment_size - BLANK_SIZE
-
-    def segment_behind(self, position: int) -> int:
+    def _segment_behind(self, position: int) -> int:
         """The first position of the segment that follows the one with `position`."""
         return (position // self.segment_size + 1) * self.segment_size
 
-    def blank_to_end(self, position: int) -> bytes:
-        """The bytes that close a segment at `position`: the log goes on in the next one."""
-        return blank(self.segment_behind(position) - position)
-
-    def append(self, data: bytes, count: int) -> None:
-        """Write `count` whole records at `end`; they fit the active segment."""
-        end = self.end
-        size = self.segment_size
+    def append(self, pieces: Sequence[Piece], count: int) -> None:
+        """Write `count` whole records, and move `end` behind all of them. The first piece stands at
+        `end`; behind each but the last the segment is closed, and the next piece begins the next.
+        """
+        if len(pieces) > 1:
+            self._append_over_segments(pieces, count)
+            return
+        [(end, data)] = pieces
+        size, length = self.segment_size, len(data)
         at = end % size
-        length = len(data)
         segment = self.segments.map(end // size)
         if at + length > segment.reserved:
             self.segments.reserve(end // size, at + length)
@@ -259,36 +256,39 @@ class CommitLog:
             self._write(segment, end, data, count)
             self.end = end + length
         except BaseException:
-            self._undo(((end, data),), end)
+            self._undo(pieces, end)
             raise
         if at <= size // 2 < at + length:
             self.prepare_wanted.set()
 
-    def append_pieces(self, pieces: Sequence[Piece], end: int, count: int) -> None:
-        """Write `count` whole records in several segments, and move `end` behind all of them.
-
-        The log ends where the first piece begins, and each piece but the last closes its segment.
-        All segments are there, with room on the disk, before the first byte is written.
-        """
+    def _append_over_segments(self, pieces: Sequence[Piece], count: int) -> None:
+        # All segments are there, with room on the disk, before the first byte is written.
+        closed = [(at, data + self._blank_behind(at + len(data))) for at, data in pieces[:-1]]
+        pieces = [*closed, pieces[-1]]
         before = self.end
         segments = [self._ready(position, len(data)) for position, data in pieces]
-        self._ready(end, 0)
         try:
             for segment, (position, data) in zip(segments, pieces, strict=True):
-                self._write(segment, position, data, 0)
+                if data:
+                    self._write(segment, position, data, 0)
             if self.staging is not None:
                 self.staging.count(count)
-            self.end = end
+            position, data = pieces[-1]
+            self.end = position + len(data)
         except BaseException:
             self._undo(pieces, before)
             raise
         if self.needs_next():
             self.prepare_wanted.set()
 
+    def _blank_behind(self, position: int) -> bytes:
+        """The bytes that close a segment at `position`; those behind them don't matter."""
+        return BLANK.pack(self._segment_behind(position) - position, BLANK_MAGIC)
+
     def roll(self) -> None:
         """Close the active segment with a blank record and go on in the next."""
         end = self.end
-        self.append_pieces([(end, self.blank_to_end(end))], self.segment_behind(end), 0)
+        self.append([(end, b""), (self._segment_behind(end), b"")], 0)
 
     def _ready(self, position: int, length: int) -> MappedFile:
         """The segment of a piece: there, mapped, and with disk blocks for the piece."""

@@ -393,11 +393,9 @@ def _put(fields: list[list[Any]]) -> bool:
     """Whether each record is one, and has the body of its message."""
     messages = [Message(*some) for some in fields]
     batch = ENCODER.prepare(messages, 5)
-    batch.number(QueueOffsets(lambda queue: 7))
-    stop = batch.fitting(0, 3000)
-    data = batch.place(0, stop, 0, 5) + batch.place(stop, len(batch), 9000, 5)
     tail = Tail(0)
-    tail.add(batch)
+    pieces = tail.add(batch, QueueOffsets(lambda queue: 7), 500, 1 << 16, 5)
+    data = b"".join(piece for _, piece in pieces)
     at = 0
     for message, result in zip(messages, batch.results(PutStatus.STAGED), strict=True):
         record = records.read(data[at:], result.position)

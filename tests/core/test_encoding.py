@@ -93,9 +93,13 @@ MESSAGES = st.builds(
 )
 
 
-def placed(batch: PreparedBatch, position: int = 0, stored_at: int = BORN) -> bytes:
-    batch.number(QueueOffsets(lambda queue: 100 + (queue & 0xFF)))
-    return batch.place(0, len(batch), position, stored_at)
+def placed(batch: PreparedBatch, position: int = 0, *, tail: Tail | None = None) -> bytes:
+    offsets = QueueOffsets(lambda queue: 100 + (queue & 0xFF))
+    [(found, data)] = (Tail(0) if tail is None else tail).add(
+        batch, offsets, position, 1 << 60, BORN
+    )
+    assert found == position
+    return data
 
 
 def expected_properties(message: Message, message_id: str) -> bytes:
@@ -121,10 +125,9 @@ def test_a_record_says_what_its_message_says(
     messages: list[Message], host: str, crc: bool, above: int | None
 ) -> None:
     batch = encoder(host, above=above, crc=crc).prepare(messages, BORN)
-    data = placed(batch, 5000)
-    results = batch.results(PutStatus.WRITTEN)
     tail = Tail(0)
-    tail.add(batch)
+    data = placed(batch, 5000, tail=tail)
+    results = batch.results(PutStatus.WRITTEN)
     at = 0
     offsets: dict[int, int] = {}
     keys: list[tuple[int, int]] = []
@@ -164,16 +167,29 @@ def test_a_record_says_what_its_message_says(
     assert [(p, found) for _, p, found in tail.key_columns().T.tolist()] == keys
 
 
-@given(st.lists(MESSAGES, min_size=1, max_size=6), st.integers(0, 2000))
-def test_the_messages_that_fit_are_those_before_the_first_that_does_not(
-    messages: list[Message], room: int
+@given(st.lists(MESSAGES, min_size=1, max_size=6), st.integers(2000, 9000), st.integers(0, 20_000))
+def test_a_segment_gets_the_messages_before_the_first_that_has_no_room(
+    messages: list[Message], segment: int, position: int
 ) -> None:
     batch = encoder().prepare(messages, BORN)
-    placed(batch)
-    sizes = [result.size for result in batch.results(PutStatus.WRITTEN)]
-    stop = batch.fitting(0, room)
-    assert sum(sizes[:stop]) <= room
-    assert stop == len(sizes) or sum(sizes[: stop + 1]) > room
+    position -= position % segment % 8
+    offsets = QueueOffsets(lambda queue: 0)
+    sizes = [len(placed(encoder().prepare([message], BORN))) for message in messages]
+    if max(sizes) > segment - 8:
+        with pytest.raises(ValueError, match="larger than a segment"):
+            Tail(0).add(batch, offsets, position, segment, BORN)
+        return
+    pieces = Tail(0).add(batch, offsets, position, segment, BORN)
+    results = batch.results(PutStatus.WRITTEN)
+    expected: list[tuple[int, int]] = [(position, 0)]
+    for result, size in zip(results, sizes, strict=True):
+        at, taken = expected[-1]
+        if at % segment + taken + size > segment - 8:
+            at, taken = (at // segment + 1) * segment, 0
+            expected.append((at, 0))
+        assert result.position == at + taken
+        expected[-1] = at, taken + size
+    assert [(at, len(data)) for at, data in pieces] == expected
 
 
 class Loose(str):
@@ -301,25 +317,37 @@ def test_offsets_are_asked_for_once_a_queue_until_they_are_forgotten() -> None:
         asked.append(queue)
         return 10
 
-    offsets = QueueOffsets(end)
+    offsets, tail = QueueOffsets(end), Tail(0)
     batch = encoder().prepare([Message("t", b"", queue=n % 2) for n in range(6)], BORN)
-    for _ in range(2):
-        batch.number(offsets)
+
+    def given_offsets() -> list[int]:
+        tail.add(batch, offsets, 0, 1 << 30, BORN)
+        return [result.offset for result in batch.results(PutStatus.WRITTEN)]
+
+    given_offsets()
+    assert given_offsets() == [13, 13, 14, 14, 15, 15]
     assert asked == batch.queue_keys[:2]
-    assert [r.offset for r in batch.results(PutStatus.WRITTEN)] == [13, 13, 14, 14, 15, 15]
     offsets.forget(batch.queue_keys[1])
-    batch.number(offsets)
-    assert [r.offset for r in batch.results(PutStatus.WRITTEN)] == [16, 10, 17, 11, 18, 12]
+    assert given_offsets() == [16, 10, 17, 11, 18, 12]
     assert len(offsets) == 2
     offsets.forget_all()
     assert len(offsets) == 0
-    batch.number(offsets)
+    given_offsets()
     assert len(asked) == 5
 
 
-def test_no_messages_are_placed_that_the_batch_does_not_have() -> None:
+def test_a_batch_that_gets_no_offset_leaves_the_tail_as_it_was() -> None:
+    def end(queue: int) -> int:
+        raise OSError("no index")
+
+    batch, tail = encoder().prepare([Message("t", b"x")], BORN), Tail(0)
+    with pytest.raises(OSError, match="no index"):
+        tail.add(batch, QueueOffsets(end), 0, 1 << 30, BORN)
+    assert (len(tail), tail.keys_held) == (0, 0)
+
+
+def test_a_tail_refuses_a_place_that_is_none() -> None:
     batch = encoder().prepare([Message("t", b"x")], BORN)
-    for first, stop in ((0, 2), (-1, 1), (1, 0)):
-        with pytest.raises(ValueError, match="no such messages"):
-            batch.place(first, stop, 0, 0)
-    assert batch.place(1, 1, 0, 0) == b""
+    for position, segment in ((-1, 1 << 30), (0, 8), (0, 0), (0, -5)):
+        with pytest.raises(ValueError, match="no such position or segment"):
+            Tail(0).add(batch, QueueOffsets(lambda queue: 0), position, segment, BORN)

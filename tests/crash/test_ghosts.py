@@ -190,7 +190,7 @@ def test_what_was_half_put_into_the_write_buffer_is_taken_out_of_it(
         data = Hasty(b"x" * 5000)
         data.at = at
         with log.lock, pytest.raises(KeyboardInterrupt):
-            log.append(data, 1)
+            log.append([(log.end, data)], 1)
         assert log.staging._active.bytes == before
         put(store, 10, 1, SIZE)
         assert_holds(store, 11)

@@ -159,10 +159,6 @@ def test_a_put_that_comes_while_the_store_closes_is_refused(
 
     def late() -> None:
         with pytest.raises(StoreClosed):
-            acknowledged.append(
-                inside.writer(store).put("t", b"late", 0, None, (), {}, None, 0, None, None).offset
-            )
-        with pytest.raises(StoreClosed):
             acknowledged.append(inside.writer(store).put_batch(batch("t", 2))[0].offset)
         tidy()
 

@@ -9,7 +9,7 @@ import linecache
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -21,6 +21,7 @@ import kvstore
 from kvstore import Message, PutStatus, Store, StoreBusy
 from kvstore.clock import SystemClock
 from kvstore.engine.writer import Writer
+from kvstore.log.commitlog import Piece
 from kvstore.process.background import Background
 from kvstore.process.locks import Signal
 from tests.support import inside
@@ -30,7 +31,7 @@ from tiering import Policy, Worker
 PUT_AND_POP = ("engine/writer.py", "log/commitlog.py", "pop/fast_path.py")
 RUN = ("operations/worker.py",)
 WAIT = ("log/flusher.py", "process/locks.py", "process/background.py", "/threading.py")
-RELEASES = ("log.lock.release()", "table.lock.release()", "self._busy.release()")
+RELEASES = ("lock.release()", "table.lock.release()", "self._busy.release()")
 
 
 class _Interrupt:
@@ -82,7 +83,7 @@ class _Interrupt:
 
 def test_no_function_of_python_is_called_between_the_end_of_a_put_and_the_release() -> None:
     """A signal's handler runs when such a function begins, and what it raises skips the release."""
-    lines = inspect.getsource(Writer._put_all).splitlines()
+    lines = inspect.getsource(Writer.put_batch).splitlines()
     at = next(n for n, line in enumerate(lines) if line.strip() == "finally:")
     assert lines[at + 1].strip().startswith("try:")
     assert lines[at + 2].strip() in RELEASES
@@ -202,9 +203,9 @@ def test_a_put_in_the_handler_of_a_signal_is_refused_while_the_thread_is_in_a_pu
             except StoreBusy as e:
                 told.append(type(e))
 
-        def interrupted(data: bytes, count: int) -> None:
+        def interrupted(pieces: Sequence[Piece], count: int) -> None:
             signal.raise_signal(signal.SIGUSR1)
-            append(data, count)
+            append(pieces, count)
 
         before = signal.signal(signal.SIGUSR1, handle)
         monkeypatch.setattr(inside.log(store), "append", interrupted)
