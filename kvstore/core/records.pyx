@@ -21,12 +21,18 @@ from kvstore.core.crc cimport crc32_of
 from kvstore.errors import RecordDamaged
 
 cdef extern from "Python.h":
+    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
     int64_t PyLong_AsLongLongAndOverflow(object number, int *overflow) except? -1
 
 cdef enum:
     TOPIC_MAX_V1 = 127
     LENGTH_MAX = 32767
+    # The names of properties that are kept as texts, and the bytes of one at most.
+    NAMES = 256
+    NAME_MAX = 64
     CRC_HEAD = 9
+
+cdef list _names = [""] * NAMES
 
 cdef const char *_CRC_HEAD = b"__CRC32#\x01"
 
@@ -295,13 +301,26 @@ def find_property(bytes raw not None, bytes name not None):
     return None if found.at == NULL else found.at[: found.size]
 
 
+cdef str _name_of(const uint8_t *at, Py_ssize_t size):
+    # The few names that there are come again and again: making and hashing one takes the longest.
+    cdef Py_ssize_t slot = (size + 5 * at[0] + 3 * at[size - 1]) % NAMES, known_size
+    cdef str found = <str>_names[slot]
+    cdef const char *known = PyUnicode_AsUTF8AndSize(found, &known_size)
+    if known_size == size and memcmp(known, at, size) == 0:
+        return found
+    found = PyUnicode_DecodeUTF8(<const char *>at, size, "replace")
+    if size <= NAME_MAX:
+        _names[slot] = found
+    return found
+
+
 def decode_properties(bytes raw not None):
     cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(raw)
     cdef const uint8_t *end = at + PyBytes_GET_SIZE(raw)
     cdef Span name, value
     cdef dict found = {}
     while next_pair(&at, end, &name, &value):
-        key = PyUnicode_DecodeUTF8(<const char *>name.at, name.size, "replace")
+        key = _name_of(name.at, name.size)
         found[key] = PyUnicode_DecodeUTF8(<const char *>value.at, value.size, "replace")
     return found
 
