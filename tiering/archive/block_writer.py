@@ -15,7 +15,7 @@ settings give the same bytes, however `add` was given them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -350,21 +350,26 @@ class BlockWriter:
             return
         fields = Fields(RecordBatch.join([some.records for some in self._waiting]))
         spans: list[BlockSpan] = []
+        queues = self._queue_counts()
+        bounds = bounds_of([count for _, count in queues])
+        totals = np.add.reduceat(fields.sizes, bounds[:-1]).tolist()
         at = begin = 0
         left = fields.count
-        for (number, queue), count in self._queue_counts():
+        for ((number, queue), count), total in zip(queues, totals, strict=True):
             topic = self._topics[number]
             if queue == NO_QUEUE:
                 fields.offset[at : at + count] = fields.position[at : at + count]
-            pieces = cut(fields.sizes, at, at + count, self._block_bytes)
             begin, at = at, at + count
+            # One cut a queue takes most of the time where queues are small.
+            is_block = total <= self._block_bytes and count <= BLOCK_ROWS_MAX
+            pieces = [(begin, at)] if is_block else cut(fields.sizes, begin, at, self._block_bytes)
             if at == fields.count and not is_last:
                 left = pieces.pop()[0]
             spans += [
                 BlockSpan(topic.topic.name, queue, start, stop, number, topic.secret)
                 for start, stop in pieces
             ]
-        self._check_order(fields.offset)
+        self._check_order(fields.offset, queues, bounds[:-1])
         done = fields.part(0, left)
         groups, rows = encode_blocks(done, spans, self._coder, group_bytes=self._block_bytes)
         for group in groups:
@@ -380,19 +385,19 @@ class BlockWriter:
             self._waiting.append(_Queue(number, queue, rest))
             self._waiting_bytes = int(rest.sizes.sum())
 
-    def _queue_counts(self) -> Iterable[tuple[tuple[int, int], int]]:
+    def _queue_counts(self) -> list[tuple[tuple[int, int], int]]:
         """The waiting queues, each with its number of records."""
         counts: dict[tuple[int, int], int] = {}
         for some in self._waiting:
             key = some.number, some.queue
             counts[key] = counts.get(key, 0) + len(some.records.starts)
-        return counts.items()
+        return list(counts.items())
 
-    def _check_order(self, offsets: I64) -> None:
-        queues = list(self._queue_counts())
+    def _check_order(
+        self, offsets: I64, queues: list[tuple[tuple[int, int], int]], begins: I64
+    ) -> None:
         wrong = np.zeros(len(offsets), np.bool_)
         wrong[1:] = offsets[1:] <= offsets[:-1]
-        begins = bounds_of([count for _, count in queues])[:-1]
         wrong[begins] = False
         last = self._last
         wrong[0] = last is not None and last[:2] == queues[0][0] and offsets[0] <= last[2]
@@ -444,4 +449,4 @@ class BlockWriter:
             if span.queue == NO_QUEUE:
                 some = slice(span.start, span.stop)
                 levels[some][is_rolled_back(fields.system_flags[some])] = 0
-        return digests_of_many(fields.properties, fields.property_list, levels)
+        return digests_of_many(fields.properties, fields.property_field, levels)

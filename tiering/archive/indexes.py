@@ -25,7 +25,7 @@ full; writer and verification take a message's keys from here, so they can't dis
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -170,9 +170,11 @@ def digests_of(properties: bytes, level: int) -> set[int]:
     return {xxh32(name) for name in (unique, *names) if name}
 
 
-def digests_of_many(fields: SplitProperties, raw: Sequence[bytes], levels: I64) -> tuple[I64, I64]:
+def digests_of_many(
+    fields: SplitProperties, field_of: Callable[[int], bytes], levels: I64
+) -> tuple[I64, I64]:
     """The same for many messages, from their properties and their levels: the digests, and the row
-    of each.
+    of each. `field_of` gives the properties field of a row.
     """
     plain = fields.plain_rows()
     found = []
@@ -183,7 +185,7 @@ def digests_of_many(fields: SplitProperties, raw: Sequence[bytes], levels: I64) 
             digests, at = hash_texts(data, starts[some], stops[some], by_word=least > 1)
             found.append((digests, rows[some][at]))
     odd = np.flatnonzero(~plain & (levels > 0)).tolist()
-    pairs = [(digest, row) for row in odd for digest in digests_of(raw[row], int(levels[row]))]
+    pairs = [(digest, row) for row in odd for digest in digests_of(field_of(row), int(levels[row]))]
     each, at = np.array(pairs, np.int64).reshape(-1, 2).T
     return (
         np.concatenate([each, *(digests for digests, _ in found)]),

@@ -130,11 +130,11 @@ class ErasurePredicate(msgspec.Struct, frozen=True, kw_only=True):
             is_it = np.array([name == wanted for name in names], np.bool_)[topic_of]
             may &= is_it | np.array(list(map(self.may_be_in, texts)), np.bool_)[topic_of]
             for row in np.flatnonzero(may & ~is_it).tolist():
-                may[row] = wanted in fields.property_list[row]
+                may[row] = wanted in fields.property_field(row)
         if self.key is not None:
             wanted = _bytes_of(self.key)
             for row in np.flatnonzero(may).tolist():
-                may[row] = wanted in fields.property_list[row]
+                may[row] = wanted in fields.property_field(row)
         # A record whose lengths contradict each other is looked at whole.
         return may | ~fields.regular
 

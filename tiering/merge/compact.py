@@ -93,7 +93,7 @@ class QueueCompaction:
         fields = Fields(RecordBatch.of_records(records))
         empty = (fields.body_size == 0) & fields.regular
         empty_at = np.where(empty, fields.stored_at, _NEVER).tolist()
-        rows = zip(fields.property_list, offsets.tolist(), empty_at, strict=True)
+        rows = zip(fields.property_fields(), offsets.tolist(), empty_at, strict=True)
         for properties, offset, at in rows:
             key = first_key(properties)
             if key is not None:

@@ -159,7 +159,7 @@ class _RecordRows(MessageColumns):
         return {name: values.joined() for name, values in found.columns.items()}
 
     def fields(self) -> list[bytes]:
-        return self._fields.property_list
+        return self._fields.property_fields()
 
     def bodies(self) -> Joined:
         return Joined(self._fields.bodies(0, self.count), bounds_of(self._fields.body_size))

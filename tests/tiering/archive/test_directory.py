@@ -325,7 +325,9 @@ def test_keys_of_many_messages_are_those_of_each(
     fields = [row[3] % row[:2] for row in rows]
     ends = bounds_of(list(map(len, fields)))
     found_of = split_properties(b"".join(fields), ends[:-1], ends[1:])
-    digests, at = digests_of_many(found_of, fields, np.array([row[2] for row in rows], np.int64))
+    digests, at = digests_of_many(
+        found_of, fields.__getitem__, np.array([row[2] for row in rows], np.int64)
+    )
     found: list[set[int]] = [set() for _ in rows]
     for digest, row in zip(digests.tolist(), at.tolist(), strict=True):
         found[row].add(digest)

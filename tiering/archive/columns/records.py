@@ -226,8 +226,12 @@ class Fields:
         """The bodies of these rows as stored, side by side."""
         return gather(self._buffer, self._body_at[start:stop], self._body_end[start:stop])
 
-    @cached_property
-    def property_list(self) -> list[bytes]:
+    def property_field(self, row: int) -> bytes:
+        """A record's properties field."""
+        stop = int(self._starts[row] + self.sizes[row])
+        return bytes(self._buffer[int(self._properties_at[row]) : stop])
+
+    def property_fields(self) -> list[bytes]:
         """Every record's properties field."""
         return slices(self._buffer, self._properties_at, self._starts + self.sizes)
 
