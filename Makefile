@@ -17,7 +17,7 @@ SOURCES = $(wildcard kvstore tiering pyspark_kvmq tests bench build_backend)
 
 COMPILED = $(wildcard kvstore/core/*.p[yx][xd] kvstore/core/*/*.p[yx][xd] build_backend/*.py)
 
-.PHONY: setup test test-all check demo bench bench-peers mutants fuzz sanitize wheel clean
+.PHONY: setup test test-all check demo bench bench-peers profiles mutants fuzz sanitize wheel clean
 .DELETE_ON_ERROR:
 
 setup: $(BUILT)
@@ -63,6 +63,10 @@ bench: setup
 # Takes hours; for a quick try: make bench-peers ARGS="--messages 5000 --rounds 1 --no-page"
 bench-peers: setup
 	$(BIN)/python -m bench.peers $(ARGS)
+
+# Where the time goes, native frames included; writes docs/profiles.md.
+profiles: setup
+	$(BIN)/python -m bench.profiles $(ARGS)
 
 # Small faults, one at a time, that tests must notice; by hand, since it takes long. For instance:
 # make mutants ARGS=log

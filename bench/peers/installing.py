@@ -30,11 +30,7 @@ class Runner(NamedTuple):
 
 def runners() -> dict[str, Runner]:
     """The peers that can be had here, by name; kvmq first."""
-    python = CACHE / "clients/bin/python"
-    if not python.exists():
-        _run(sys.executable, "-m", "venv", str(CACHE / "clients"))
-        pip = (str(python), "-m", "pip", "install", "--quiet", "--require-hashes")
-        _run(*pip, "-r", str(ROOT / "requirements/peers.txt"))
+    python = environment("peers") / "python"
 
     def client(name: str) -> tuple[str, ...]:
         return (str(python), "-m", "bench.peers.work", name)
@@ -58,6 +54,16 @@ def runners() -> dict[str, Runner]:
     for name in ("persist-queue", "litequeue"):
         found[name] = Runner(client(name), _package(python, name))
     return found
+
+
+def environment(name: str) -> Path:
+    """The programs of an environment with the packages of requirements/NAME.txt."""
+    programs = CACHE / name / "bin"
+    if not programs.exists():
+        _run(sys.executable, "-m", "venv", str(programs.parent))
+        pip = (str(programs / "python"), "-m", "pip", "install", "--quiet", "--require-hashes")
+        _run(*pip, "-r", str(ROOT / f"requirements/{name}.txt"))
+    return programs
 
 
 def _run(*command: str, **variables: str) -> None:

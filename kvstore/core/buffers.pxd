@@ -37,6 +37,10 @@ cdef extern from *:
     """
     #include <stdint.h>
     #include <string.h>
+    /* Ask the memory for bytes that will be read soon. */
+    static inline void fetch_ahead(const uint8_t *at, Py_ssize_t size) {
+        for (Py_ssize_t line = 0; line < size; line += 64) __builtin_prefetch(at + line);
+    }
     /* Big-endian numbers at any address, each one load or store. */
     #if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
     #define CORE_SWAPPED(bits, word) (word)
@@ -56,6 +60,7 @@ cdef extern from *:
         word = CORE_SWAPPED(32, word); memcpy(at, &word, 4);
     }
     """
+    void fetch_ahead(const uint8_t *at, Py_ssize_t size) noexcept nogil
     uint64_t load_be64(const uint8_t *at) noexcept nogil
     uint32_t load_be32(const uint8_t *at) noexcept nogil
     void store_be64(uint8_t *at, uint64_t word) noexcept nogil
