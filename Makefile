@@ -60,7 +60,7 @@ bench: setup
 	$(BIN)/python -m bench $(ARGS)
 
 # Beside RocketMQ, NATS, Redis and others, which it brings where it can; writes docs/benchmarks.md.
-# Takes hours; for a quick try: make bench-peers ARGS="--messages 5000 --rounds 1 --no-page"
+# Takes an hour; for a quick try: make bench-peers ARGS="--messages 5000 --rounds 1 --no-page"
 bench-peers: setup
 	$(BIN)/python -m bench.peers $(ARGS)
 

@@ -49,7 +49,7 @@ WORKS: Final = {
     "pull": Work(("pull",), ("Calls.pull",)),
     "pop and ack": Work(("pop",), ("Calls.pop", "Calls.ack_batch")),
     "checkpoint": Work(("index_many",), ("Upkeep.checkpoint",)),
-    "tier": Work(("archive_few",), ("segment_task",)),
+    "tier": Work(("archive_size", "--topics", "8"), ("segment_task",)),
 }
 
 

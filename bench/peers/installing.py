@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parent.parent
 CACHE: Final = HERE / ".cache"
-NATS: Final = "github.com/nats-io/nats-server/v2@latest"
+NATS: Final = "github.com/nats-io/nats-server/v2@v2.15.2"
 JAVA: Final = ("-Xms1g", "-Xmx4g", "-XX:+UseG1GC")
 
 

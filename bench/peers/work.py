@@ -22,7 +22,7 @@ from bench.peers.peer import Item, Peer, items, on_disk, resident
 BATCH: Final = 32
 QUEUES: Final = 8
 THREADS: Final = 16
-SECONDS: Final = 30.0
+SECONDS: Final = 3.0
 _CHUNK: Final = 128
 """Batches made at once, before the clock starts."""
 PEERS: Final = {

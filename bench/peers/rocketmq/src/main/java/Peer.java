@@ -41,7 +41,7 @@ import org.apache.rocketmq.store.config.MessageStoreConfig;
  */
 public final class Peer {
     static final int BATCH = 32, QUEUES = 8, THREADS = 16;
-    static final double SECONDS = 30;
+    static final double SECONDS = 3;
     static final String[] TAGS =
         {"created", "paid", "packed", "shipped", "delivered", "returned", "closed", "lost"};
     static final InetSocketAddress HOST = new InetSocketAddress("127.0.0.1", 10911);
