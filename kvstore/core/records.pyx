@@ -12,7 +12,7 @@ whether the topic is UTF-8, and whether a compressed body can be decompressed.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport INT64_MIN, int64_t, uint8_t, uint32_t
+from libc.stdint cimport INT64_MIN, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp
 
 from kvstore.core.buffers cimport View, load_be32, load_be64, numbers_of, view_of
@@ -267,6 +267,30 @@ def facts(buffer, Py_ssize_t at, Py_ssize_t size):
 
 
 # --- properties ---
+
+
+def within(
+    buffer, int64_t base, Py_ssize_t end, list positions not None, Py_ssize_t first,
+    int64_t max_bytes,
+):
+    cdef View view = view_of(buffer)
+    cdef Py_ssize_t at, left, i = max(first, 0)
+    cdef int64_t position, size
+    # Nobody changes it while a number is made of an object, which may run anything.
+    cdef tuple places = tuple(positions)
+    while i < len(places):
+        position = places[i]
+        # Without a sign, so that no difference overflows.
+        if position < base or <uint64_t>position - <uint64_t>base >= <uint64_t>max(end, 0):
+            break
+        at = <Py_ssize_t>(<uint64_t>position - <uint64_t>base)
+        left = left_of(view, at, end)
+        size = load_be32(view.bytes + at) if left >= BLANK_LEAST else 0
+        if size > max_bytes:
+            return i, -1
+        max_bytes -= size
+        i += 1
+    return i, max_bytes
 
 
 cdef bint next_pair(const uint8_t **at, const uint8_t *end, Span *name, Span *value) noexcept nogil:

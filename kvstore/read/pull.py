@@ -133,7 +133,8 @@ def fetch(
     except ArchiveUnavailable:
         if not messages:
             raise
-    return messages if max_bytes is None else _within(messages, max_bytes)
+    # Sizes of records in the log were counted before they were read.
+    return messages if max_bytes is None or reader.cold is None else _within(messages, max_bytes)
 
 
 def _fetch_hot(

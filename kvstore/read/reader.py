@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from kvstore.config import StoreConfig
 from kvstore.core.messages import decode, decode_queue
-from kvstore.core.records import facts
+from kvstore.core.records import facts, within
 from kvstore.errors import (
     CallerError,
     MessageNotFound,
@@ -186,16 +186,17 @@ class Reader:
         """How many of the records that begin at these positions have `max_bytes` together, by their
         own size fields; at least one. None of them is decoded for it.
         """
-        left = max_bytes
-        for count, position in enumerate(positions):
+        count, left = 0, max_bytes
+        while count < len(positions):
             try:
-                buffer, at, end = self._log.span(position)
+                buffer, at, end = self._log.span(positions[count])
             except SegmentDamaged:
                 return count + 1  # the read of it reports the fault
-            left -= BLANK.unpack_from(buffer, at)[0] if at + BLANK.size <= end else 0
+            base = positions[count] - at
+            count, left = within(buffer, base, end, positions, count, left)
             if left < 0:
                 return max(1, count)
-        return len(positions)
+        return count
 
     # --- records ---
 

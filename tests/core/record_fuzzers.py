@@ -241,6 +241,27 @@ def _decoded_queue(
     return out
 
 
+def _several_of(rng: Random) -> Arguments:
+    base = rng.choice((0, 5 << 30))
+    raw, positions = log_of(rng, base, topic="t", queue=1, offset=0)
+    return bytes(raw), base, len(raw), positions, 0, rng.randint(0, len(raw) + 9)
+
+
+def _within(
+    buffer: Any, base: int, end: int, positions: list[int], first: int, max_bytes: int
+) -> tuple[int, int]:
+    count = first = max(first, 0)
+    for count in range(first, len(positions)):
+        at = positions[count] - base
+        if not 0 <= at < end:
+            return count, max_bytes
+        data = part(buffer, at, end)
+        max_bytes -= int.from_bytes(data[:4], "big") if len(data) >= 8 else 0
+        if max_bytes < 0:
+            return count, -1
+    return max(first, len(positions)), max_bytes
+
+
 def _fields(rng: Random) -> Arguments:
     m = message_of(rng)
     return tuple(getattr(m, name) for name in StoredMessage.__match_args__)
@@ -290,6 +311,7 @@ RECORD_FUZZERS: Final = {
         lambda rng: (rng.randbytes(rng.randint(0, 200)),),
         lambda record: plain.property_crc(bytes(record)),
     ),
+    "records.within": Fuzzer(_several_of, _within),
     "scan.scan": Fuzzer(_to_scan, _scanned, call=_scan),
 }  # fmt: skip
 """By the name of the entry: module.function."""
