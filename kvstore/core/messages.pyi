@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvstore.core.records import Buffer
 
 Unpack = Callable[[bytes, int], bytes]
@@ -118,6 +121,20 @@ def decode(
     whole record, too. A compressed body is given as it is stored, or what `unpack` makes of it.
     Raises RecordDamaged, with the position and what was expected and found; a blank record and
     unwritten zeros are no records either.
+    """
+
+def decode_rows(
+    buffer: Buffer,
+    bounds: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    start: int,
+    stop: int,
+    check_crc: bool = True,
+    unpack: Unpack | None = None,
+) -> list[StoredMessage]:
+    """What `decode` gives for the records of the rows from `start` to `stop`: that of row i begins
+    at index `bounds[i]` and ends at or before `bounds[i + 1]`. Raises RecordDamaged, and ValueError
+    for rows that are not there.
     """
 
 def decode_queue(

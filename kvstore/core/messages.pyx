@@ -4,7 +4,8 @@
 The idea: numbers are loaded into fields of C, body and properties are copied once, and each becomes
 an object of Python, or is taken apart, when somebody asks. Neighbours in a log mostly have the same
 topic and hosts, so those objects are shared. A reader of a queue knows topic, queue and offsets
-beforehand: `decode_queue` takes records as long as they are the expected ones. (RocketMQ:
+beforehand: `decode_queue` takes records as long as they are the expected ones. `decode_rows` takes
+records that lie side by side, as an archive's do. (RocketMQ:
 MessageDecoder.decode.)
 
 Invariants: any bytes give a message or RecordDamaged, nothing else; a message keeps no reference to
@@ -17,7 +18,7 @@ from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 
-from kvstore.core.buffers cimport View, fetch_ahead, load_be32, load_be64, view_of
+from kvstore.core.buffers cimport View, fetch_ahead, load_be32, load_be64, numbers_of, view_of
 from kvstore.core.records cimport (
     BORN_V6, FLAGS_AT, Kind, OFFSET_AT, Parts, QUEUE_AT, RECORD, STORE_V6, STORED_AT, Span,
     V6_EXTRA, check_body, check_whole, damaged, left_of, measure, next_pair, number_of,
@@ -261,15 +262,13 @@ cdef StoredMessage _message(const uint8_t *record, Parts *p, str topic, object u
     return m
 
 
-def decode(
-    buffer, Py_ssize_t at, Py_ssize_t end, position, bint check_crc=True, unpack=None,
-    bint property_crc=False,
+cdef StoredMessage _decoded(
+    const uint8_t *record, Py_ssize_t left, object position, bint check_crc, object unpack,
+    bint property_crc,
 ):
+    # The record that `left` bytes begin with.
     global _topic
-    cdef View view = view_of(buffer)
     cdef Parts p
-    cdef Py_ssize_t left = left_of(view, at, end)
-    cdef const uint8_t *record = view.bytes + at if left else NULL
     cdef Kind found = measure(record, left, number_of(position), &p)
     if found == RECORD and property_crc:
         found = check_whole(record, &p)
@@ -283,6 +282,32 @@ def decode(
         return _message(record, &p, _topic, unpack)
     except (RecordDamaged, UnicodeDecodeError) as e:
         raise RecordDamaged(f"record at {position} is damaged: {e}", position) from None
+
+
+def decode(
+    buffer, Py_ssize_t at, Py_ssize_t end, position, bint check_crc=True, unpack=None,
+    bint property_crc=False,
+):
+    cdef View view = view_of(buffer)
+    cdef Py_ssize_t left = left_of(view, at, end)
+    cdef const uint8_t *record = view.bytes + at if left else NULL
+    return _decoded(record, left, position, check_crc, unpack, property_crc)
+
+
+def decode_rows(
+    buffer, bounds, positions, Py_ssize_t start, Py_ssize_t stop, bint check_crc=True, unpack=None,
+):
+    cdef View view = view_of(buffer), ends = numbers_of(bounds), stated = numbers_of(positions)
+    cdef Py_ssize_t row, left
+    cdef const uint8_t *record
+    cdef list out = []
+    if not 0 <= start <= stop <= min(stated.count, ends.count - 1):
+        raise ValueError(f"there are no rows {start} to {stop} among {stated.count}")
+    for row in range(start, stop):
+        left = left_of(view, ends.numbers[row], ends.numbers[row + 1])
+        record = view.bytes + ends.numbers[row] if left else NULL
+        out.append(_decoded(record, left, stated.numbers[row], check_crc, unpack, False))
+    return out
 
 
 cdef inline Py_ssize_t _index_of(int64_t position, int64_t base) noexcept:

@@ -262,6 +262,26 @@ def _within(
     return max(first, len(positions)), max_bytes
 
 
+def _rows(rng: Random) -> Arguments:
+    raw, positions = log_of(rng)
+    bounds = np.array([*positions, len(raw)], np.int64)
+    start = rng.randint(0, len(positions))
+    stop = rng.randint(start, len(positions))
+    return bytes(raw), bounds, np.array(positions, np.int64), start, stop, _flag(rng)
+
+
+def _decoded_rows(
+    buffer: Any, bounds: NDArray[Any], positions: NDArray[Any], start: int, stop: int, check: bool
+) -> Any:
+    ends, stated = ([packing.signed(n) for n in column.tolist()] for column in (bounds, positions))
+    if not 0 <= start <= stop <= min(len(stated), len(ends) - 1):
+        return ValueError
+    return [
+        plain_message(part(buffer, ends[row], ends[row + 1]), stated[row], check, whole=False)
+        for row in range(start, stop)
+    ]
+
+
 def _fields(rng: Random) -> Arguments:
     m = message_of(rng)
     return tuple(getattr(m, name) for name in StoredMessage.__match_args__)
@@ -283,6 +303,7 @@ RECORD_FUZZERS: Final = {
     "messages.StoredMessage": Fuzzer(_fields, call=_used),
     "messages.decode": Fuzzer(_to_decode, _decoded, call=_decode),
     "messages.decode_queue": Fuzzer(_queue, _decoded_queue, call=_decode_queue),
+    "messages.decode_rows": Fuzzer(_rows, _decoded_rows),
     "messages.unpack_host": Fuzzer(
         lambda rng: (rng.randbytes(rng.choice((8, 20))),), _of_bytes(_host)
     ),

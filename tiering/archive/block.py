@@ -3,7 +3,9 @@
 The idea: a block is consecutive messages of one queue. It is alone in its group, or shares the
 group with blocks of other queues that have few messages each. A group is three coded parts, which
 are decoded for all its blocks at once and lazily: the fixed columns first, properties and bodies
-when a message is asked for. A block is then some rows of a group, and costs next to nothing.
+when a message is asked for. Then all are joined into records, as they were in the log, and messages
+are decoded from these as the log's are. So a block is some records of a group, and costs next to
+nothing.
 
 Invariants: any bytes decode to a group or raise ArchiveDamaged; a block that shares its group keeps
 only its own rows in memory.
@@ -13,17 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 import numpy as np
-from zlib_ng.zlib_ng import crc32
 
-from kvstore.core.messages import StoredMessage, decode
+from kvstore.core.messages import StoredMessage, decode_rows
 from kvstore.errors import ArchiveDamaged
 from kvstore.record.compression import decompress
-from kvstore.record.layout import CRC_MASK
 from tiering.archive.coder import Coder
 from tiering.archive.columns.header_codec import decode_headers
 from tiering.archive.columns.header_fields import HeaderColumns, OffsetRanges, Owners
@@ -33,11 +32,11 @@ from tiering.archive.columns.properties import (
     decode_properties,
     shapes_part,
 )
-from tiering.archive.columns.text_columns import Joined, join_values
+from tiering.archive.columns.text_columns import Joined
 from tiering.archive.layout import PARTS, PartKind, Sizes
 
 _ROW_BYTES: Final = 250
-"""About what a row takes in memory beside its body and properties."""
+"""About what a row takes in memory beside its body and properties, as columns and in a record."""
 
 
 class GroupBlocks(NamedTuple):
@@ -52,9 +51,9 @@ class BlockGroup:
     """A group as it was read; each of its blocks costs next to nothing.
 
     `decoded_sizes` are those of its parts. `archive` and `number` (of the first block) are named in
-    its errors. Each part is checked and decoded when it is first needed; columns, fields of
-    properties and bodies are then kept. Where `bodies` reads the last part, `data` is without that
-    part. Any number of threads may use a group.
+    its errors. Each part is checked and decoded when it is first needed; columns and bodies are
+    then kept, or, where blocks share the group, records instead of bodies. Where `bodies` reads the
+    last part, `data` is without that part. Any number of threads may use a group.
     """
 
     def __init__(
@@ -82,10 +81,11 @@ class BlockGroup:
         self.archive = archive
         self.number = number
         self._columns: HeaderColumns | None = None
-        self._properties: list[bytes] | None = None
         self._property_columns: PropertyColumns | None = None
         """Set if the group was read with others (`read_columns`)."""
         self._payload: bytes | None = None
+        self._joined: tuple[Joined, Column] | None = None
+        """Records, and three rows: their offsets, positions and store times."""
         self._begins: list[int] = [0, *accumulate(blocks.ranges.counts.tolist())]
         self._text_bytes = sum(decoded_sizes)
         self.memory_bytes = self._text_bytes + len(self._data) + self.count * _ROW_BYTES
@@ -114,22 +114,20 @@ class BlockGroup:
         group it decodes all parts, so that the block then takes only its own share of memory.
         Raises ArchiveDamaged.
         """
-        topic, queue = self.members.topics[index], self.members.queues[index]
-        columns = self.columns
+        topic, queue, columns = self.members.topics[index], self.members.queues[index], self.columns
+        may_lie = columns.is_whole or columns.body_crc is not None
         if self.blocks == 1:
-            return Block(self, topic, queue, columns, self._text_bytes)
+            return Block(topic, queue, columns.places, self, may_lie, self._text_bytes)
+        joined = self._joined
+        if joined is None:
+            joined = self._joined = self.records(), columns.places
+            self._payload = None  # the records have them
+        (data, bounds), places = joined
         begin, end = self._begins[index], self._begins[index + 1]
-        ends = columns.ends
-        properties = [] if columns.is_whole else self.properties[begin:end]
-        if columns.is_ordinary and columns.sizes is None:
-            # Worked out once for all blocks of the group.
-            self.record_sizes()
-            columns.hosts  # noqa: B018 -- kept for all as well
-        bodies = self.bodies[int(ends[begin]) : int(ends[end])]
-        size = len(bodies) + sum(map(len, properties))
-        block = Block(self, topic, queue, columns.part(begin, end), size)
-        block.detach(properties, bodies)
-        return block
+        mine = bounds[begin : end + 1] - bounds[begin]
+        some = data[bounds[begin] : bounds[end]]
+        places = places[:, begin:end].copy()
+        return Block(topic, queue, places, Joined(some, mine), may_lie, len(some))
 
     def check(self) -> None:
         """Decodes all parts, needed or not. Raises ArchiveDamaged."""
@@ -144,7 +142,7 @@ class BlockGroup:
         if columns.is_whole:
             return bodies
         with self._located():
-            return columns.records(0, self.count, self._owners, bodies, self._fields)
+            return columns.records(self._owners, bodies, self.property_columns().fields())
 
     def record_sizes(self) -> Column:
         """The sizes of the records of all blocks; bodies are not read for that."""
@@ -152,7 +150,8 @@ class BlockGroup:
         if columns.is_whole:
             sizes: Column = np.diff(columns.ends)
             return sizes
-        return columns.record_sizes(self._owners, np.diff(self._fields.bounds))
+        fields = self.property_columns().fields()
+        return columns.record_sizes(self._owners, np.diff(fields.bounds))
 
     @property
     def _owners(self) -> Owners:
@@ -183,18 +182,6 @@ class BlockGroup:
                     raise ArchiveDamaged("the bodies are not as long as their lengths say")
             self._payload = found
         return found
-
-    @property
-    def properties(self) -> list[bytes]:
-        """The properties of all messages. Raises ArchiveDamaged."""
-        found = self._properties
-        if found is None:
-            found = self._properties = self._fields.values()
-        return found
-
-    @cached_property
-    def _fields(self) -> Joined:
-        return self.property_columns().fields()
 
     def property_columns(self) -> PropertyColumns:
         """The properties of all messages in columns, not put together to fields. The group may not
@@ -277,27 +264,42 @@ def _read_properties(groups: Sequence[BlockGroup]) -> None:
 
 
 class Block:
-    """Messages of one queue; see the module. Any number of threads may read it."""
+    """Messages of one queue; see the module. Any number of threads may read it.
+
+    `places` has three rows: offsets, positions, store times. `source` has the records, or is the
+    group whose records they are, which is decoded when one is asked for. `may_lie`: a record's CRC
+    may not be that of its body.
+    """
 
     def __init__(
-        self, group: BlockGroup, topic: str, queue: int, columns: HeaderColumns, text_bytes: int
-    ) -> None:
-        self._group: BlockGroup | None = group
-        self._where = group.archive, group.number
-        self._columns = columns
+        self, topic: str, queue: int, places: Column, source: Joined | BlockGroup, may_lie: bool,
+        text_bytes: int,
+    ) -> None:  # fmt: skip
         self.topic = topic
         self.queue = queue
-        self.count = columns.count
-        self.offsets = columns.offset
-        self.positions = columns.position
-        self.stored_at = columns.stored_at
+        self.count = places.shape[1]
+        self._places = places
+        self._source = source
+        self._may_lie = may_lie
         self.memory_bytes = text_bytes + self.count * _ROW_BYTES
-        self._texts: tuple[list[bytes], bytes] | None = None
 
-    def detach(self, properties: list[bytes], bodies: bytes) -> None:
-        """Gives the block its own rows of properties and bodies; it holds its group no longer."""
-        self._texts = properties, bodies
-        self._group = None
+    @property
+    def offsets(self) -> Column:
+        """The offsets of all messages."""
+        found: Column = self._places[0]
+        return found
+
+    @property
+    def positions(self) -> Column:
+        """Their log positions."""
+        found: Column = self._places[1]
+        return found
+
+    @property
+    def stored_at(self) -> Column:
+        """Their store times."""
+        found: Column = self._places[2]
+        return found
 
     def messages(self, start: int, stop: int, *, check_crc: bool = True) -> list[StoredMessage]:
         """The messages of the rows from `start` to `stop`, as `kvstore.core.messages.decode`
@@ -306,89 +308,27 @@ class Block:
         start, stop = max(start, 0), min(stop, self.count)
         if stop <= start:
             return []
-        if not self._columns.is_ordinary:
-            positions = self.positions[start:stop].tolist()
-            return [
-                decode(record, 0, len(record), position, check_crc, decompress)
-                for record, position in zip(self._records(start, stop), positions, strict=True)
-            ]
-        c, bodies, rows = self._columns, self._bodies(start, stop), slice(start, stop)
-        crcs = np.fromiter(map(crc32, bodies), np.int64, len(bodies)) & CRC_MASK
-        born_hosts, store_hosts = c.hosts
-        properties = self._properties
-        sizes = c.sizes
-        if sizes is None:
-            lengths = np.fromiter(map(len, properties), np.int64, self.count)
-            sizes = c.record_sizes(self._owners(self.count), lengths)
-        return list(
-            map(
-                StoredMessage,
-                repeat(self.topic, stop - start),
-                repeat(self.queue),
-                c.offset[rows].tolist(),
-                c.position[rows].tolist(),
-                sizes[rows].tolist(),
-                bodies,
-                properties[rows],
-                c.flags[rows].tolist(),
-                c.system_flags[rows].tolist(),
-                c.born_at[rows].tolist(),
-                c.stored_at[rows].tolist(),
-                born_hosts[rows],
-                store_hosts[rows],
-                c.reconsume_times[rows].tolist(),
-                c.prepared_position[rows].tolist(),
-                crcs.tolist(),
-            )
-        )
+        data, bounds = self._joined()
+        is_checked = check_crc and self._may_lie
+        return decode_rows(data, bounds, self._places[1], start, stop, is_checked, decompress)
 
     def record(self, row: int) -> bytes:
         """One record as it was in the log."""
         if not 0 <= row < self.count:
             raise IndexError(f"a block of {self.count} messages has no row {row}")
-        return self._records(row, row + 1)[0]
+        data, bounds = self._joined()
+        return data[bounds[row] : bounds[row + 1]]
 
     def records(self) -> list[bytes]:
         """All records as they were in the log."""
-        return self._records(0, self.count)
+        return self._joined().values()
 
-    def _records(self, start: int, stop: int) -> list[bytes]:
-        bodies = self._bodies(start, stop)
-        if self._columns.is_whole:
-            return bodies
-        properties = self._properties[start:stop]
-        try:
-            return self._columns.records(
-                start,
-                stop,
-                self._owners(stop - start),
-                join_values(bodies),
-                join_values(properties),
-            ).values()
-        except ArchiveDamaged as error:
-            archive, number = self._where
-            raise ArchiveDamaged(f"a block is damaged: {error}", archive, number) from None
-
-    def _owners(self, rows: int) -> Owners:
-        return Owners([self.topic.encode()], np.zeros(rows, np.int64), np.full(rows, self.queue))
-
-    def _bodies(self, start: int, stop: int) -> list[bytes]:
-        texts, group = self._texts, self._group
-        if texts is None:
-            assert group is not None, "a block has its group, or its own rows"
-            payload = group.bodies
-        else:
-            payload = texts[1]
-        ends = self._columns.ends[start : stop + 1].tolist()
-        return [payload[a:b] for a, b in pairwise(ends)]
-
-    @property
-    def _properties(self) -> list[bytes]:
-        texts, group = self._texts, self._group
-        if texts is None:
-            assert group is not None, "a block has its group, or its own rows"
-            return group.properties
-        return texts[0]
+    def _joined(self) -> Joined:
+        found = self._source
+        if isinstance(found, BlockGroup):
+            # Then the group is held no longer.
+            found = self._source = found.records()
+        return found
 
 
 assert len(PartKind) == PARTS

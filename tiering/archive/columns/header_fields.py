@@ -105,16 +105,8 @@ class OffsetRanges(NamedTuple):
     last_offsets: Column
 
 
-_ROWS: Final = (
-    "offset", "position", "stored_at", "born_at", "flags", "system_flags", "version",
-    "reconsume_times", "prepared_position", "_born_host", "_store_host", "body_crc", "sizes",
-    "_born_more", "_store_more",
-)  # fmt: skip
-"""The fields of HeaderColumns that have a value a row."""
-
-
 class HeaderColumns:
-    """The columns of one group, or of some of its rows.
+    """The columns of one group.
 
     `is_whole`: the group holds whole records. It has only `offset`, `position`, `stored_at` and
     `ends`, and the `ends` are those of its records, not of its bodies. `constants`: the columns
@@ -134,8 +126,6 @@ class HeaderColumns:
         self.offset, self.position, self.stored_at, self.ends = offset, position, stored_at, ends
         self.count = len(offset)
         self.is_whole = headers is None
-        self.sizes: Column | None = None
-        """Sizes of whole records, once they were asked for."""
         self.body_crc: Column | None = None
         self.constants: ConstantHeaders | None = None
         self.has_v6 = False
@@ -156,24 +146,6 @@ class HeaderColumns:
             self.prepared_position, self._born_host, self._store_host,
         ) = columns  # fmt: skip
 
-    def part(self, start: int, stop: int) -> HeaderColumns:
-        """The rows from `start` to `stop` alone, as copies."""
-        found = object.__new__(HeaderColumns)
-        mine, columns = vars(self), vars(found)
-        columns.update(mine)
-        for name in _ROWS:
-            values = mine.get(name)
-            if values is not None:
-                columns[name] = values[start:stop].copy()
-        found.ends = self.ends[start : stop + 1] - self.ends[start]
-        found.count = stop - start
-        hosts = columns.pop("hosts", None)
-        if hosts is not None:
-            columns["hosts"] = hosts[0][start:stop], hosts[1][start:stop]
-        if not columns.get("is_ordinary"):
-            columns.pop("is_ordinary", None)
-        return found
-
     @cached_property
     def is_ordinary(self) -> bool:
         """Whether `decode` has its shortcut for all of the messages."""
@@ -184,14 +156,10 @@ class HeaderColumns:
             and not (self.version != 1).any()
         )
 
-    @cached_property
-    def hosts(self) -> tuple[list[bytes], list[bytes]]:
-        """The born host and store host of every row."""
-        born, store = _host_list(self._born_host), _host_list(self._store_host)
-        if self.has_v6:
-            born = [a + b for a, b in zip(born, self._born_more, strict=True)]
-            store = [a + b for a, b in zip(store, self._store_more, strict=True)]
-        return born, store
+    @property
+    def places(self) -> Column:
+        """Three rows: offsets, positions, store times."""
+        return np.stack((self.offset, self.position, self.stored_at))
 
     @property
     def host_numbers(self) -> tuple[Column, Column]:
@@ -200,46 +168,34 @@ class HeaderColumns:
 
     def record_sizes(self, owners: Owners, properties: Column) -> Column:
         """The sizes of whole records, whose properties have these sizes."""
-        sizes = self.sizes
-        if sizes is None:
-            sizes = np.where(self.version == 1, FIXED_V1, FIXED_V2).astype(np.int64)
-            sizes += owners.topic_sizes
-            if self.has_v6:
-                for bit in (BORN_HOST_V6, STORE_HOST_V6):
-                    sizes += np.where(self.system_flags & bit, V6_EXTRA, 0)
-            sizes += np.diff(self.ends)
-            sizes += properties
-            self.sizes = sizes
+        sizes = np.where(self.version == 1, FIXED_V1, FIXED_V2).astype(np.int64)
+        sizes += owners.topic_sizes
+        if self.has_v6:
+            for bit in (BORN_HOST_V6, STORE_HOST_V6):
+                sizes += np.where(self.system_flags & bit, V6_EXTRA, 0)
+        sizes += np.diff(self.ends)
+        sizes += properties
         return sizes
 
-    def records(
-        self, start: int, stop: int, owners: Owners, bodies: Joined, properties: Joined
-    ) -> Joined:
-        """The records of these rows, from their bodies and properties. Raises ArchiveDamaged."""
-        rows = slice(start, stop)
-        version = self.version[rows]
+    def records(self, owners: Owners, bodies: Joined, properties: Joined) -> Joined:
+        """All records, from their bodies and properties. Raises ArchiveDamaged."""
         if int(np.diff(properties.bounds).max()) > PROPERTIES_MAX:
             raise ArchiveDamaged("its properties are too long for a record")
-        if (owners.topic_sizes > np.where(version == 1, TOPIC_MAX, TOPIC_MAX_V2)).any():
+        if (owners.topic_sizes > np.where(self.version == 1, TOPIC_MAX, TOPIC_MAX_V2)).any():
             raise ArchiveDamaged("its topic is too long for a record")
-        columns = (
-            self.flags, self.offset, self.position, self.system_flags, self.born_at,
-            self._born_host, self.stored_at, self._store_host, self.reconsume_times,
-            self.prepared_position, self.version,
+        numbers = np.stack(
+            [
+                owners.queues, self.flags, self.offset, self.position, self.system_flags,
+                self.born_at, self._born_host, self.stored_at, self._store_host,
+                self.reconsume_times, self.prepared_position, self.version,
+            ]
         )  # fmt: skip
-        numbers = np.stack([owners.queues, *(column[rows] for column in columns)])
-        crcs = None if self.body_crc is None else self.body_crc[rows]
         more = [b"", b""]
         if self.has_v6:
-            more = [b"".join(hosts[rows]) for hosts in (self._born_more, self._store_more)]
+            more = [b"".join(hosts) for hosts in (self._born_more, self._store_more)]
         topics = join_values(owners.topics)
         return Joined(
-            *join_records(numbers, crcs, *topics, owners.topic_of, *bodies, *properties, *more)
+            *join_records(
+                numbers, self.body_crc, *topics, owners.topic_of, *bodies, *properties, *more
+            )
         )
-
-
-def _host_list(hosts: Column) -> list[bytes]:
-    if len(hosts) and hosts[0] == hosts[-1] and not (hosts != hosts[0]).any():
-        return [host_of(int(hosts[0]))] * len(hosts)
-    known = {host: host_of(host) for host in set(hosts.tolist())}
-    return [known[host] for host in hosts.tolist()]
