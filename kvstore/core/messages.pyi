@@ -133,8 +133,8 @@ def decode_rows(
     unpack: Unpack | None = None,
 ) -> list[StoredMessage]:
     """What `decode` gives for the records of the rows from `start` to `stop`: that of row i begins
-    at index `bounds[i]` and ends at or before `bounds[i + 1]`. Raises RecordDamaged, and ValueError
-    for rows that are not there.
+    at index `bounds[i] - bounds[0]`, and ends where the next begins, or before. Raises
+    RecordDamaged, and ValueError for rows that are not there.
     """
 
 def decode_queue(

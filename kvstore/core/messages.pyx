@@ -262,6 +262,11 @@ cdef StoredMessage _message(const uint8_t *record, Parts *p, str topic, object u
     return m
 
 
+cdef inline Py_ssize_t _index_of(int64_t position, int64_t base) noexcept:
+    # Without a sign, so that no difference of two numbers overflows.
+    return <Py_ssize_t>(<uint64_t>position - <uint64_t>base) if position >= base else -1
+
+
 cdef StoredMessage _decoded(
     const uint8_t *record, Py_ssize_t left, object position, bint check_crc, object unpack,
     bint property_crc,
@@ -298,21 +303,17 @@ def decode_rows(
     buffer, bounds, positions, Py_ssize_t start, Py_ssize_t stop, bint check_crc=True, unpack=None,
 ):
     cdef View view = view_of(buffer), ends = numbers_of(bounds), stated = numbers_of(positions)
-    cdef Py_ssize_t row, left
+    cdef Py_ssize_t row, at, left
     cdef const uint8_t *record
     cdef list out = []
     if not 0 <= start <= stop <= min(stated.count, ends.count - 1):
         raise ValueError(f"there are no rows {start} to {stop} among {stated.count}")
     for row in range(start, stop):
-        left = left_of(view, ends.numbers[row], ends.numbers[row + 1])
-        record = view.bytes + ends.numbers[row] if left else NULL
+        at = _index_of(ends.numbers[row], ends.numbers[0])
+        left = left_of(view, at, _index_of(ends.numbers[row + 1], ends.numbers[0]))
+        record = view.bytes + at if left else NULL
         out.append(_decoded(record, left, stated.numbers[row], check_crc, unpack, False))
     return out
-
-
-cdef inline Py_ssize_t _index_of(int64_t position, int64_t base) noexcept:
-    # Without a sign, so that no difference of two numbers overflows.
-    return <Py_ssize_t>(<uint64_t>position - <uint64_t>base) if position >= base else -1
 
 
 def decode_queue(

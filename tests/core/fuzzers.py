@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable
 from itertools import accumulate, pairwise
 from random import Random
 from typing import Any, Final
+from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh32_intdigest
 
 from kvstore.core import packed_pairs, packed_runs
-from kvstore.core.columns import bits, int_columns
+from kvstore.core.columns import bits
 from kvstore.core.put_values import Message, PutResult, PutStatus
 from kvstore.core.queue_offsets import QueueOffsets
 from kvstore.core.tail import Tail
@@ -25,7 +26,7 @@ from kvstore.errors import ArchiveDamaged, FormatError
 from tests.core.fuzzing import EDGES, Arguments, Fuzzer
 from tests.core.record_fuzzers import RECORD_FUZZERS
 from tests.core.test_encoding import encoder
-from tests.reference import packing, records, texts
+from tests.reference import group_columns, packing, records, texts
 
 I64 = NDArray[np.int64]
 ENCODER: Final = encoder()
@@ -117,7 +118,7 @@ def _unpacked(data: Any, at: int, width: int, count: int, skip: int) -> Any:
     return packing.unpack(bytes(data), at, width, skip + count)[skip:]
 
 
-def _of_bytes(judge: Callable[[bytes], int]) -> Callable[[object], Any]:
+def _of_bytes(judge: Callable[[bytes], object]) -> Callable[[object], Any]:
     return lambda data: judge(data) if isinstance(data, bytes) else TypeError
 
 
@@ -176,37 +177,6 @@ def _decoded(data: object, at: int, count: int) -> Any:
     if not 0 <= at < len(data):
         return ArchiveDamaged
     return packing.decode_column(data, at, count)
-
-
-def _columns_data(rng: Random) -> Arguments:
-    columns, values, bounds = _columns(rng)
-    parts = int_columns.encode_columns(values, bounds)
-    order = rng.sample(range(len(columns)), len(columns))
-    cursors = [0, *accumulate(map(len, parts))][:-1]
-    return b"".join(parts), cursors, order, _int64(len(columns[i]) for i in order)
-
-
-def _decoded_many(data: object, cursors: list[int], which: list[int], counts: NDArray[Any]) -> Any:
-    if not isinstance(data, bytes):
-        return TypeError
-    rows, values = _signed(counts), []
-    if len(rows) != len(which):
-        return ValueError
-    if any(not 0 <= count < _ABSURD for count in rows):
-        return ArchiveDamaged
-    for i, count in zip(which, rows, strict=True):
-        if not 0 <= i < len(cursors):
-            return IndexError
-        found = _decoded(data, cursors[i], count)
-        if isinstance(found, type):
-            return found
-        values += found[0]
-        cursors[i] = found[1]
-    return values, cursors
-
-
-def _decode_many(data: bytes, cursors: list[int], which: list[int], counts: I64) -> Any:
-    return int_columns.decode_columns(data, cursors, which, counts), cursors
 
 
 def _may_expect(counts: NDArray[Any]) -> bool:
@@ -467,6 +437,111 @@ def _of_texts(judge: Callable[..., Any]) -> Callable[..., Any]:
     return judged
 
 
+def _with_ids(rng: Random) -> bytes:
+    kinds: tuple[Callable[[], bytes], ...] = (
+        lambda: rng.randbytes(rng.choice((8, 8, 16, 16, 20, 7))).hex().encode(),
+        lambda: str(UUID(int=rng.getrandbits(128))).encode(),
+        lambda: rng.choice((b"-", b'":"', b"F", b"x" * 40, b"0", b"a-b")),
+    )
+    return b"".join(rng.choice(kinds)() for _ in range(_count(rng) % 8))
+
+
+def _to_restore(rng: Random) -> Arguments:
+    payload = _with_ids(rng)
+    return *(texts.extract_ids(payload) or (payload, b"")), len(payload)
+
+
+def _restored(text: Any, digits: Any, size: int) -> Any:
+    if not isinstance(text, bytes) or not isinstance(digits, bytes):
+        return TypeError
+    found = texts.restore_ids(text, digits)
+    return ArchiveDamaged if found is None or len(found) != size else found
+
+
+# --- columns of groups ---
+
+
+def _head_columns(rng: Random, counts: list[int], firsts: list[int]) -> Iterable[bytes]:
+    rows = sum(counts)
+
+    def some() -> bytes:
+        return packing.encode_column([rng.getrandbits(9) for _ in range(rows)])
+
+    yield (
+        bytes((rng.choice((1, 1, 255)),)) + packing.varint(rows) + packing.encode_column([0] * rows)
+    )
+    form = rng.choice((b"", b"\x04", b"\x05"))
+    if form == b"\x04":
+        yield form + packing.encode_column(firsts)
+        if rows > len(counts):
+            yield packing.encode_column([7] * (rows - len(counts)))
+    else:
+        yield some()
+    yield (form + packing.zigzag(5) + packing.zigzag(900) if form == b"\x05" else b"") + some()
+    yield from (some() for _ in range(2))
+    for _ in range(7):
+        yield packing.encode_column(rng.choice(([1] * rows, [1 + (i & 1) for i in range(rows)])))
+
+
+def _to_heads(rng: Random) -> Arguments:
+    counts = [rng.randint(1, 5) for _ in range(rng.randint(1, 4))]
+    firsts = [rng.getrandbits(20) for _ in counts]
+    lasts = [first + count - 1 for first, count in zip(firsts, counts, strict=True)]
+    queues = [rng.getrandbits(3) for _ in counts]
+    return b"".join(_head_columns(rng, counts, firsts)), *map(
+        _int64, (queues, counts, firsts, lasts)
+    )
+
+
+def _heads(data: Any, *columns: NDArray[Any]) -> Any:
+    given = [_signed(column) for column in columns]
+    if not isinstance(data, bytes):
+        return TypeError
+    if len(set(map(len, given))) > 1:
+        return ValueError
+    try:
+        table, *rest = group_columns.decode_heads(data, *given)
+    except ArchiveDamaged:
+        return ArchiveDamaged
+    return np.array(table, np.int64), *rest
+
+
+def _to_texts(rng: Random) -> Arguments:
+    count = _some(rng)
+    size = rng.randint(0, 3)
+    text = packing.varint(size) + rng.randbytes(size)
+    data = rng.choice(
+        (
+            b"\0" + text,
+            b"\1"
+            + b"".join(
+                packing.encode_column([packing.signed(n) for n in _numbers(rng, count)])
+                for _ in range(4)
+            ),
+            b"\2" + text + bytes((rng.randint(0, 19),)),
+            b"\3\2"
+            + text
+            + text
+            + packing.encode_column([rng.randint(0, 1) for _ in range(count)]),
+            b"\4" + packing.encode_column([1] * count) + rng.randbytes(count),
+        )
+    )
+    if data[0] == 2:
+        data += packing.encode_column([packing.signed(n) for n in _numbers(rng, count)])
+    return data, 0, _int64(_numbers(rng, count)), rng.choice((1 << 20, 1 << 20, 30, 64 * count))
+
+
+def _of_forms(data: Any, at: int, born: NDArray[Any], limit: int) -> Any:
+    if not isinstance(data, bytes):
+        return TypeError
+    try:
+        found, behind, taken = group_columns.decode_texts(data, at, _signed(born), limit)
+    except ArchiveDamaged:
+        return ArchiveDamaged
+    joined, bounds = _beside(found)
+    return joined, bounds, behind, taken
+
+
 # --- fields and records of columns ---
 
 
@@ -533,9 +608,6 @@ FUZZERS: Final = {
     "columns.int_columns.decode_column": Fuzzer(
         _column_data, _decoded, lambda _, __, count: _may_expect(np.array([count]))
     ),
-    "columns.int_columns.decode_columns": Fuzzer(
-        _columns_data, _decoded_many, lambda *arguments: _may_expect(arguments[-1]), _decode_many
-    ),
     "packed_pairs.pack_blocks": Fuzzer(
         lambda rng: (*_pairs(rng, _count(rng)), rng.randint(1, 20)), _blocks
     ),
@@ -561,6 +633,12 @@ FUZZERS: Final = {
     ),
     "tail.Tail": Fuzzer(_added, call=_looked_at),
     **RECORD_FUZZERS,
+    "columns.group_heads.decode_heads": Fuzzer(_to_heads, _heads),
+    "columns.text_forms.decode_texts": Fuzzer(_to_texts, _of_forms),
+    "columns.hex_ids.extract_ids": Fuzzer(
+        lambda rng: (_with_ids(rng),), _of_bytes(texts.extract_ids)
+    ),
+    "columns.hex_ids.restore_ids": Fuzzer(_to_restore, _restored),
     "columns.record_columns.join_fields": Fuzzer(_to_fields),
     "columns.record_columns.join_records": Fuzzer(_to_records),
     "columns.packed_texts.gather": Fuzzer(_texts, _of_texts(b"".join)),

@@ -264,7 +264,7 @@ def _within(
 
 def _rows(rng: Random) -> Arguments:
     raw, positions = log_of(rng)
-    bounds = np.array([*positions, len(raw)], np.int64)
+    bounds = np.array([*positions, len(raw)], np.int64) + rng.choice((0, 7, -1, 1 << 40))
     start = rng.randint(0, len(positions))
     stop = rng.randint(start, len(positions))
     return bytes(raw), bounds, np.array(positions, np.int64), start, stop, _flag(rng)
@@ -277,7 +277,12 @@ def _decoded_rows(
     if not 0 <= start <= stop <= min(len(stated), len(ends) - 1):
         return ValueError
     return [
-        plain_message(part(buffer, ends[row], ends[row + 1]), stated[row], check, whole=False)
+        plain_message(
+            part(buffer, ends[row] - ends[0], ends[row + 1] - ends[0]),
+            stated[row],
+            check,
+            whole=False,
+        )
         for row in range(start, stop)
     ]
 

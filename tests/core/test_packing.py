@@ -277,12 +277,6 @@ def test_columns_are_encoded_and_decoded_as_the_plain_version_does(
     bounds = int64([0, *accumulate(map(len, columns))])
     encoded = int_columns.encode_columns(int64([v for column in columns for v in column]), bounds)
     assert encoded == [packing.encode_column(column) for column in columns]
-    counts, every = int64(list(map(len, columns))), list(range(len(columns)))
-    cursors = [0, *accumulate(map(len, encoded))]
-    ends, data = cursors[1:], b"".join(encoded)
-    found = int_columns.decode_columns(data, cursors, every, counts)
-    assert found.tolist() == [v for column in columns for v in column]
-    assert cursors[:-1] == ends
     for one, column in zip(encoded, columns, strict=True):
         values, at = int_columns.decode_column(one, 0, len(column))
         assert (values.tolist(), at) == (column, len(one))
@@ -310,37 +304,12 @@ def test_any_bytes_are_a_column_as_they_are_for_the_plain_version(data: bytes, c
 
     expected = answer(lambda: packing.decode_column(data, 0, count))
     assert answer(read) == expected
-    cursors = [0]
-    found = answer(lambda: int_columns.decode_columns(data, cursors, [0], int64([count])).tolist())
-    if isinstance(found, list):
-        assert (found, cursors[0]) == expected
-    else:
-        assert found == expected
 
 
 @pytest.mark.parametrize("bounds", [[0, 4], [0, 0, 3], [-1, 2], [2, 1], [0, 2, 9]])
 def test_slices_that_are_not_in_the_values_are_refused(bounds: list[int]) -> None:
     with pytest.raises(ValueError, match="slice"):
         int_columns.encode_columns(int64([1, 2, 3]), int64(bounds))
-
-
-@pytest.mark.parametrize(
-    ("cursors", "which", "counts", "error"),
-    [
-        ([0], [1], [1], IndexError),
-        ([0], [-1], [1], IndexError),
-        ([0], [0], [1, 1], ValueError),
-        ([0], [0], [-1], Damaged),
-        ([0, 0], [0, 1], [1 << 55, 1 << 56], Damaged),
-        ([2], [0], [1], Damaged),
-        ([-1], [0], [1], Damaged),
-    ],
-)
-def test_columns_that_are_not_there_are_refused(
-    cursors: list[int], which: list[int], counts: list[int], error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        int_columns.decode_columns(b"\0\0", cursors, which, int64(counts))
 
 
 @pytest.mark.parametrize(("at", "count"), [(-1, 1), (2, 1), (1 << 62, 1), (0, -1), (0, 1 << 60)])

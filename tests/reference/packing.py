@@ -197,25 +197,31 @@ def _float_width(span: int) -> int:
     return min(frexp(float(span))[1], 64)
 
 
-class _Reader:
+class Reader:
+    """Reads numbers from an index on, which moves on. Raises ArchiveDamaged at the end."""
+
     def __init__(self, data: bytes, at: int) -> None:
         self.data, self.at = data, at
 
     def take(self, size: int) -> bytes:
+        """The next bytes."""
         if size > len(self.data) - self.at:
             raise ArchiveDamaged("a block ends in the middle of a column")
         self.at += size
         return self.data[self.at - size : self.at]
 
     def varint(self) -> int:
+        """The next number without a sign."""
         (head,) = self.take(1)
         return head if head < 0xF8 else int.from_bytes(self.take(head - 0xF7), "big")
 
     def zigzag(self) -> int:
+        """The next number with a sign."""
         value = self.varint()
         return (value >> 1) ^ -(value & 1)
 
     def numbers(self, count: int) -> list[int]:
+        """Packed numbers, behind their width."""
         (width,) = self.take(1)
         if width > 64:
             raise ArchiveDamaged("a block ends in the middle of a column")
@@ -224,7 +230,7 @@ class _Reader:
 
 def decode_column(data: bytes, at: int, count: int) -> tuple[list[int], int]:
     """The values of a column of one number or more, and the index behind. Raises ArchiveDamaged."""
-    reader = _Reader(data, at)
+    reader = Reader(data, at)
     (kind,) = reader.take(1)
     if kind == 0:
         return [reader.zigzag()] * count, reader.at

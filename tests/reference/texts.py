@@ -5,6 +5,7 @@ The idea: a text is a bytes object here, and fields are split with `split` and `
 
 from __future__ import annotations
 
+import re
 from zlib import crc32
 
 from xxhash import xxh32_intdigest
@@ -88,3 +89,51 @@ def hash_texts(texts: list[bytes], by_word: bool) -> tuple[list[int], list[int]]
 def crc_texts(texts: list[bytes]) -> list[int]:
     """See `kvstore.core.columns.packed_texts`."""
     return list(map(crc32, texts))
+
+
+_LENGTHS = (16, 18, 20, 22, 24, 26, 28, 30, 32, 36, 40, 48, 56, 64, 80, 96, 128)
+_MARKS = {length: bytes((0x0E + i,)) for i, length in enumerate(_LENGTHS)}
+_UUID_MARK = bytes((0x0E + len(_LENGTHS),))
+_UUID = re.compile(rb"-".join(b"[0-9a-f]{%d}" % size for size in (8, 4, 4, 4, 12)))
+
+
+def extract_ids(payload: bytes) -> tuple[bytes, bytes] | None:
+    """See `kvstore.core.columns.hex_ids`."""
+    digits = []
+
+    def marked(piece: re.Match[bytes]) -> bytes:
+        found = piece.group()
+        mark = _UUID_MARK if b"-" in found else _MARKS.get(len(found))
+        if mark is None:
+            return found
+        digits.append(bytes.fromhex(found.replace(b"-", b"").decode()))
+        return mark
+
+    def in_run(run: re.Match[bytes]) -> bytes:
+        if _UUID.fullmatch(run.group()):
+            return marked(run)
+        return re.sub(rb"[0-9a-f]+", marked, run.group())
+
+    if re.search(rb"[\x0e-\x1f]", payload):
+        return None
+    text = re.sub(rb"[0-9a-f-]+", in_run, payload)
+    return (text, b"".join(digits)) if digits else None
+
+
+def restore_ids(text: bytes, digits: bytes) -> bytes | None:
+    """The same back; None where the digits do not belong to the text."""
+    lengths = {mark: length for length, mark in _MARKS.items()} | {_UUID_MARK: 32}
+    left = digits.hex().encode()
+
+    def put(mark: re.Match[bytes]) -> bytes:
+        nonlocal left
+        length = lengths[mark.group()]
+        found, left = left[:length], left[length:]
+        if len(found) < length:
+            left = b"too few"
+        if mark.group() != _UUID_MARK:
+            return found
+        return b"-".join((found[:8], found[8:12], found[12:16], found[16:20], found[20:]))
+
+    payload = re.sub(rb"[\x0e-\x1f]", put, text)
+    return None if left else payload

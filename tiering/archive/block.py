@@ -13,8 +13,8 @@ only its own rows in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -25,14 +25,10 @@ from kvstore.errors import ArchiveDamaged
 from kvstore.record.compression import decompress
 from tiering.archive.coder import Coder
 from tiering.archive.columns.header_codec import decode_headers
-from tiering.archive.columns.header_fields import HeaderColumns, OffsetRanges, Owners
+from tiering.archive.columns.header_fields import HeaderColumns, OffsetRanges
 from tiering.archive.columns.integers import Column
-from tiering.archive.columns.properties import (
-    PropertyColumns,
-    decode_properties,
-    shapes_part,
-)
-from tiering.archive.columns.text_columns import Joined
+from tiering.archive.columns.properties import PropertyColumns, decode_properties
+from tiering.archive.columns.text_columns import Joined, join_values
 from tiering.archive.layout import PARTS, PartKind, Sizes
 
 _ROW_BYTES: Final = 250
@@ -45,6 +41,18 @@ class GroupBlocks(NamedTuple):
     topics: list[str]
     queues: list[int]
     ranges: OffsetRanges
+
+
+class _JoinedBlocks(NamedTuple):
+    """The records of a group that blocks share, cut into these when they are asked for; of a block
+    that is alone, no records. `starts` are the bounds as a list; the rest is as in `Block`.
+    """
+
+    data: bytes
+    bounds: Column
+    starts: list[int]
+    places: Column
+    may_lie: bool
 
 
 class BlockGroup:
@@ -81,11 +89,8 @@ class BlockGroup:
         self.archive = archive
         self.number = number
         self._columns: HeaderColumns | None = None
-        self._property_columns: PropertyColumns | None = None
-        """Set if the group was read with others (`read_columns`)."""
         self._payload: bytes | None = None
-        self._joined: tuple[Joined, Column] | None = None
-        """Records, and three rows: their offsets, positions and store times."""
+        self._joined: _JoinedBlocks | None = None
         self._begins: list[int] = [0, *accumulate(blocks.ranges.counts.tolist())]
         self._text_bytes = sum(decoded_sizes)
         self.memory_bytes = self._text_bytes + len(self._data) + self.count * _ROW_BYTES
@@ -114,20 +119,25 @@ class BlockGroup:
         group it decodes all parts, so that the block then takes only its own share of memory.
         Raises ArchiveDamaged.
         """
-        topic, queue, columns = self.members.topics[index], self.members.queues[index], self.columns
+        joined = self._joined or self._join()
+        data, bounds, starts, places, may_lie = joined
+        topic, queue = self.members.topics[index], self.members.queues[index]
+        if self.blocks == 1:
+            return Block(topic, queue, places, self, may_lie, self._text_bytes)
+        begin, end = self._begins[index], self._begins[index + 1]
+        some = data[starts[begin] : starts[end]]
+        mine = Joined(some, bounds[begin : end + 1].copy())
+        return Block(topic, queue, places[:, begin:end].copy(), mine, may_lie, len(some))
+
+    def _join(self) -> _JoinedBlocks:
+        columns = self.columns
         may_lie = columns.is_whole or columns.body_crc is not None
         if self.blocks == 1:
-            return Block(topic, queue, columns.places, self, may_lie, self._text_bytes)
-        joined = self._joined
-        if joined is None:
-            joined = self._joined = self.records(), columns.places
-            self._payload = None  # the records have them
-        (data, bounds), places = joined
-        begin, end = self._begins[index], self._begins[index + 1]
-        mine = bounds[begin : end + 1] - bounds[begin]
-        some = data[bounds[begin] : bounds[end]]
-        places = places[:, begin:end].copy()
-        return Block(topic, queue, places, Joined(some, mine), may_lie, len(some))
+            return _JoinedBlocks(b"", columns.ends, [], columns.places, may_lie)
+        found = self.records()
+        self._payload = None  # the records have the bodies
+        self._joined = _JoinedBlocks(*found, found.bounds.tolist(), columns.places, may_lie)
+        return self._joined
 
     def check(self) -> None:
         """Decodes all parts, needed or not. Raises ArchiveDamaged."""
@@ -138,11 +148,12 @@ class BlockGroup:
     def records(self) -> Joined:
         """The records of all blocks, as they were in the log. Raises ArchiveDamaged."""
         columns = self.columns
-        bodies = Joined(self.bodies, columns.ends)
         if columns.is_whole:
-            return bodies
+            return Joined(self.bodies, columns.ends)
+        bodies, properties = self.bodies, self.property_columns().fields()
+        topics = join_values([topic.encode() for topic in self.members.topics])
         with self._located():
-            return columns.records(self._owners, bodies, self.property_columns().fields())
+            return columns.records(topics, self._topic_of, bodies, properties)
 
     def record_sizes(self) -> Column:
         """The sizes of the records of all blocks; bodies are not read for that."""
@@ -151,14 +162,13 @@ class BlockGroup:
             sizes: Column = np.diff(columns.ends)
             return sizes
         fields = self.property_columns().fields()
-        return columns.record_sizes(self._owners, np.diff(fields.bounds))
+        names = [len(topic.encode()) for topic in self.members.topics]
+        return columns.record_sizes(np.array(names)[self._topic_of], np.diff(fields.bounds))
 
     @property
-    def _owners(self) -> Owners:
+    def _topic_of(self) -> Column:
         counts = self.members.ranges.counts
-        names = [topic.encode() for topic in self.members.topics]
-        queues = np.array(self.members.queues, np.int64)
-        return Owners(names, np.repeat(np.arange(len(names)), counts), np.repeat(queues, counts))
+        return np.arange(len(counts)).repeat(counts)
 
     @property
     def columns(self) -> HeaderColumns:
@@ -167,7 +177,8 @@ class BlockGroup:
         if found is None:
             with self._located():
                 payload = self._decode(PartKind.FIXED)
-                (found,) = decode_headers([payload], [self.members.ranges])
+                queues = np.array(self.members.queues, np.int64)
+                found = decode_headers(payload, queues, self.members.ranges)
             self._columns = found
         return found
 
@@ -187,11 +198,9 @@ class BlockGroup:
         """The properties of all messages in columns, not put together to fields. The group may not
         hold whole records. Raises ArchiveDamaged.
         """
-        if self._property_columns is not None:
-            return self._property_columns
         with self._located():
             payload = self._decode(PartKind.PROPERTIES)
-            return decode_properties([payload], [self.columns.born_at])[0]
+            return decode_properties(payload, self.columns.born_at)
 
     def _decode(self, kind: PartKind) -> bytes:
         index, later = kind - 1, self._read_bodies
@@ -228,39 +237,6 @@ class BlockGroup:
                 where = f"blocks {self.number} to {last} of archive {self.archive} are"
             text = f"{where} damaged: {error}"
             raise ArchiveDamaged(text, self.archive, self.number) from None
-
-
-def read_columns(groups: Sequence[BlockGroup], *, properties: bool = False) -> None:
-    """Decodes the fixed head fields of all messages of several groups, and their properties if
-    asked for. This is faster than one group after the other. A group that can't be decoded with the
-    others is decoded, or raises its error, when its columns are asked for.
-    """
-    if len(groups) == 1:
-        return
-    try:
-        payloads = [group._decode(PartKind.FIXED) for group in groups]
-        columns = decode_headers(payloads, [group.members.ranges for group in groups])
-    except ArchiveDamaged:
-        return
-    for group, found in zip(groups, columns, strict=True):
-        group._columns = found
-    if properties and not columns[0].is_whole:
-        _read_properties(groups)
-
-
-def _read_properties(groups: Sequence[BlockGroup]) -> None:
-    """Decodes the properties of groups; those with the same shapes together."""
-    alike: dict[bytes, list[tuple[BlockGroup, bytes]]] = {}
-    for group in groups:
-        with suppress(ArchiveDamaged):
-            payload = group._decode(PartKind.PROPERTIES)
-            alike.setdefault(shapes_part(payload, group.count), []).append((group, payload))
-    for some in alike.values():
-        with suppress(ArchiveDamaged):
-            born = [group.columns.born_at for group, _ in some]
-            each = decode_properties([payload for _, payload in some], born)
-            for (group, _), found in zip(some, each, strict=True):
-                group._property_columns = found
 
 
 class Block:
@@ -317,13 +293,15 @@ class Block:
         if not 0 <= row < self.count:
             raise IndexError(f"a block of {self.count} messages has no row {row}")
         data, bounds = self._joined()
-        return data[bounds[row] : bounds[row + 1]]
+        return data[bounds[row] - bounds[0] : bounds[row + 1] - bounds[0]]
 
     def records(self) -> list[bytes]:
         """All records as they were in the log."""
-        return self._joined().values()
+        data, bounds = self._joined()
+        return Joined(data, bounds - bounds[0]).values()
 
     def _joined(self) -> Joined:
+        """The records; the bounds are those in the group."""
         found = self._source
         if isinstance(found, BlockGroup):
             # Then the group is held no longer.

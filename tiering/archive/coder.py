@@ -18,8 +18,8 @@ import google_crc32c
 import lz4.block
 import zstandard
 
+from kvstore.core.columns.hex_ids import extract_ids, restore_ids
 from kvstore.errors import ArchiveDamaged, ConfigError
-from tiering.archive.columns.hex_ids import extract_ids, restore_ids
 from tiering.archive.layout import (
     CRC,
     DECODED_MAX,
@@ -115,12 +115,13 @@ class Coder:
         hexadecimal ids out before.
         """
         found = extract_ids(payload) if digits else None
-        codec, coded = self._compress(found.text if found else payload, thorough)
+        text, ids = found or (payload, b"")
+        codec, coded = self._compress(text, thorough)
         if found:
-            _, packed = self._compress(found.digits, False)
-            if len(packed) >= len(found.digits):
-                packed = found.digits
-            head = DIGITS_HEAD.pack(len(found.text), len(found.digits), len(packed))
+            _, packed = self._compress(ids, False)
+            if len(packed) >= len(ids):
+                packed = ids
+            head = DIGITS_HEAD.pack(len(text), len(ids), len(packed))
             codec, coded = codec | DIGITS_APART, b"".join((head, packed, coded))
         if len(coded) >= len(payload):
             codec, coded = RAW, payload

@@ -50,7 +50,7 @@ RAW: Final = 0
 ZSTD: Final = 1
 LZ4: Final = 2
 DIGITS_APART: Final = 0x40
-"""Added to the codec of a part whose ids were taken out (tiering.archive.columns.hex_ids)."""
+"""Added to the codec of a part whose ids were taken out (kvstore.core.columns.hex_ids)."""
 DIGITS_HEAD: Final = struct.Struct(">III")
 """The head of such a part: size of the text, of the digits, of the digits as coded."""
 ENCRYPTED: Final = 0x80

@@ -30,7 +30,7 @@ from kvstore.errors import ConfigError
 from kvstore.record.names import KEYS, TAGS, UNIQUE_ID
 from tiering.archive.columns.header_fields import ConstantHeaders, host_of
 from tiering.archive.columns.integers import Column, bounds_of
-from tiering.archive.columns.text_columns import Constant, Joined
+from tiering.archive.columns.text_columns import Joined
 
 _always: Final = partial(pa.field, nullable=False)
 HEADERS: Final = pa.struct(
@@ -377,8 +377,7 @@ def joined_properties(properties: Mapping[str, str]) -> bytes:
 def _hosts(hosts: Hosts) -> pa.Array:
     texts = [host_text(host) for host in hosts.distinct]
     if len(texts) == 1:
-        same = Constant(texts[0].encode(), len(hosts.which))
-        return _from_buffers(pa.string(), *same.joined())
+        return pa.repeat(pa.scalar(texts[0], pa.string()), len(hosts.which))
     return pa.array(texts, pa.string()).take(pa.array(hosts.which))
 
 

@@ -36,7 +36,7 @@ from kvstore.errors import (
 )
 from kvstore.opening.viewing import view_store
 from tiering.archive.archive_reader import Archive
-from tiering.archive.block import BlockGroup, read_columns
+from tiering.archive.block import BlockGroup
 from tiering.archive.columns.integers import cut_by_bytes
 from tiering.archive.columns.records import RecordBatch
 from tiering.archive.directory import GroupExtent
@@ -236,7 +236,6 @@ class PartReader:
         """The asked-for messages of groups. Each part is decoded for all groups before the next
         part: decoding bodies pushes out of the processor's cache the data that other parts need.
         """
-        read_columns([one.group for one in groups], properties=self._properties)
         found: list[tuple[I64, DecodedGroup]] = []
         for members, group in groups:
             # All of it is decoded here, where a failure is the group's own.

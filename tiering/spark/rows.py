@@ -26,7 +26,7 @@ from tiering.archive.columns.header_fields import ConstantHeaders, host_of
 from tiering.archive.columns.integers import Column, bounds_of
 from tiering.archive.columns.properties import PropertyColumns
 from tiering.archive.columns.records import Fields, RecordBatch
-from tiering.archive.columns.text_columns import Joined, concat_columns, concat_joined, join_values
+from tiering.archive.columns.text_columns import Joined, concat_joined, join_values
 from tiering.spark.arrow import HEADER_NUMBERS, HeaderFields, Hosts, MessageColumns
 
 _TOPIC_ROWS: Final = 64
@@ -115,7 +115,7 @@ class _GroupRows(MessageColumns):
         constants = columns[0].constants
         if constants is not None and all(c.constants == constants for c in columns):
             return constants
-        born, store = zip(*(c.host_numbers for c in columns), strict=True)
+        born, store = [c.born_host for c in columns], [c.store_host for c in columns]
         numbers = [_beside([getattr(c, name) for c in columns]) for name in HEADER_NUMBERS]
         return HeaderFields(numbers, _hosts_of(_beside(born)), _hosts_of(_beside(store)))
 
@@ -124,7 +124,7 @@ class _GroupRows(MessageColumns):
         names = found[0].plain_names if found else None
         if names is None:
             return None
-        return {name: concat_columns([one.columns[name] for one in found]) for name in names}
+        return {name: concat_joined([one.columns[name] for one in found]) for name in names}
 
     def fields(self) -> list[bytes]:
         found = [one.properties for one in self._decoded if one.properties is not None]

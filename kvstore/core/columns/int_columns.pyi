@@ -32,9 +32,3 @@ def encode_columns(values: Column, bounds: Column) -> list[bytes]:
 
 def decode_column(data: bytes, at: int, count: int) -> tuple[Column, int]:
     """`count` values that begin at index `at`, and the index behind them. Raises ArchiveDamaged."""
-
-def decode_columns(data: bytes, cursors: list[int], which: list[int], counts: Column) -> Column:
-    """The values of several columns, one behind the other: the column at index `cursors[i]` for
-    each `i` of `which`, with `counts` values in turn. Those cursors become the indexes behind the
-    columns. Raises ArchiveDamaged, and IndexError for a cursor that is not there.
-    """

@@ -46,7 +46,7 @@ cdef Py_ssize_t COUNT_MAX = 0x100000000000000
 cdef object _int64 = np.dtype(np.int64)
 
 
-cdef _short():
+cdef object cut_short():
     return ArchiveDamaged("a block ends in the middle of a column")
 
 
@@ -77,7 +77,7 @@ cdef inline int64_t _of_zigzag(uint64_t value) noexcept nogil:
     return <int64_t>(value >> 1 ^ (0 - (value & 1)))
 
 
-cdef inline bint _take_varint(
+cdef bint take_varint(
     const uint8_t *data, Py_ssize_t size, Py_ssize_t *at, uint64_t *value
 ) noexcept nogil:
     # False if it is not all there.
@@ -111,15 +111,15 @@ def write_signed(int64_t value):
 
 def read_varint(bytes data not None, Py_ssize_t at):
     cdef uint64_t value
-    if not _take_varint(<const uint8_t *>PyBytes_AS_STRING(data), len(data), &at, &value):
-        raise _short()
+    if not take_varint(<const uint8_t *>PyBytes_AS_STRING(data), len(data), &at, &value):
+        raise cut_short()
     return value, at
 
 
 def read_signed(bytes data not None, Py_ssize_t at):
     cdef uint64_t value
-    if not _take_varint(<const uint8_t *>PyBytes_AS_STRING(data), len(data), &at, &value):
-        raise _short()
+    if not take_varint(<const uint8_t *>PyBytes_AS_STRING(data), len(data), &at, &value):
+        raise cut_short()
     return _of_zigzag(value), at
 
 
@@ -279,24 +279,24 @@ cdef int _unpack(
     cdef int bits
     cdef Py_ssize_t begin = at[0], room
     if begin >= size:
-        raise _short()
+        raise cut_short()
     bits = data[begin]
     begin += 1
     room = size_of_bits(bits, count)
     if bits > WIDTH_MAX or room > size - begin:
-        raise _short()
+        raise cut_short()
     with nogil:
         unpack_bits(data + begin, size - begin, 0, bits, count, <uint64_t *>out)
     at[0] = begin + room
     return 0
 
 
-cdef int _signed(
+cdef int take_signed(
     const uint8_t *data, Py_ssize_t size, Py_ssize_t *at, int64_t *value
 ) except -1:
     cdef uint64_t found
-    if not _take_varint(data, size, at, &found):
-        raise _short()
+    if not take_varint(data, size, at, &found):
+        raise cut_short()
     value[0] = _of_zigzag(found)
     return 0
 
@@ -307,14 +307,14 @@ cdef int _decode_distinct(
     cdef int64_t known[DISTINCT_MAX]
     cdef uint64_t number, largest = 0
     cdef Py_ssize_t i
-    if not _take_varint(data, size, at, &number):
-        raise _short()
+    if not take_varint(data, size, at, &number):
+        raise cut_short()
     if not 1 <= number <= DISTINCT_MAX:
         raise ArchiveDamaged(
             f"a column has {number} distinct values, at most {DISTINCT_MAX} may be"
         )
     for i in range(<Py_ssize_t>number):
-        _signed(data, size, at, &known[i])
+        take_signed(data, size, at, &known[i])
     _unpack(data, size, at, out, count)
     for i in range(count):
         largest = max(largest, <uint64_t>out[i])
@@ -325,7 +325,7 @@ cdef int _decode_distinct(
     return 0
 
 
-cdef int _decode(
+cdef int take_column(
     const uint8_t *data, Py_ssize_t size, Py_ssize_t *at, int64_t *out, Py_ssize_t count
 ) except -1:
     # `count` values, one or more, into `out`; `at` becomes the index behind them.
@@ -333,21 +333,21 @@ cdef int _decode(
     cdef Py_ssize_t i
     cdef int kind
     if at[0] < 0 or at[0] >= size:
-        raise _short()
+        raise cut_short()
     kind = data[at[0]]
     at[0] += 1
     if kind == _CONSTANT:
-        _signed(data, size, at, &base)
+        take_signed(data, size, at, &base)
         for i in range(count):
             out[i] = base
     elif kind == _RANGE:
-        _signed(data, size, at, &base)
+        take_signed(data, size, at, &base)
         _unpack(data, size, at, out, count)
         for i in range(count):
             out[i] = <int64_t>(<uint64_t>out[i] + <uint64_t>base)
     elif kind == _DELTAS:
-        _signed(data, size, at, &first)
-        _signed(data, size, at, &base)
+        take_signed(data, size, at, &first)
+        take_signed(data, size, at, &base)
         _unpack(data, size, at, out + 1, count - 1)
         out[0] = first
         for i in range(1, count):
@@ -366,32 +366,5 @@ def decode_column(bytes data not None, Py_ssize_t at, Py_ssize_t count):
     found = _empty(count, _int64)
     cdef View room = room_of(found)
     if count:
-        _decode(<const uint8_t *>PyBytes_AS_STRING(data), len(data), &at, room.numbers, count)
+        take_column(<const uint8_t *>PyBytes_AS_STRING(data), len(data), &at, room.numbers, count)
     return found, at
-
-
-def decode_columns(bytes data not None, list cursors not None, list which not None, counts):
-    cdef View rows = numbers_of(counts)
-    cdef Py_ssize_t total = 0, n, i, at
-    if rows.count != len(which):
-        raise ValueError(f"{len(which)} columns have {rows.count} counts")
-    for n in range(rows.count):
-        if not 0 <= rows.numbers[n] < COUNT_MAX - total:
-            raise ArchiveDamaged("a column has no rows")
-        total += rows.numbers[n]
-    found = _empty(total, _int64)
-    cdef View room = room_of(found)
-    total = 0
-    for n in range(rows.count):
-        i = which[n]
-        if not 0 <= i < len(cursors):
-            raise IndexError(i)
-        at = cursors[i]
-        if rows.numbers[n]:
-            _decode(
-                <const uint8_t *>PyBytes_AS_STRING(data), len(data), &at, room.numbers + total,
-                rows.numbers[n],
-            )
-        cursors[i] = at
-        total += rows.numbers[n]
-    return found

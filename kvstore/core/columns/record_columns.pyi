@@ -3,6 +3,8 @@
 Texts side by side are some bytes and their bounds: the begin of each text, and the end of the last.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,7 +12,7 @@ I64 = NDArray[np.int64]
 Joined = tuple[bytes, I64]
 
 def join_fields(
-    shapes: list[tuple[bytes, ...]], shape_of: I64, columns: dict[bytes, Joined]
+    shapes: list[tuple[bytes, ...]], shape_of: I64, columns: Mapping[bytes, Joined]
 ) -> Joined:
     """The properties fields of rows with these shapes (see `texts.split_fields`), side by side.
     `columns` has the values by name, in the order of rows. Raises ValueError where a value is

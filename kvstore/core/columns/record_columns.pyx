@@ -23,20 +23,6 @@ import numpy as np
 cdef enum:
     NAME_END = 1
     VALUE_END = 2
-    # Columns of numbers, in this order.
-    QUEUE = 0
-    FLAGS = 1
-    OFFSET = 2
-    POSITION = 3
-    SYSTEM_FLAGS = 4
-    BORN_AT = 5
-    BORN_HOST = 6
-    STORED_AT = 7
-    STORE_HOST = 8
-    RECONSUME_TIMES = 9
-    PREPARED_POSITION = 10
-    VERSION = 11
-    NUMBERS = 12
     TOPIC_MAX_V1 = 127
     LENGTH_MAX = 32767
 

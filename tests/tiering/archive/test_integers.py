@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.core.columns.group_heads import decode_heads
 from kvstore.core.columns.int_columns import (
     decode_column,
     encode_columns,
@@ -18,7 +19,6 @@ from kvstore.core.columns.int_columns import (
     write_varint,
 )
 from kvstore.errors import ArchiveDamaged
-from tiering.archive.columns.batch_columns import GroupReader
 from tiering.archive.columns.integers import (
     Column,
     bounds_of,
@@ -136,6 +136,16 @@ BLOCK = st.lists(st.tuples(ANY, st.integers(0, (1 << 63) - 1)), min_size=1, max_
 BLOCKS = st.lists(BLOCK, min_size=1, max_size=6)
 
 
+def times_of(data: bytes, positions: Column, counts: Column) -> tuple[list[int], int]:
+    """The times of a whole group with these positions, and the bytes that they take."""
+    head = b"\xff" + write_varint(len(positions)) + encode_column(positions * 0)
+    head += encode_column(positions)
+    none = np.zeros(len(counts), np.int64)
+    end = encode_column(positions * 0)
+    numbers, *_, at = decode_heads(head + data + end, none, counts, none, counts - 1)
+    return numbers[7].tolist(), at - len(head) - len(end)
+
+
 @given(st.lists(BLOCKS, min_size=1, max_size=3))
 def test_any_times_come_back(groups: list[list[list[tuple[int, int]]]]) -> None:
     blocks = [block for group in groups for block in group]
@@ -144,19 +154,18 @@ def test_any_times_come_back(groups: list[list[list[tuple[int, int]]]]) -> None:
     inner = bounds_of([len(block) for block in blocks])
     bounds = bounds_of([sum(map(len, group)) for group in groups])
     encoded = encode_times(times, positions, bounds, inner)
-    counts = [np.array([len(block) for block in group], np.int64) for group in groups]
-    for i in range(len(groups)):
+    for i, group in enumerate(groups):
         mine = slice(int(bounds[i]), int(bounds[i + 1]))
-        reader = GroupReader([encoded[i] + b"?"], counts[i : i + 1])
-        assert reader.times(positions[mine]).tolist() == times[mine].tolist()
-        assert reader.cursors == [len(encoded[i])]
+        counts = np.array([len(block) for block in group], np.int64)
+        found, size = times_of(encoded[i], positions[mine], counts)
+        assert (found, size) == (times[mine].tolist(), len(encoded[i]))
 
 
 @given(st.binary(max_size=60), st.lists(ANY, min_size=1, max_size=5))
 def test_any_bytes_are_times_or_damage(data: bytes, positions: list[int]) -> None:
+    counts = np.array([len(positions)], np.int64)
     try:
-        reader = GroupReader([b"\x05" + data], [np.array([len(positions)])])
-        found = reader.times(np.array(positions, np.int64))
+        found, _ = times_of(b"\x05" + data, np.array(positions, np.int64), counts)
     except ArchiveDamaged:
         return
     assert len(found) == len(positions)
@@ -176,4 +185,4 @@ def test_times_that_passed_with_the_log_take_little() -> None:
 @pytest.mark.parametrize("takes", [b"", b"\x00"])
 def test_a_line_that_is_cut_short_is_damage(takes: bytes) -> None:
     with pytest.raises(ArchiveDamaged):
-        GroupReader([b"\x05" + takes], [np.array([2])]).times(np.array([1, 2]))
+        times_of(b"\x05" + takes, np.array([1, 2]), np.array([2]))

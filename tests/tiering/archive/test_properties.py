@@ -1,4 +1,4 @@
-"""Properties fields come back byte for byte, and so do their columns as a list and side by side."""
+"""Properties fields come back byte for byte; bad bytes are damage."""
 
 from __future__ import annotations
 
@@ -7,26 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.core.columns.text_forms import decode_texts
 from kvstore.errors import ArchiveDamaged
 from tests.tiering.archive.samples import ORDINARY, PROPERTY_FIELDS
-from tiering.archive.columns.integers import bounds_of
+from tiering.archive.columns.integers import bounds_of, encode_column, write_bytes
 from tiering.archive.columns.properties import (
     SplitProperties,
     decode_properties,
     encode_properties,
     split_properties,
 )
-from tiering.archive.columns.text_columns import (
-    Constant,
-    Distinct,
-    Ids,
-    Joined,
-    Listed,
-    Numbers,
-    Pieces,
-    Texts,
-    concat_columns,
-)
+from tiering.archive.columns.text_columns import Joined
 
 LIMIT = 1 << 20
 
@@ -46,7 +37,7 @@ def roundtrip(stretches: list[list[bytes]], born_at: int = 10**12) -> list[list[
     payloads = encode_properties(split(fields), bounds, times)
     born = np.split(times, bounds[1:-1])
     return [
-        decode_properties([payload], [mine], LIMIT)[0].fields().values()
+        decode_properties(payload, mine, LIMIT).fields().values()
         for payload, mine in zip(payloads, born, strict=True)
     ]
 
@@ -103,7 +94,7 @@ def test_unique_ids_keys_and_tags_take_a_few_bytes() -> None:
 @given(st.binary(max_size=80), st.integers(1, 20))
 def test_any_bytes_are_properties_or_damage(data: bytes, count: int) -> None:
     try:
-        (found,) = decode_properties([b"\x01" + data], [np.zeros(count, np.int64)], LIMIT)
+        found = decode_properties(b"\x01" + data, np.zeros(count, np.int64), LIMIT)
     except ArchiveDamaged:
         return
     assert len(found.fields().values()) == count
@@ -116,61 +107,21 @@ def test_fields_above_the_limit_are_damage_before_they_are_made() -> None:
         np.zeros(1000, np.int64),
     )
     with pytest.raises(ArchiveDamaged, match="more than"):
-        decode_properties([payload], [np.zeros(1000, np.int64)], 100_000)
+        decode_properties(payload, np.zeros(1000, np.int64), 100_000)
 
 
 BITS = st.integers(-(1 << 63), (1 << 63) - 1)
 FEW = st.lists(st.one_of(st.integers(0, 1200), BITS), min_size=1, max_size=20)
 
 
-def values_of(texts: Texts) -> list[bytes]:
-    data, bounds = texts.joined()
-    assert (int(bounds[0]), int(bounds[-1])) == (0, len(data))
-    return Joined(data, bounds).values()
-
-
 @given(st.binary(max_size=5), st.integers(0, 18), FEW)
 def test_numbers_are_written_with_as_many_digits_as_are_said(
     prefix: bytes, width: int, numbers: list[int]
 ) -> None:
-    assert values_of(Numbers(prefix, width, np.array(numbers, np.int64))) == [
+    column = encode_column(np.array(numbers, np.int64))
+    data = b"\2" + write_bytes(prefix) + bytes((width,)) + column
+    found, bounds, at, _ = decode_texts(data, 0, np.zeros(len(numbers), np.int64), LIMIT)
+    assert at == len(data)
+    assert Joined(found, bounds).values() == [
         prefix + (str(n).zfill(width) if width else str(n)).encode() for n in numbers
     ]
-
-
-IDS = bytes(range(160, 208))
-
-
-@pytest.mark.parametrize(
-    ("texts", "values"),
-    [
-        (Listed([b"a", b"", b"bc"]), [b"a", b"", b"bc"]),
-        (Listed([]), []),
-        (Constant(b"xy", 3), [b"xy"] * 3),
-        (Constant(b"", 2), [b"", b""]),
-        (Ids(IDS), [IDS[i : i + 16].hex().upper().encode() for i in (0, 16, 32)]),
-        (Distinct([b"p", b"qq"], np.array([1, 0, 1])), [b"qq", b"p", b"qq"]),
-        (Pieces(b"head:one:two", np.array([5, 8, 9, 12])), [b"one", b":", b"two"]),
-    ],
-    ids=lambda texts: type(texts).__name__,
-)
-def test_each_kind_of_values_comes_side_by_side(texts: Texts, values: list[bytes]) -> None:
-    assert values_of(texts) == values
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        [Ids(bytes(range(16))), Ids(b""), Ids(bytes(range(200, 232)))],
-        [Constant(b"xy", 3), Constant(b"xy", 2)],
-        [Constant(b"xy", 3), Constant(b"z", 2)],
-        [Numbers(b"k", 0, np.array([7, 12_345])), Numbers(b"k", 0, np.array([100]))],
-        [Numbers(b"k", 3, np.array([7])), Numbers(b"k", 0, np.array([7]))],
-        [Numbers(b"k", 0, np.array([7])), Listed([b"x"]), Constant(b"", 2)],
-        [Listed([b"a", b""])],
-    ],
-    ids=lambda parts: "-".join(type(part).__name__ for part in parts),
-)
-def test_values_of_several_come_side_by_side_however_each_is_said(parts: list[Texts]) -> None:
-    wanted = [value for part in parts for value in values_of(part)]
-    assert concat_columns(parts).values() == wanted

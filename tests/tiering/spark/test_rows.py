@@ -12,7 +12,6 @@ from kvstore.record.encode import encode_record
 from tests.record.strategies import I32, I64, U32
 from tests.support.decoding import decode
 from tests.tiering.archive.samples import TOPIC, encode, read, record
-from tiering.archive.block import read_columns
 from tiering.archive.coder import Coder
 from tiering.spark.arrow import SCHEMA, batch_of
 from tiering.spark.rows import MessageRows, decode_group, group_columns
@@ -70,7 +69,6 @@ def test_groups_of_an_archive_give_the_batch_that_their_messages_give_one_by_one
 ) -> None:
     coder = Coder()
     found = read(encode(blocks, coder, group_bytes=group_bytes), coder)
-    read_columns(found, properties=True)
     batch = batch_of(
         group_columns([decode_group(group, properties=True) for group in found]), SCHEMA.names
     )

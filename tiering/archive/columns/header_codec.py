@@ -1,64 +1,38 @@
 """Header codec: the columns of `header_fields` <-> the payloads of groups' first parts.
 
 The idea: the columns that differ from record to record come first, so that behind them the same
-bytes stand in every group. They are decoded once, and the result is cached by these bytes. Decoding
-goes column by column, for all groups together (`batch_columns`). Where groups encode a column in
-different kinds, it decodes the groups of each kind together. One group is a batch of one.
+bytes stand in every group. Many groups are encoded at a time. One is decoded by the core
+(`group_heads`), but for what is rarely there: further bytes of IPv6 hosts, and CRCs that are not
+their bodies'.
 
-Invariants: a batch gives the same columns as its groups one by one, or raises, for damage or for a
-mixture that only its groups one by one can have decoded; nothing is allocated before the number of
-rows is known to be the directory's and at most BLOCK_ROWS_MAX.
+Invariant: any bytes decode to as many rows as the directory says, or raise ArchiveDamaged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
 from itertools import pairwise
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 
-from kvstore.core.columns.int_columns import (
-    CONSTANT,
-    encode_columns,
-    read_signed,
-    read_varint,
-    write_varint,
-)
+from kvstore.core.columns.group_heads import decode_heads
+from kvstore.core.columns.int_columns import decode_column, encode_columns, write_varint
 from kvstore.errors import ArchiveDamaged
-from kvstore.record.layout import HOSTS_V6, NOT_ORDINARY
 from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
-from tiering.archive.columns.batch_columns import GroupReader, RowCounts
-from tiering.archive.columns.header_fields import (
-    HEADER_COLUMNS,
-    HOST_REST,
-    ConstantHeaders,
-    HeaderColumns,
-    OffsetRanges,
-    VaryingHeaders,
-)
+from tiering.archive.columns.header_fields import HOST_REST, HeaderColumns, OffsetRanges
 from tiering.archive.columns.integers import (
     Column,
-    bounds_of,
     encode_by_block,
     encode_column,
     encode_times,
-    total,
 )
 from tiering.archive.columns.records import Fields
-from tiering.archive.layout import BLOCK_ROWS_MAX, COLUMNS_FORMAT, DECODED_MAX, VERBATIM_FORMAT
+from tiering.archive.layout import COLUMNS_FORMAT, VERBATIM_FORMAT
 
-_FORMATS: Final = (COLUMNS_FORMAT, VERBATIM_FORMAT)
 CRCS_OMITTED: Final = b"\x00"
 """Behind the columns: each record's body CRC is that of its body, and is not stored."""
 CRCS_STORED: Final = b"\x01"
-_CONSTANTS_MAX: Final = 128
-"""The most bytes that the columns take that are mostly constant, if all are."""
 _U32_MAX: Final = 0xFFFF_FFFF
-_I32_OFFSET: Final = 1 << 31
-
-T = TypeVar("T", int, Column)
 
 
 def encode_fixed(fields: Fields, bounds: Column, inner: Column) -> list[bytes]:
@@ -119,174 +93,36 @@ def _missing(offsets: Column, inner: Column) -> Column:
     return found - np.repeat(found[begins], np.diff(inner))
 
 
-def offsets_of(missing: Column, ranges: OffsetRanges) -> Column:
-    """The offsets of messages, from the number of offsets missing before each in its block. Raises
-    ArchiveDamaged.
-    """
-    counts, firsts = ranges.counts, ranges.first_offsets
-    begins = np.cumsum(counts) - counts
-    found: Column = missing + np.arange(len(missing))
-    found += np.repeat(firsts - begins, counts)
-    held = found[begins], found[begins + counts - 1]
-    wrong = (held[0] != firsts) | (held[1] != ranges.last_offsets)
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        raise ArchiveDamaged(
-            f"it holds offsets {held[0][at]} to {held[1][at]}, which the directory does not say"
-        )
-    return found
-
-
 # --- decoding ---
 
 
-def decode_headers(
-    payloads: Sequence[bytes], ranges: Sequence[OffsetRanges]
-) -> list[HeaderColumns]:
-    """The columns of groups with these fixed parts. Those of a batch are slices of larger columns,
-    which each slice keeps in memory. Raises ArchiveDamaged; of a batch each group may yet be whole,
-    which decoding it by itself tells.
+def decode_headers(payload: bytes, queues: Column, ranges: OffsetRanges) -> HeaderColumns:
+    """The columns of a group with this fixed part, whose blocks are of these queues. Raises
+    ArchiveDamaged.
     """
-    try:
-        return _HeaderReader(payloads, ranges).headers()
-    except IndexError:
-        raise ArchiveDamaged("a block ends in the middle of a column") from None
-
-
-class _HeaderReader(GroupReader):
-    """The fixed parts of groups."""
-
-    def __init__(self, payloads: Sequence[bytes], ranges: Sequence[OffsetRanges]) -> None:
-        super().__init__(payloads, [of_group.counts for of_group in ranges])
-        self._ranges = ranges[0]
-        if len(ranges) > 1:
-            self._ranges = OffsetRanges(*map(np.concatenate, zip(*ranges, strict=True)))
-
-    def headers(self) -> list[HeaderColumns]:
-        """The columns of all groups. Raises ArchiveDamaged; IndexError behind the last payload."""
-        is_whole = self._read_formats()
-        offset = offsets_of(self.next(), self._ranges)
-        position = self.by_block()
-        stored_at = self.times(position)
-        born_at = None if is_whole else self.next() + stored_at
-        ends = self._ends_of_bodies()
-        headers: Sequence[ConstantHeaders | VaryingHeaders | None] = [None] * len(ends)
-        if born_at is not None:
-            headers = self._headers()
-        self.check_end("the fixed columns")
-        found = []
-        for some, mine, of_group in zip(self.rows.slices(), ends, headers, strict=True):
-            found.append(
-                HeaderColumns(offset[some], position[some], stored_at[some], mine, of_group)
-            )
-            if born_at is not None:
-                found[-1].born_at = born_at[some]
-        return found
-
-    def _read_formats(self) -> bool:
-        """Reads what each payload begins with; whether all of them hold whole records."""
-        if int(self._ranges.counts.min()) < 1:
-            raise ArchiveDamaged("it has a block without messages, as the directory says")
-        kinds = set()
-        for i, stated in enumerate(self.rows.counts.tolist()):
-            at = self.cursors[i]
-            kinds.add(self.data[at])
-            count, self.cursors[i] = read_varint(self.data, at + 1)
-            if not 1 <= count <= BLOCK_ROWS_MAX:
-                raise ArchiveDamaged(f"it has {count} messages, 1 to {BLOCK_ROWS_MAX} may be")
-            if count != stated:
-                raise ArchiveDamaged(f"it has {count} messages instead of {stated}")
-        kind = kinds.pop()
-        if kinds or kind not in _FORMATS:
-            raise ArchiveDamaged(f"its fixed part is of format {kind}, which there is not")
-        return kind == VERBATIM_FORMAT
-
-    def _ends_of_bodies(self) -> list[Column]:
-        """Where each body of a group begins in the group's bodies, and where the last one ends."""
-        lengths = self.next()
-        total(lengths, "bodies", DECODED_MAX)
-        ends = bounds_of(lengths)
-        if len(self.every) == 1:
-            return [ends]
-        return [ends[a : b + 1] - ends[a] for a, b in pairwise(self.rows.bounds.tolist())]
-
-    def _headers(self) -> Sequence[ConstantHeaders | VaryingHeaders]:
-        """The columns of each group that are mostly constant, up to its end."""
-        rests = [self.data[at:end] for at, end in zip(self.cursors, self.ends, strict=True)]
-        known = [one for one in map(_constant_headers, rests) if one is not None]
-        if len(known) == len(rests):
-            # Mostly the same bytes in each group.
-            self.cursors = list(self.ends)
-            return known
-        columns = [self.next() for _ in range(HEADER_COLUMNS)]
-        flags, system_flags, version, reconsume_times, *_ = columns
-        if _misfits(flags, system_flags, version, reconsume_times).any():
-            raise ArchiveDamaged("it has a number that does not fit its field")
-        found = []
-        for i, some in enumerate(self.rows.slices()):
-            v6 = system_flags[some] & HOSTS_V6
-            found.append(
-                VaryingHeaders(
-                    [column[some] for column in columns],
-                    self._read_more(i, v6 & BORN_HOST_V6) if v6.any() else None,
-                    self._read_more(i, v6 & STORE_HOST_V6) if v6.any() else None,
-                    self._read_crcs(i, len(v6)),
-                )
-            )
-        return found
-
-    def _read_more(self, i: int, is_v6: Column) -> list[bytes]:
-        """By row of a group: the bytes behind the first 8 of its host."""
-        rows = np.flatnonzero(is_v6).tolist()
-        more = np.empty(len(rows), HOST_REST)
-        for name in HOST_REST.names or ():
-            more[name] = self.column([i], RowCounts(np.array([len(rows)])))
-        out = [b""] * len(is_v6)
-        for row, host in zip(rows, more, strict=True):
-            out[row] = host.tobytes()
-        return out
-
-    def _read_crcs(self, i: int, count: int) -> Column | None:
-        """The body CRCs of a group, if they are stored."""
-        at = self.cursors[i]
-        form = self.data[at : at + 1]
-        self.cursors[i] = at + 1
-        if form == CRCS_OMITTED:
-            return None
-        if form != CRCS_STORED:
+    numbers, ends, is_whole, is_constant, at = decode_heads(payload, queues, *ranges)
+    found = HeaderColumns(numbers, ends, is_whole=is_whole, is_constant=is_constant)
+    if not is_whole:
+        for bit in (BORN_HOST_V6, STORE_HOST_V6):
+            more, at = _read_more(payload, at, int(np.count_nonzero(found.system_flags & bit)))
+            found.more_hosts.append(more)
+        form = payload[at : at + 1]
+        at += 1
+        if form == CRCS_STORED:
+            found.body_crc, at = decode_column(payload, at, found.count)
+            if (found.body_crc & ~_U32_MAX).any():
+                raise ArchiveDamaged("it has a number that does not fit its field")
+        elif form != CRCS_OMITTED:
             raise ArchiveDamaged("its body CRCs are of an unknown form")
-        crcs = self.column([i], RowCounts(np.array([count])))
-        if (crcs & ~_U32_MAX).any():
-            raise ArchiveDamaged("it has a number that does not fit its field")
-        return crcs
+    if at != len(payload):
+        raise ArchiveDamaged(f"{len(payload) - at} bytes follow behind the fixed columns")
+    return found
 
 
-def _misfits(flags: T, system_flags: T, version: T, reconsume_times: T) -> T:
-    """Not zero where one of the values does not fit its field."""
-    unsigned = flags | system_flags | (reconsume_times + _I32_OFFSET)
-    return unsigned & ~_U32_MAX | (version - 1) & ~1
-
-
-def _constant_headers(data: bytes) -> ConstantHeaders | None:
-    """The columns, if `data` has all of them and nothing else, each is constant, and the CRCs are
-    the bodies'. None: decode each column.
-    """
-    return _read_constants(data) if len(data) <= _CONSTANTS_MAX else None
-
-
-@lru_cache(maxsize=256)
-def _read_constants(data: bytes) -> ConstantHeaders | None:
-    values, at = [], 0
-    for _ in range(HEADER_COLUMNS):
-        if data[at : at + 1] != bytes((CONSTANT,)):
-            return None
-        value, at = read_signed(data, at + 1)
-        values.append(value)
-    flags, system_flags, version, reconsume_times, prepared_position, born, store = values
-    is_wrong = _misfits(flags, system_flags, version, reconsume_times)
-    if data[at:] != CRCS_OMITTED or system_flags & HOSTS_V6 or is_wrong:
-        return None
-    is_ordinary = not system_flags & NOT_ORDINARY and version == 1
-    return ConstantHeaders(
-        flags, system_flags, version, reconsume_times, prepared_position, born, store, is_ordinary
-    )
+def _read_more(data: bytes, at: int, count: int) -> tuple[bytes, int]:
+    """The bytes behind the first 8 of so many IPv6 hosts, and the index behind them."""
+    more = np.empty(count, HOST_REST)
+    if count:
+        for name in HOST_REST.names or ():
+            more[name], at = decode_column(data, at, count)
+    return more.tobytes(), at

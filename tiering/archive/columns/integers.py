@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from kvstore.core.columns.int_columns import (
     encode_columns,
-    read_signed,
     read_varint,
     write_signed,
     write_varint,
@@ -76,7 +75,7 @@ def encode_by_block(values: Column, bounds: Column, inner: Column) -> list[bytes
     differences = dict(zip(every.tolist(), found, strict=True))
     begins = encode_columns(values[inner[:-1]], firsts)
     for i in some.tolist():
-        out[i] = min(out[i], b"\x04" + begins[i] + differences[i], key=len)
+        out[i] = min(out[i], bytes((BY_BLOCK,)) + begins[i] + differences[i], key=len)
     return out
 
 
@@ -85,30 +84,6 @@ def encode_column(values: Column) -> bytes:
     if not len(values):
         return b""
     return encode_columns(values, np.array((0, len(values)), np.int64))[0]
-
-
-def add_up(firsts: Column, steps: Column, counts: Column) -> Column:
-    """The values of slices of `counts` values each, from the first value of each slice and the
-    differences behind it.
-    """
-    begins = np.cumsum(counts) - counts
-    is_step = np.ones(len(steps) + len(firsts), np.bool_)
-    is_step[begins] = False
-    sums = np.zeros(len(is_step), np.int64)
-    sums[is_step] = steps
-    np.cumsum(sums, out=sums)
-    sums += np.repeat(firsts - sums[begins], counts)
-    return sums
-
-
-def total(values: Column, what: str, limit: int) -> int:
-    """The sum of a column of lengths. Raises ArchiveDamaged if a length is negative or the sum is
-    above `limit`.
-    """
-    # A sum of floats can't overflow. Rounding only changes by how much an absurd sum is absurd.
-    if len(values) and (int(values.min()) < 0 or float(values.sum(dtype=np.float64)) > limit):
-        raise ArchiveDamaged(f"{what} in a block take more than the {limit} bytes there are")
-    return int(values.sum()) if len(values) else 0
 
 
 def cut_by_bytes(sizes: Column, most: int, rows: int | None = None) -> Iterator[tuple[int, int]]:
@@ -165,27 +140,6 @@ def encode_times(times: Column, positions: Column, bounds: Column, inner: Column
         head = bytes((LINE,)) + write_signed(int(first[i])) + write_signed(int(takes[i]))
         out[i] = min(out[i], head + off[i], key=len)
     return out
-
-
-def read_line(data: bytes, at: int) -> tuple[int, int, int]:
-    """The first time and the duration of the line at index `at`, and the index behind it. Raises
-    ArchiveDamaged.
-    """
-    first, at = read_signed(data, at + 1)
-    takes, at = read_signed(data, at)
-    return first, takes, at
-
-
-def lines(positions: Column, counts: Column, ends: Sequence[tuple[int, int]]) -> Column:
-    """The times on the lines of groups with `counts` records each. `ends` has the first time and
-    the duration of each group's line.
-    """
-    begins = np.cumsum(counts) - counts
-    least = np.minimum.reduceat(positions, begins)
-    # A time beyond 64 bits wraps: it is no real time then, but no error either.
-    length = np.maximum((np.maximum.reduceat(positions, begins) - least) & _INT64_MAX, 1)
-    first, takes = (np.array(column, np.int64) for column in zip(*ends, strict=True))
-    return _line(positions, *(column.repeat(counts) for column in (least, length, first, takes)))
 
 
 def _line(positions: Column, least: Column, length: Column, first: Column, takes: Column) -> Column:

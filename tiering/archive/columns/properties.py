@@ -2,56 +2,33 @@
 
 The idea: nearly all messages of a queue have the same names in the same order (a *shape*). So names
 are written once, and values go to a column a name (`text_columns`). Many groups are encoded at a
-time. Groups of similar topics begin with the same shapes. Ids and numbers of such groups are
-unpacked together (`batch_columns`), and each group gets its slice. One group is a batch of one.
+time.
 
 Invariants: a field that its shape and values don't give back exactly has the shape VERBATIM and is
-kept as it is; a batch gives the same properties as its groups one by one, or raises; any bytes
-decode to as many fields as there are rows, or raise ArchiveDamaged; the properties of a group take
-at most `limit` bytes.
+kept as it is; any bytes decode to as many fields as there are rows, or raise ArchiveDamaged; the
+properties of a group take at most `limit` bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
 from operator import mul
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.core.columns.int_columns import (
-    read_varint,
-    write_varint,
-)
+from kvstore.core.columns.int_columns import decode_column, read_varint, write_varint
 from kvstore.core.columns.packed_texts import split_fields
 from kvstore.core.columns.record_columns import join_fields
+from kvstore.core.columns.text_forms import decode_texts
 from kvstore.errors import ArchiveDamaged
-from tiering.archive.columns.batch_columns import ColumnReader, RowCounts
 from tiering.archive.columns.integers import (
     Column,
     encode_column,
     read_bytes,
     write_bytes,
 )
-from tiering.archive.columns.text_columns import (
-    ID_DIGITS,
-    ID_PARTS,
-    IDS,
-    NUMBERS,
-    Ids,
-    Joined,
-    Numbers,
-    Slices,
-    Texts,
-    decode_values,
-    encode_values,
-    ids_of,
-    numbers_size,
-    read_number_form,
-    too_large,
-)
+from tiering.archive.columns.text_columns import Joined, Slices, encode_values
 from tiering.archive.layout import COLUMNS_FORMAT, DECODED_MAX
 
 if TYPE_CHECKING:
@@ -146,9 +123,6 @@ def _heads(shapes: list[Shape], shape_of: Column, bounds: Column) -> list[bytes]
     return out
 
 
-_ID_BYTES: Final = ID_DIGITS // 2
-
-
 class PropertyColumns(NamedTuple):
     """The properties of a group's rows. `shape_of` says which of `shapes` a row has. By name they
     hold the values of the rows whose shape has the name, in the order of rows.
@@ -156,7 +130,7 @@ class PropertyColumns(NamedTuple):
 
     shapes: list[Shape]
     shape_of: Column
-    columns: dict[bytes, Texts]
+    columns: dict[bytes, Joined]
 
     @property
     def plain_names(self) -> Shape | None:
@@ -170,30 +144,46 @@ class PropertyColumns(NamedTuple):
 
     def fields(self) -> Joined:
         """The fields, as the records have them."""
-        columns: dict[bytes, tuple[bytes, Column]] = {
-            name: column.joined() for name, column in self.columns.items()
-        }
-        return Joined(*join_fields(self.shapes, self.shape_of, columns))
+        return Joined(*join_fields(self.shapes, self.shape_of, self.columns))
 
 
-def shapes_part(payload: bytes, rows: int) -> bytes:
-    """The begin of a payload, which says its shapes; `rows` is how many rows it has. Groups in
-    which it is the same can be decoded together. Raises ArchiveDamaged.
+def decode_properties(payload: bytes, born: Column, limit: int = DECODED_MAX) -> PropertyColumns:
+    """The properties of a group whose records were born at these times. Raises ArchiveDamaged, also
+    if its fields would take more than `limit` bytes.
     """
-    return payload[: _read_shapes(payload, rows)[1]]
+    shapes, at = _read_shapes(payload, len(born))
+    shape_of = np.zeros(len(born), np.int64)
+    counts = [len(born)]
+    if len(shapes) > 1:
+        shape_of, at = decode_column(payload, at, len(born))
+        if int(shape_of.min()) < 0 or int(shape_of.max()) >= len(shapes):
+            raise ArchiveDamaged("a block names a shape of properties that is not there")
+        counts = np.bincount(shape_of, minlength=len(shapes)).tolist()
+    if sum(map(mul, counts, map(size_of, shapes))) > limit:
+        raise _too_large(limit)
+    names: dict[bytes, list[int]] = {}
+    """How often each shape has a name."""
+    for number, shape in enumerate(shapes):
+        for name in value_names(shape):
+            names.setdefault(name, [0] * len(shapes))[number] += 1
+    columns: dict[bytes, Joined] = {}
+    left = limit
+    for name in sorted(names):
+        times = born
+        if names[name] != [1] * len(shapes):
+            times = born.repeat(np.array(names[name])[shape_of])
+        data, bounds, at, size = decode_texts(payload, at, times, left)
+        columns[name] = Joined(data, bounds)
+        left -= size
+        if left < 0:
+            raise _too_large(limit)
+    if at != len(payload):
+        raise ArchiveDamaged(f"{len(payload) - at} bytes follow behind the properties of a block")
+    return PropertyColumns(shapes, shape_of, columns)
 
 
-def decode_properties(
-    payloads: Sequence[bytes], born: Sequence[Column], limit: int = DECODED_MAX
-) -> list[PropertyColumns]:
-    """The properties of groups with the same `shapes_part`, whose records were born at these times.
-    Raises ArchiveDamaged, also if the fields of a group would take more than `limit` bytes; of a
-    batch each group may yet be whole, which decoding it by itself tells.
-    """
-    try:
-        return _PropertyReader(payloads, born, limit).properties()
-    except IndexError:
-        raise ArchiveDamaged("the properties of a block end in the middle of a column") from None
+def _too_large(limit: int) -> ArchiveDamaged:
+    return ArchiveDamaged(f"the properties of a block take more than the {limit} bytes there are")
 
 
 def _read_shapes(data: bytes, most: int) -> tuple[list[Shape], int]:
@@ -220,99 +210,3 @@ def _read_shapes(data: bytes, most: int) -> tuple[list[Shape], int]:
             raise ArchiveDamaged("a block has a shape of properties of an unknown kind")
         shapes.append(shape)
     return shapes, at
-
-
-class _PropertyReader(ColumnReader):
-    """The properties of groups with the same shapes."""
-
-    def __init__(self, payloads: Sequence[bytes], born: Sequence[Column], limit: int) -> None:
-        super().__init__(payloads)
-        self._born = born
-        self._shapes, begin = _read_shapes(payloads[0], min(map(len, born)))
-        self.cursors = [at + begin for at in self.cursors]
-        self._left = [limit] * len(born)
-        """Bytes that may still come from each group."""
-
-    def properties(self) -> list[PropertyColumns]:
-        """The properties of each group. Raises ArchiveDamaged; IndexError behind the last one."""
-        shapes = self._shapes
-        shape_of = self._shape_of()
-        sizes = list(map(size_of, shapes))
-        for of_group, left in zip(shape_of, self._left, strict=True):
-            counts = [len(of_group)]
-            if len(shapes) > 1:
-                counts = np.bincount(of_group, minlength=len(shapes)).tolist()
-            if sum(map(mul, counts, sizes)) > left:
-                raise too_large(left)
-        names: dict[bytes, list[int]] = {}
-        """How often each shape has a name."""
-        for number, shape in enumerate(shapes):
-            for name in value_names(shape):
-                names.setdefault(name, [0] * len(shapes))[number] += 1
-        columns: dict[bytes, list[Texts]] = {}
-        for name in sorted(names):
-            born = self._born
-            if names[name] != [1] * len(shapes):
-                times = np.array(names[name])
-                born = [one.repeat(times[shape]) for one, shape in zip(born, shape_of, strict=True)]
-            columns[name] = self._values(born)
-        self.check_end("the properties")
-        return [
-            PropertyColumns(shapes, of_group, {name: each[i] for name, each in columns.items()})
-            for i, of_group in enumerate(shape_of)
-        ]
-
-    def _shape_of(self) -> list[Column]:
-        counts = list(map(len, self._born))
-        if len(self._shapes) == 1:
-            return [np.zeros(count, np.int64) for count in counts]
-        rows = RowCounts(np.array(counts))
-        found = self.column(self.every, rows)
-        if int(found.min()) < 0 or int(found.max()) >= len(self._shapes):
-            raise ArchiveDamaged("a block names a shape of properties that is not there")
-        return [found[some] for some in rows.slices()]
-
-    def _values(self, born: Sequence[Column]) -> list[Texts]:
-        """The values of the next name, group by group, of records born at these times."""
-        if len(born) > 1 and all(map(len, born)):
-            kinds = {self.data[at] for at in self.cursors}
-            if kinds == {IDS}:
-                return self._ids(born)
-            if kinds == {NUMBERS}:
-                return self._numbers(born)
-        found = []
-        for i, times in enumerate(born):
-            values, self.cursors[i], size = decode_values(
-                self.data, self.cursors[i], times, self._left[i]
-            )
-            found.append(values)
-            self._take(i, size)
-        return found
-
-    def _ids(self, born: Sequence[Column]) -> list[Texts]:
-        for i, times in enumerate(born):
-            self.cursors[i] += 1
-            self._take(i, ID_DIGITS * len(times))
-        rows = RowCounts(np.array(list(map(len, born))))
-        parts = [self.column(self.every, rows) for _ in range(ID_PARTS)]
-        found = ids_of(parts, np.concatenate(born))
-        bounds = rows.bounds * _ID_BYTES
-        return [Ids(found[a:b]) for a, b in pairwise(bounds.tolist())]
-
-    def _numbers(self, born: Sequence[Column]) -> list[Texts]:
-        forms = []
-        for i, times in enumerate(born):
-            prefix, width, self.cursors[i] = read_number_form(
-                self.data, self.cursors[i] + 1, len(times), self._left[i]
-            )
-            forms.append((prefix, width))
-            self._take(i, numbers_size(prefix, len(times), self._left[i]))
-        rows = RowCounts(np.array(list(map(len, born))))
-        found = self.column(self.every, rows)
-        each = zip(forms, rows.slices(), strict=True)
-        return [Numbers(*form, found[some]) for form, some in each]
-
-    def _take(self, i: int, size: int) -> None:
-        self._left[i] -= size
-        if self._left[i] < 0:
-            raise too_large(DECODED_MAX)
