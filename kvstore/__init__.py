@@ -20,6 +20,7 @@ from kvstore.api.founding import ImportReport, RebuildReport, import_rocketmq, r
 from kvstore.api.namespace_view import Namespace
 from kvstore.api.store import Store
 from kvstore.config import ArchiveAccess, Retention, StoreConfig
+from kvstore.core.pop_values import Popped
 from kvstore.engine.config_exchange import ConfigImport
 from kvstore.engine.stats import SegmentStats, StoreStats, TopicShare
 from kvstore.engine.verify import Problem, VerifyReport
@@ -82,7 +83,6 @@ from kvstore.meta.history import OffsetCommit
 from kvstore.meta.offsets import Lag
 from kvstore.meta.topics import TopicConfig, TopicInfo
 from kvstore.opening.recovery import Progress, RecoveryReport
-from kvstore.pop.popped import Popped
 from kvstore.pop.progress import GroupStats
 from kvstore.read.sql import SqlFilter, sql
 from kvstore.rocketmq.export import ExportReport

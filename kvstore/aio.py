@@ -32,12 +32,12 @@ from kvstore.api.namespace_view import Namespace as SyncNamespace
 from kvstore.api.namespace_view import own_form
 from kvstore.api.store import Store as SyncStore
 from kvstore.config import StoreConfig
+from kvstore.core.pop_values import Popped
 from kvstore.errors import CallerError, StoreClosed, StoreError, shown
 from kvstore.meta.namespaces import speak_own_names, wrap
 from kvstore.opening.recovery import Progress, RecoveryReport
 from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.pop import Poll
-from kvstore.pop.popped import Popped
 from kvstore.process.forking import refuse_in_child
 from kvstore.read.sql import SqlFilter
 

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, NoReturn
 from msgspec import UNSET, UnsetType
 
 from kvstore.config import QUEUES_DEFAULT, Codec, KeyIndex, Retention
+from kvstore.core.pop_values import Popped
 from kvstore.engine import group_offsets, topic_changes
 from kvstore.engine.engine import Engine
 from kvstore.errors import CallerError, StoreClosed
@@ -29,7 +30,7 @@ from kvstore.meta.offsets import Lag
 from kvstore.meta.topic import check_offered
 from kvstore.meta.topics import Kind, TopicConfig, TopicInfo
 from kvstore.pop.ack import AckResult
-from kvstore.pop.popped import Popped, check_seconds, check_wait
+from kvstore.pop.popped import check_seconds, check_wait
 from kvstore.pop.progress import GroupStats
 from kvstore.read.filters import compile_filter
 from kvstore.read.pull import pull

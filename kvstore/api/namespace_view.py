@@ -24,6 +24,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 import msgspec
 
 from kvstore.api.calls import Calls
+from kvstore.core.pop_values import Popped
 from kvstore.engine.group_offsets import is_commit
 from kvstore.engine.topic_changes import in_namespace
 from kvstore.errors import MessageNotFound, StoreError
@@ -32,7 +33,6 @@ from kvstore.meta.groups import GroupConfig, GroupInfo
 from kvstore.meta.namespaces import check_namespace, speak_own_names, unwrap, wrap
 from kvstore.meta.offsets import Lag
 from kvstore.meta.topics import TopicConfig, TopicInfo
-from kvstore.pop.popped import Popped
 from kvstore.pop.progress import GroupStats
 from kvstore.record.names import DLQ_ORIGIN_GROUP, DLQ_ORIGIN_TOPIC
 from kvstore.record.put.explain import as_batch

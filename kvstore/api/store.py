@@ -21,6 +21,7 @@ from typing import Any, Self
 from kvstore.api.calls import Calls
 from kvstore.api.namespace_view import Namespace
 from kvstore.config import StoreConfig
+from kvstore.core.pop_values import Popped
 from kvstore.engine import config_exchange, topic_changes
 from kvstore.engine.config_exchange import ConfigImport
 from kvstore.engine.engine import Engine
@@ -35,7 +36,7 @@ from kvstore.meta.topics import TopicConfig
 from kvstore.opening.adopting import Adoption
 from kvstore.opening.recovery import Progress
 from kvstore.pop.pop import Poll
-from kvstore.pop.popped import Popped, check_wait
+from kvstore.pop.popped import check_wait
 from kvstore.process.forking import refuse_in_child
 from kvstore.rocketmq.export import ExportReport
 

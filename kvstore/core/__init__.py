@@ -22,6 +22,7 @@ try:
             messages,
             packed_pairs,
             packed_runs,
+            pop_values,
             put_values,
             queue_offsets,
             records,

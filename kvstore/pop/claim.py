@@ -14,11 +14,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import repeat
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from kvstore.clock import cut_ms
+from kvstore.core.pop_values import Popped, popped_row
 from kvstore.errors import ArchiveMissing, ArchiveUnavailable, PutRefused
 from kvstore.index.archived import AtHand
 from kvstore.index.keys import LockKey, lock_key
@@ -30,7 +30,7 @@ from kvstore.pop.dead_letters import DeadLetters
 from kvstore.pop.inflight.lock_rows import SPAN, Lock, bits_of, offsets_of, spans
 from kvstore.pop.inflight.table import Change, InflightTable
 from kvstore.pop.inflight.tables import prefetch
-from kvstore.pop.popped import UNLIMITED, Popped, Wanted, lock_ms
+from kvstore.pop.popped import UNLIMITED, Wanted, lock_ms
 from kvstore.pop.receipts import Delivery
 from kvstore.read.cold import UNAVAILABLE_ERRORS
 from kvstore.read.pull import SCAN_MAX, ReadResult
@@ -504,7 +504,7 @@ class Claim:
             if not lock.attempt_id:  # its attempt id has to be forgotten with the row
                 delivery.table, delivery.epoch = self._table, self._table.epoch
             made = self._context.receipts.make(delivery, lock.locked)
-            out += map(Popped, messages, made, repeat(lock.attempts), repeat(key.due))
+            out += popped_row(messages, made, lock.attempts, key.due)
         return out
 
 

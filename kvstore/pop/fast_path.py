@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from itertools import repeat
 from typing import Any, Final
 
 from kvstore.clock import cut_ms
+from kvstore.core.pop_values import Popped, popped_row
 from kvstore.errors import ArchiveUnavailable
 from kvstore.index.archived import AtHand
 from kvstore.index.keys import LOCK_KEY_SIZE, LOCKS, OFFSETS, LockKey
@@ -27,7 +27,7 @@ from kvstore.pop.context import PopContext
 from kvstore.pop.inflight.lock_rows import SPAN, around_nonce
 from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.inflight.tables import prefetch
-from kvstore.pop.popped import Popped, Wanted, check_wanted, lock_ms
+from kvstore.pop.popped import Wanted, check_wanted, lock_ms
 from kvstore.pop.receipts import HEAD_CHARS, Delivery, pack_head
 from kvstore.process.locks import Signal
 from kvstore.read.cold import READ_ERRORS
@@ -178,9 +178,7 @@ class FastPath:
         if table.waiters:
             # A waiter may have to look again earlier than it thought.
             self._waiting.freed(table, 1)
-        if count == 1:
-            return [Popped(messages[0], receipts[0], 1, due)]
-        return list(map(Popped, messages, receipts, repeat(1), repeat(due)))
+        return popped_row(messages, receipts, 1, due)
 
     def _learn(
         self, group: GroupInfo, topic: Topic, limit: Any, invisible_for: Any, queue: Any

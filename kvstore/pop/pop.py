@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Final, NamedTuple
 
+from kvstore.core.pop_values import Popped
 from kvstore.errors import (
     ArchiveMissing,
     ArchiveUnavailable,
@@ -42,7 +43,7 @@ from kvstore.pop.inflight.lock_rows import offsets_of
 from kvstore.pop.inflight.table import InflightTable, Waiter
 from kvstore.pop.inflight.waiting import TICK
 from kvstore.pop.ordered import OrderedClaim
-from kvstore.pop.popped import UNLIMITED, Popped, Wanted, check_wanted
+from kvstore.pop.popped import UNLIMITED, Wanted, check_wanted
 from kvstore.pop.receipts import Delivery
 from kvstore.process.locks import Signal
 from kvstore.read.cold import UNAVAILABLE_ERRORS

@@ -1,15 +1,13 @@
-"""The arguments and results of a pop."""
+"""The arguments of a pop, and how long its locks last."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-import msgspec
 from xxhash import xxh3_128_digest
 
 from kvstore.clock import whole_ms
 from kvstore.errors import CallerError, shown
-from kvstore.message import StoredMessage
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.topics import Topic
 from kvstore.read.filters import Filter, compile_filter
@@ -23,17 +21,6 @@ INVISIBLE_MAX: Final = 10 * 366 * 24 * 3600.0
 _INVISIBLE_MIN: Final = 0.001
 WAIT_MAX: Final = 24 * 3600.0
 _ATTEMPT_ID_MAX: Final = 1024
-
-
-class Popped(msgspec.Struct, gc=False, frozen=True):
-    """A message under lock. `receipt` acks it or changes its lock; `attempt` says how often the
-    group got it, this time included; `due_at` is when the lock ends, ms since the epoch.
-    """
-
-    message: StoredMessage
-    receipt: str
-    attempt: int
-    due_at: int
 
 
 class Wanted(NamedTuple):

@@ -1,0 +1,58 @@
+"""A popped message is a value: it is compared, shown, copied and pickled by its fields."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
+from kvstore import Popped
+from kvstore.core.pop_values import popped_row
+from tests.core.test_messages import message
+
+FIELDS = Popped.__match_args__
+
+
+def popped(**changes: Any) -> Popped:
+    return Popped(message(), "receipt", 2, 3).__replace__(**changes)
+
+
+def test_a_popped_message_is_copied_pickled_and_hashed_like_a_value() -> None:
+    one = popped()
+    for again in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one)), popped()):
+        assert again == one
+        assert hash(again) == hash(one)
+        assert repr(again) == repr(one)
+    assert repr(one) == f"Popped(message={message()!r}, receipt='receipt', attempt=2, due_at=3)"
+    assert (one == object()) is False
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_popped_messages_that_differ_in_one_field_are_not_equal(name: str) -> None:
+    assert popped(**{name: "other"}) != popped()
+
+
+@pytest.mark.parametrize("name", [*FIELDS, "another"])
+def test_a_popped_message_can_not_be_changed(name: str) -> None:
+    with pytest.raises(AttributeError):
+        setattr(popped(), name, 1)
+
+
+def test_a_popped_message_is_taken_apart_by_a_pattern() -> None:
+    match popped():
+        case Popped(found, receipt, attempt, due_at):
+            assert (found, receipt, attempt, due_at) == (message(), "receipt", 2, 3)
+
+
+def test_messages_of_a_row_get_their_receipts_in_order() -> None:
+    messages = [message(offset=n) for n in range(3)]
+    made = popped_row(messages, ["a", "b", "c"], 2, 3)
+    assert made == [Popped(m, r, 2, 3) for m, r in zip(messages, "abc", strict=True)]
+
+
+@pytest.mark.parametrize("receipts", [[], ["a", "b"]])
+def test_messages_that_have_not_as_many_receipts_are_refused(receipts: list[str]) -> None:
+    with pytest.raises(ValueError, match=f"1 messages have {len(receipts)} receipts"):
+        popped_row([message()], receipts, 2, 3)
