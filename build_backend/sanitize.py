@@ -75,7 +75,11 @@ def main(arguments: list[str]) -> int:
     compiler, preloaded = found
     _build(compiler)
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(arguments or TESTS)],
+        # Pytest would keep the report of a sanitizer, which ends the process, to itself.
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--capture=sys"),
+            *(arguments or TESTS),
+        ],
         cwd=PLACE,
         env={
             **os.environ,

@@ -60,6 +60,11 @@ cdef void _sort_by_queue(
         memcpy(order, given, count * sizeof(Py_ssize_t))
 
 
+cdef inline int64_t _offset(const QueueEntries *queue, Py_ssize_t at) noexcept:
+    # Without a sign, since entries that were found may state any offset.
+    return <int64_t>(<uint64_t>queue.first + <uint64_t>at)
+
+
 # Without the garbage collector, which would clear the maps before `__dealloc__` needs them. They
 # refer to nothing, so no cycle can go through a tail.
 @cython.final
@@ -223,7 +228,7 @@ cdef class Tail:
         cdef QueueEntries *found = self._queue(queue)
         if found == NULL:
             return None
-        return found.first, found.first + lower_bound(found.positions, found.count, end)
+        return found.first, _offset(found, lower_bound(found.positions, found.count, end))
 
     def first_within(self, uint64_t queue, int64_t begin, int64_t end):
         cdef QueueEntries *found = self._queue(queue)
@@ -233,7 +238,7 @@ cdef class Tail:
         at = lower_bound(found.positions, found.count, begin)
         if at == found.count or found.positions[at] >= end:
             return None
-        return found.first + at
+        return _offset(found, at)
 
     def positions(self, uint64_t queue, int64_t offset, Py_ssize_t limit):
         # The list comes first: making one may collect garbage, and so let other threads add.

@@ -80,6 +80,15 @@ def test_a_tail_refuses_half_an_entry() -> None:
         Tail(0).add_found(np.zeros(0, np.int64), np.zeros(2, np.int64))
 
 
+def test_an_offset_beyond_the_largest_number_goes_round() -> None:
+    tail = Tail(0)
+    largest = (1 << 63) - 1
+    entries = [(QUEUE, largest, 100 * n, 100, 0, 5) for n in range(2)]
+    tail.add_found(np.array(entries, np.int64), np.zeros(0, np.int64))
+    assert tail.bounds(QUEUE, 1) == (largest, -largest - 1)
+    assert tail.first_within(QUEUE, 1, END) == -largest - 1
+
+
 QUEUES = st.sampled_from([0, 1, QUEUE, 1 << 40, (1 << 63) + 5])
 
 
