@@ -135,7 +135,6 @@ class BlockGroup:
         if self.blocks == 1:
             return _JoinedBlocks(b"", columns.ends, [], columns.places, may_lie)
         found = self.records()
-        self._payload = None  # the records have the bodies
         self._joined = _JoinedBlocks(*found, found.bounds.tolist(), columns.places, may_lie)
         return self._joined
 
@@ -150,7 +149,8 @@ class BlockGroup:
         columns = self.columns
         if columns.is_whole:
             return Joined(self.bodies, columns.ends)
-        bodies, properties = self.bodies, self.property_columns().fields()
+        properties = self.property_columns().fields()
+        bodies, self._payload = self.bodies, None  # the records have them
         topics = join_values([topic.encode() for topic in self.members.topics])
         with self._located():
             return columns.records(topics, self._topic_of, bodies, properties)

@@ -18,6 +18,7 @@ import numpy as np
 from kvstore.core.columns.group_heads import decode_heads
 from kvstore.core.columns.int_columns import decode_column, encode_columns, write_varint
 from kvstore.errors import ArchiveDamaged
+from kvstore.record.layout import HOSTS_V6
 from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
 from tiering.archive.columns.header_fields import HOST_REST, HeaderColumns, OffsetRanges
 from tiering.archive.columns.integers import (
@@ -103,8 +104,10 @@ def decode_headers(payload: bytes, queues: Column, ranges: OffsetRanges) -> Head
     numbers, ends, is_whole, is_constant, at = decode_heads(payload, queues, *ranges)
     found = HeaderColumns(numbers, ends, is_whole=is_whole, is_constant=is_constant)
     if not is_whole:
+        v6 = found.system_flags[: 1 if is_constant else None] & HOSTS_V6
         for bit in (BORN_HOST_V6, STORE_HOST_V6):
-            more, at = _read_more(payload, at, int(np.count_nonzero(found.system_flags & bit)))
+            count = int(np.count_nonzero(found.system_flags & bit)) if v6.any() else 0
+            more, at = _read_more(payload, at, count) if count else (b"", at)
             found.more_hosts.append(more)
         form = payload[at : at + 1]
         at += 1
@@ -122,7 +125,6 @@ def decode_headers(payload: bytes, queues: Column, ranges: OffsetRanges) -> Head
 def _read_more(data: bytes, at: int, count: int) -> tuple[bytes, int]:
     """The bytes behind the first 8 of so many IPv6 hosts, and the index behind them."""
     more = np.empty(count, HOST_REST)
-    if count:
-        for name in HOST_REST.names or ():
-            more[name], at = decode_column(data, at, count)
+    for name in HOST_REST.names or ():
+        more[name], at = decode_column(data, at, count)
     return more.tobytes(), at

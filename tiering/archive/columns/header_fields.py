@@ -97,9 +97,9 @@ class HeaderColumns:
         """
         if self.is_whole or self.body_crc is not None:
             return False
-        some = slice(1) if self._is_constant else slice(None)
-        odd = (self.system_flags[some] & NOT_ORDINARY) | (self.version[some] - 1)
-        return not odd.any()
+        if self._is_constant:
+            return not self.system_flags[0] & NOT_ORDINARY and int(self.version[0]) == 1
+        return not ((self.system_flags & NOT_ORDINARY) | (self.version - 1)).any()
 
     @property
     def places(self) -> Column:

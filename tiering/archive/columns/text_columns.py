@@ -53,8 +53,11 @@ def concat_joined(parts: Sequence[Joined]) -> Joined:
     """Joins several joined columns side by side."""
     if len(parts) == 1:
         return parts[0]
-    sizes = np.concatenate([np.diff(part.bounds) for part in parts])
-    return Joined(b"".join(part.data for part in parts), bounds_of(sizes))
+    bounds, end = [parts[0].bounds[:1]], 0
+    for part in parts:
+        bounds.append(part.bounds[1:] + end)
+        end += len(part.data)
+    return Joined(b"".join([part.data for part in parts]), np.concatenate(bounds))
 
 
 class Slices(NamedTuple):
