@@ -1,14 +1,23 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, binding=False
-"""Hashing: XXH32, of a key or an id; Java's hash, of a tag.
+"""Hashing: XXH32, of a key or an id; Java's hash, of a tag; the bits of hashes in key filters.
 
 The idea: XXH32 is wide enough for a key index, and fast on texts of a few dozen bytes. The encoder
-and the scan call it on the bytes that they have at hand. RocketMQ filters tags by their Java hash.
+and the scan call it on the bytes that they have at hand. RocketMQ filters tags by their Java hash. A key filter is blocks of 512
+bits: the upper bits of digest times number of blocks say which block a digest has, and pieces of 9
+bits of its mix say which bits of the block (`record.key_filter` says more).
 
-Invariant: the same bytes give the same number, on every machine and in every version: they are on
-disk.
+Invariants: the same bytes give the same number and the same bits, on every machine and in every
+version: they are on disk. An added digest is never denied.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from kvstore.core.buffers cimport View, room_of, view_of
+
+import numpy as np
+
+cdef object _contiguous = np.ascontiguousarray
+cdef object _uint32 = np.dtype(np.uint32)
 
 cdef extern from "Python.h":
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
@@ -21,6 +30,11 @@ cdef enum:
     P4 = 668265263
     P5 = 374761393
     STRIPE = 16
+    BLOCK_BYTES = 64
+    BITS_OF_PLACE = 9
+    PLACES = 511
+    # So many places a mixed number has.
+    PLACES_MAX = 7
 
 
 cdef inline uint32_t _load(const uint8_t *at) noexcept nogil:
@@ -82,3 +96,69 @@ cdef int64_t java_hash_of(object text):
 
 def java_hash(str text not None):
     return java_hash_of(text)
+
+
+# --- key filters ---
+
+
+cdef inline uint64_t _mix(uint64_t digest) noexcept nogil:
+    # The finisher of splitmix64: every bit of it depends on every bit of the digest.
+    cdef uint64_t mixed = digest + <uint64_t>0x9E3779B97F4A7C15
+    mixed = (mixed ^ mixed >> 30) * <uint64_t>0xBF58476D1CE4E5B9
+    mixed = (mixed ^ mixed >> 27) * <uint64_t>0x94D049BB133111EB
+    return mixed ^ mixed >> 31
+
+
+cdef int _check(int64_t blocks, int64_t first, int hashes) except -1:
+    if not 0 <= blocks <= 0xFFFFFFFF or not 0 <= first <= 0xFFFFFFFF:
+        raise ValueError("a filter has fewer than 2**32 blocks")
+    if not 0 <= hashes <= PLACES_MAX:
+        raise ValueError("a digest sets at most 7 bits")
+    return 0
+
+
+def add_digests(filled, digests, int64_t blocks, int64_t first, int hashes):
+    cdef View out = room_of(filled)
+    cdef View given = view_of(_contiguous(digests, _uint32))
+    cdef const uint32_t *numbers = <const uint32_t *>given.bytes
+    cdef Py_ssize_t i, count = given.size >> 2
+    cdef int64_t block, there = out.size // BLOCK_BYTES
+    cdef uint64_t mixed
+    cdef uint32_t digest
+    cdef int turn
+    _check(blocks, first, hashes)
+    for i in range(count):
+        block = <int64_t>(numbers[i] * <uint64_t>blocks >> 32) - first
+        if not 0 <= block < there:
+            raise ValueError("a digest belongs to another part of the filter")
+    with nogil:
+        for i in range(count):
+            digest = numbers[i]
+            block = <int64_t>(digest * <uint64_t>blocks >> 32) - first
+            # Another thread may change the digests after their check.
+            if not 0 <= block < there:
+                continue
+            mixed = _mix(digest)
+            for turn in range(hashes):
+                out.bytes[block * BLOCK_BYTES + ((mixed & PLACES) >> 3)] |= <uint8_t>(
+                    1 << (mixed & 7)
+                )
+                mixed >>= BITS_OF_PLACE
+
+
+def may_hold(
+    bytes data not None, Py_ssize_t at, int64_t blocks, int64_t first, uint32_t digest, int hashes
+):
+    cdef const uint8_t *bits = <const uint8_t *><const char *>data
+    cdef int64_t block = <int64_t>(digest * <uint64_t>blocks >> 32) - first
+    cdef uint64_t mixed = _mix(digest)
+    cdef int turn
+    _check(blocks, first, hashes)
+    if at < 0 or block < 0 or len(data) - at < BLOCK_BYTES * (block + 1):
+        return True
+    bits += at + block * BLOCK_BYTES
+    for turn in range(hashes):
+        if not bits[(mixed & PLACES) >> 3] >> (mixed & 7) & 1:
+            return False
+        mixed >>= BITS_OF_PLACE
+    return True

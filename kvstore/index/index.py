@@ -335,10 +335,8 @@ class Index:
 
     def find_in_tails(self, key_hash: int, end: int) -> list[int]:
         """Positions of records in the tails that may have a key, newest first."""
-        found: set[int] = set()
-        for tail in self.tails.oldest_first():
-            found.update(tail.find_key(key_hash))
-        return sorted((p for p in found if p < end), reverse=True)
+        found = [p for t in self.tails.oldest_first() for p in t.find_key(key_hash) if p < end]
+        return sorted(set(found), reverse=True) if found else found
 
     # --- upkeep ---
 

@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.core.hashing import add_digests, may_hold
 from kvstore.errors import FormatError
 
 BLOCK_BITS: Final = 512
@@ -27,8 +28,6 @@ _HEAD: Final = Struct(">BI")
 HASHES_MAX: Final = 7
 _BITS_OF_PLACE: Final = 9
 """Bits that say which of a block's bits; `HASHES_MAX` of them are what one mixed number has."""
-_PIECE: Final = 1 << 16
-"""Digests added at a time."""
 _MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
 _ADD, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
@@ -39,36 +38,12 @@ def hashes_for(bits_a_key: float) -> int:
 
 
 def fill(digests: NDArray[np.uint32], blocks: int, first: int, count: int, hashes: int) -> bytes:
-    """The blocks from `first` on, `count` of them, of a filter of `blocks`: sorted digests, all of
-    which belong there.
+    """The blocks from `first` on, `count` of them, of a filter of `blocks`: digests, all of which
+    belong there.
     """
-    filled = np.zeros((count, BLOCK_BYTES), np.uint8)
-    _add(filled, digests, blocks, first, hashes)
-    return filled.tobytes()
-
-
-def _add(
-    filled: NDArray[np.uint8], digests: NDArray[np.uint32], blocks: int, first: int, hashes: int
-) -> None:
-    """Adds sorted digests to the blocks from `first` on."""
-    for at in range(0, len(digests), _PIECE):
-        some = digests[at : at + _PIECE].astype(np.uint64)
-        block = ((some * np.uint64(blocks)) >> np.uint64(32)).astype(np.int64) - first
-        low, high = int(block[0]), int(block[-1])
-        marked = np.zeros((high - low + 1) * BLOCK_BITS, np.uint8)
-        begin = (block - low) * BLOCK_BITS
-        mixed = _mix_many(some)
-        for turn in range(hashes):
-            place = (mixed >> np.uint64(_BITS_OF_PLACE * turn)) & np.uint64(BLOCK_BITS - 1)
-            marked[begin + place.view(np.int64)] = 1
-        bits = np.packbits(marked, bitorder="little")
-        filled[low : high + 1] |= bits.reshape(-1, BLOCK_BYTES)
-
-
-def may_contain(data: bytes, at: int, mask: int) -> bool:
-    """Whether the block at a byte of `data` has all bits of a digest, by its `masks_of`."""
-    has_all: bool = int.from_bytes(data[at : at + BLOCK_BYTES], "little") & mask == mask
-    return has_all
+    filled = bytearray(count * BLOCK_BYTES)
+    add_digests(filled, digests, blocks, first, hashes)
+    return bytes(filled)
 
 
 def masks_of(digest: int) -> tuple[int, ...]:
@@ -90,8 +65,8 @@ class FilterBuilder:
         self._filled = np.zeros((max(bits // BLOCK_BITS, 1), BLOCK_BYTES), np.uint8)
 
     def add(self, digests: NDArray[np.uint32]) -> None:
-        """Adds sorted digests; one may come again."""
-        _add(self._filled, digests, len(self._filled), 0, self._hashes)
+        """Adds digests; one may come again."""
+        add_digests(self._filled, digests, len(self._filled), 0, self._hashes)
 
     def payload(self) -> bytes:
         """The filter as a section."""
@@ -117,8 +92,7 @@ class Filter:
 
     def may_hold(self, digest: int) -> bool:
         """Whether a key of that digest (the upper 32 bits of its hash) may be there."""
-        at = _HEAD.size + (digest * self._blocks >> 32) * BLOCK_BYTES
-        return may_contain(self._data, at, masks_of(digest)[self.hashes])
+        return may_hold(self._data, _HEAD.size, self._blocks, 0, digest, self.hashes)
 
     def blocks(self) -> NDArray[np.uint64]:
         """The filter's blocks, a row of 8 words each."""

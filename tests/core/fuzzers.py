@@ -18,11 +18,13 @@ from xxhash import xxh32_intdigest
 
 from kvstore.core import packed_pairs, packed_runs
 from kvstore.core.columns import bits
+from kvstore.core.hashing import add_digests
 from kvstore.core.put_values import Message, PutResult, PutStatus
 from kvstore.core.queue_offsets import QueueOffsets
 from kvstore.core.tail import Tail
 from kvstore.core.unique_ids import UniqueIds
 from kvstore.errors import ArchiveDamaged, FormatError
+from kvstore.record.key_filter import BLOCK_BYTES, HASHES_MAX, masks_of
 from tests.core.fuzzing import EDGES, Arguments, Fuzzer
 from tests.core.record_fuzzers import RECORD_FUZZERS
 from tests.core.test_encoding import encoder
@@ -571,6 +573,34 @@ def _to_records(rng: Random) -> Arguments:
     )  # fmt: skip
 
 
+# --- filters ---
+
+
+def _to_filter(rng: Random) -> Arguments:
+    blocks = rng.randint(1, 5)
+    digests = np.array([rng.getrandbits(32) for _ in range(_count(rng))], np.uint32)
+    return bytearray(64 * blocks), digests, blocks, 0, rng.randint(0, 7)
+
+
+def _to_ask(rng: Random) -> Arguments:
+    filled, digests, blocks, first, hashes = _to_filter(rng)
+    add_digests(filled, digests, blocks, first, hashes)
+    asked = int(rng.choice(digests)) if len(digests) else rng.getrandbits(32)
+    return bytes(filled), 0, blocks, first, asked, hashes
+
+
+def _held(data: bytes, at: int, blocks: int, first: int, digest: int, hashes: int) -> Any:
+    if type(data) is not bytes:
+        return TypeError
+    begin = at + ((digest * blocks >> 32) - first) * BLOCK_BYTES
+    if not (0 <= blocks < 1 << 32 and 0 <= first < 1 << 32 and 0 <= hashes <= HASHES_MAX):
+        return ValueError
+    if digest * blocks >> 32 < first or at < 0 or begin + BLOCK_BYTES > len(data):
+        return True
+    mask = masks_of(digest)[hashes]
+    return int.from_bytes(data[begin : begin + BLOCK_BYTES], "little") & mask == mask
+
+
 FUZZERS: Final = {
     "columns.bits.pack": Fuzzer(_to_pack, _packed),
     "columns.bits.unpack": Fuzzer(
@@ -594,6 +624,8 @@ FUZZERS: Final = {
         lambda rng: ("".join(chr(rng.randrange(1 << rng.randint(1, 20))) for _ in _data(rng)),),
         records.java_hash,
     ),
+    "hashing.add_digests": Fuzzer(_to_filter),
+    "hashing.may_hold": Fuzzer(_to_ask, _held),
     "columns.int_columns.write_varint": Fuzzer(
         lambda rng: (rng.getrandbits(rng.randint(1, 64)),),
         lambda value: packing.varint(value & _MASK),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import reduce
+from operator import or_
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from kvstore.core.hashing import add_digests, may_hold
 from kvstore.errors import FormatError
 from kvstore.record.key_filter import (
     BLOCK_BITS,
@@ -18,7 +21,6 @@ from kvstore.record.key_filter import (
     FilterBuilder,
     fill,
     masks_of,
-    may_contain,
 )
 from tiering.archive.writer import BITS_A_MESSAGE, filter_bits
 
@@ -82,6 +84,27 @@ def test_a_filter_cut_into_pieces_never_denies_what_was_added(
         mine = [d for d in found if first <= d * blocks >> 32 < first + count]
         data = fill(np.array(mine, np.uint32), blocks, first, count, 5)
         assert len(data) == count * BLOCK_BYTES == count * BLOCK_BITS // 8
+        assert all(may_hold(data, 0, blocks, first, digest, 5) for digest in mine)
+        # And it has their bits alone.
+        bits = int.from_bytes(data, "little")
         for digest in mine:
-            at = ((digest * blocks >> 32) - first) * BLOCK_BYTES
-            assert may_contain(data, at, masks_of(digest)[5])
+            at = ((digest * blocks >> 32) - first) * BLOCK_BITS
+            assert bits >> at & masks_of(digest)[5] == masks_of(digest)[5]
+        assert bits == reduce(
+            or_, (masks_of(d)[5] << ((d * blocks >> 32) - first) * BLOCK_BITS for d in mine), 0
+        )
+
+
+def test_a_filter_without_a_digests_block_does_not_deny_it() -> None:
+    assert may_hold(b"", 0, 1, 0, 7, 5)
+    assert may_hold(bytes(BLOCK_BYTES), 1, 1, 0, 7, 5)
+    assert may_hold(bytes(BLOCK_BYTES), -BLOCK_BYTES, 1, 0, 7, 5)
+    assert may_hold(bytes(BLOCK_BYTES), 0, 4, 2, 7, 5)
+    assert not may_hold(bytes(BLOCK_BYTES), 0, 1, 0, 7, 5)
+
+
+def test_a_digest_of_another_piece_is_refused_and_nothing_is_added() -> None:
+    filled = bytearray(BLOCK_BYTES)
+    with pytest.raises(ValueError, match="another part"):
+        add_digests(filled, np.array([1, 1 << 31], np.uint32), 2, 0, 5)
+    assert not any(filled)

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rocksdict import RdictIter
 
+from kvstore.core.hashing import may_hold
 from kvstore.core.packed_pairs import find_in_block, unpack_blocks
 from kvstore.errors import FormatError
 from kvstore.index.families import Batch, Families
@@ -61,7 +62,6 @@ from kvstore.index.message_keys.key_parts import (
     read_parts,
     span,
 )
-from kvstore.record.key_filter import BLOCK_BYTES, masks_of, may_contain
 
 I64 = NDArray[np.int64]
 Parts = tuple[Part, ...]
@@ -93,6 +93,8 @@ class MessageKeys:
         """The parts, by segment; None until they are asked for."""
         self._readable: Parts = ()
         """The parts that lookups read: while a batch is written, those that it removes too."""
+        self._grouped: tuple[Parts, list[list[Part]]] = ((), [])
+        """The parts of the last look, and the groups in which it reads them."""
         self._merge: Merge | None = None
         self._replaced: deque[int] = deque()
         """Sealed segments with parts that were replaced, whose rows may be in files yet."""
@@ -172,42 +174,42 @@ class MessageKeys:
         # The iterator sees one moment. The parts of that moment are among those noted before and
         # after its making, whatever is merged meanwhile.
         now = self._readable
-        every = before if now is before else {*before, *now}
-        parts = [p for p in every if p.segment <= last and p.end > first]
+        every = now if now is before else tuple({*before, *now})
         digest = low >> _DIGEST_SHIFT
         # A filter can't answer for hashes of several digests.
-        mask = masks_of(digest)[FILTER_HASHES] if digest == high >> _DIGEST_SHIFT else 0
+        is_one = digest == high >> _DIGEST_SHIFT
         newest = -1
         stretch = range(first * self._segment_size, (last + 1) * self._segment_size)
-        for together in _newest_first(parts):
-            found = self._found(it, together, low, high, mask, stretch)
+        for together in self._newest_first(every):
+            found = list[Iterator[int]]()
+            for part in together:
+                if part.segment > last or part.end <= first:
+                    continue
+                if not is_one or self._may_hold(it, part, digest):
+                    positions = partial(self._positions, it, part, stretch)
+                    found += map(positions, self._hashes(it, part, low, high))
+            if not found:
+                continue
             for position in found[0] if len(found) == 1 else merge(*found, reverse=True):
                 if position != newest:
                     yield position
                 newest = position
 
-    def _found(
-        self, it: RdictIter, parts: list[Part], low: int, high: int, mask: int, stretch: range
-    ) -> list[Iterator[int]]:
-        """The log positions, within a stretch of the log, of each hash in each part that may have
-        it, newest first.
-        """
-        found: list[Iterator[int]] = []
-        for part in parts:
-            if not mask or self._may_hold(it, part, low >> _DIGEST_SHIFT, mask):
-                positions = partial(self._positions, it, part, stretch)
-                found += map(positions, self._hashes(it, part, low, high))
-        return found
+    def _newest_first(self, parts: Parts) -> list[list[Part]]:
+        """Parts, newest first; those that reach into each other's segments together."""
+        known, groups = self._grouped
+        if known is not parts:
+            groups = list(_newest_first(parts))
+            self._grouped = parts, groups
+        return groups
 
-    def _may_hold(self, it: RdictIter, part: Part, digest: int, mask: int) -> bool:
-        piece = piece_of(part, digest)
+    def _may_hold(self, it: RdictIter, part: Part, digest: int) -> bool:
+        blocks, piece = part.filter_blocks, piece_of(part, digest)
         data = self._filters.get((part.serial, piece))
         if data is None:
             data = self._read_filter(it, part, piece)
-        at = ((digest * part.filter_blocks >> 32) - piece * PIECE_BLOCKS) * BLOCK_BYTES
-        if at + BLOCK_BYTES > len(data):
-            return True  # the row is damaged, or the part is gone
-        return may_contain(data, at, mask)
+        # Where the row is damaged, or the part is gone, that says nothing.
+        return may_hold(data, 0, blocks, piece * PIECE_BLOCKS, digest, FILTER_HASHES)
 
     def _read_filter(self, it: RdictIter, part: Part, piece: int) -> bytes:
         data = self._filter_row(it, part, piece)

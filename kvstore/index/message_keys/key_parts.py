@@ -75,11 +75,8 @@ class Part(NamedTuple):
     first: int
     prefix: bytes
     serial: int
-
-    @property
-    def end(self) -> int:
-        """The segment behind the last one that it may have pairs of."""
-        return self.segment + span(self.level)
+    end: int
+    """The segment behind the last one that it may have pairs of."""
 
     @property
     def pieces(self) -> int:
@@ -109,7 +106,8 @@ def new_part(level: int, segment: int, number: int, pairs: int, first: int) -> P
     """A part for so many pairs."""
     blocks = max(-(-pairs * BITS_A_KEY // BLOCK_BITS), 1)
     prefix = part_prefix(level, segment, number)
-    return Part(level, segment, number, pairs, blocks, first, prefix, next(_serials))
+    end = segment + span(level)
+    return Part(level, segment, number, pairs, blocks, first, prefix, next(_serials), end)
 
 
 # --- pieces ---
@@ -216,7 +214,9 @@ def _read_head(prefix: bytes, value: bytes) -> Unfinished:
     pairs, blocks, first, done, _ = HEAD.unpack_from(value)
     if not blocks:
         raise FormatError("the head of a part of the key index says that it has no filter")
-    part = Part(*read_part_prefix(prefix), pairs, blocks, first, prefix, next(_serials))
+    level, segment, number = read_part_prefix(prefix)
+    end = segment + span(level)
+    part = Part(level, segment, number, pairs, blocks, first, prefix, next(_serials), end)
     ends = range(HEAD.size, len(value), PART_PREFIX_SIZE)
     return Unfinished(part, done, tuple(value[at : at + PART_PREFIX_SIZE] for at in ends))
 
