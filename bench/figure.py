@@ -1,4 +1,4 @@
-"""What a scenario is given and what it returns."""
+"""The options and the results of a scenario."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import msgspec
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What the command line may change. None: the scenario's own, to which its target belongs."""
+    """The options that the command line may change. None: the scenario's own, to which its target
+    belongs.
+    """
 
     size: int | None = None
     """Bytes of a body."""

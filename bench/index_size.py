@@ -1,4 +1,4 @@
-"""What the index takes on disk, what the store takes in memory, and what many queues cost in speed.
+"""The index on disk, the store in memory, and the rate of puts with many queues.
 
 The idea: bodies of 128 B go to queues drawn at random, the hardest case for packed runs. The store
 is closed and nothing is compacted by hand; RocksDB then says what each family's files take.

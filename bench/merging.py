@@ -93,7 +93,7 @@ def run(folder: Path, options: Options) -> list[Figure]:
             ways["spark"] = stack.enter_context(by_spark("local[2]"))
         for executor in ways.values():
             stack.callback(executor.close)
-            # What takes time once is not counted.
+            # The first call, which starts processes, is not counted.
             list(executor.each(_going_on, abs, [-1, -2]))
         times: dict[str, list[float]] = {name: [] for name in ways}
         raw = 0

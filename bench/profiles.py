@@ -112,7 +112,7 @@ def profile(profiler: Path, work: Work) -> str:
 
 
 def floors() -> str:
-    """What the machine takes for the work that no store can leave out, as a table."""
+    """The time of the work that no store can leave out, as a table."""
     draw = random.Random(7)
     large = b"".join(body_of(draw, n) for n in range(1024))
     key = b"order-12345678"

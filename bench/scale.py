@@ -81,7 +81,7 @@ class _Scaled:
         return Pace(counted / seconds, counted / used)
 
     def settle(self) -> None:
-        """Have the housekeeper come to its end, so that what is timed is timed alone."""
+        """Waits until the housekeeper has nothing to do, so that the calls are timed alone."""
         until = _clock.monotonic() + _SETTLING_S
         index = self.store._engine.index
         while (index.seal_due() or index.merge_due()) and _clock.monotonic() < until:

@@ -3,8 +3,8 @@
 The idea: messages of a hundred topics are archived by a worker, and the same rows written by Spark
 as Parquet with zstd. Both are read whole, all columns, into nothing, on two cores: in turn, since a
 machine is not as fast at one time as at another, and each by a Spark of its own, since a JVM that
-has run one compiles the other for both. The ratio is the figure, of the best of each. What a filter
-spares is counted in bytes read.
+has run one compiles the other for both. The ratio is the figure, of the best of each. The bytes
+read with a filter are counted.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def run_scenario(scenario: Scenario, folder: Path, options: Options) -> list[Fig
 
 
 def derive(results: dict[str, list[Figure]]) -> dict[str, list[Figure]]:
-    """What follows from pairs of scenarios that were both run."""
+    """The ratios of pairs of scenarios that were both run."""
     found = {}
     for names, place in DERIVED.items():
         if all(name in results for name in names):

@@ -47,7 +47,7 @@ Settings = dict[str, str | list[str] | None] | None
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
-    """What a build needs beside what pyproject.toml names."""
+    """The packages that a build needs beside those of pyproject.toml."""
     return [*build_meta.get_requires_for_build_wheel(config_settings), *_package()]
 
 

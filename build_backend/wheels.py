@@ -73,13 +73,13 @@ def build(machine: str, into: Path) -> Path:
 
 
 def _suffix(machine: str) -> str:
-    """What ends the name of a compiled file, for this Python on that processor."""
+    """The end of a compiled file's name, for this Python on that processor."""
     own = str(sysconfig.get_config_var("EXT_SUFFIX"))
     return re.sub("|".join(MACHINES), machine, own)
 
 
 def check(wheel: Path, machine: str) -> list[str]:
-    """What is wrong with a wheel; nothing, most often."""
+    """The faults of a wheel; most often none."""
     with zipfile.ZipFile(wheel) as archive:
         compiled = {n: archive.read(n) for n in archive.namelist() if ".so" in Path(n).suffixes}
     wanted = {

@@ -265,7 +265,7 @@ _FLAGS: Final = (
 _DURATION_MAX: Final = 1e9
 """More than 30 years; longer waits than threading allows would raise an error there."""
 _STRETCH_MAX: Final = 86400.0
-"""Seconds: a row of history has 4 bytes for the milliseconds of its stretch."""
+"""Seconds: in a row of history an interval's milliseconds take 4 bytes."""
 _DURATIONS: Final = (
     "flush_interval",
     "flush_thorough_interval",

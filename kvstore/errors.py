@@ -299,7 +299,7 @@ class FormatError(Damaged):
 
 
 class ArchiveDamaged(Damaged):
-    """An archive, or a block of it, is not what was written; the rest of it stays readable.
+    """An archive, or one block, has other bytes than were written; its other blocks stay readable.
 
     `archive` names it, `block` is the block's number (-1: not one block alone). `next_offset` is
     the queue offset at which a reader can go on, where that is known.

@@ -1,8 +1,8 @@
 """Errors of tiering that no read of the store raises; those are in `kvstore.errors`.
 
 Invariant: a step that raised one of these changed nothing that a reader sees. Steps that a run had
-done before it stay done. What an erasure had erased when it raised is gone, and the next call does
-the rest.
+done before it stay done. An erasure that raised keeps the part that it has erased, and the next
+call does the rest.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class TargetNotEmpty(CallerError):
 
 
 class TieringStopped(StoreError):
-    """What was under way was told to stop."""
+    """The step was told to stop."""
 
 
 class TieringBusy(StoreError):
@@ -174,11 +174,11 @@ class JobTooLarge(CallerError):
 
 
 class OffsetsTaken(CallerError):
-    """What a job has written has offsets that other archives of the place have; nothing counts."""
+    """A job's archives have offsets that others in the place have; nothing of the job counts."""
 
 
 class JobAborted(StoreError):
-    """A job was given up before its commit, as failed or dead; nothing of it counts."""
+    """A job was given up before its commit; none of its archives count."""
 
 
 class CommitUncertain(PlaceError):

@@ -1,4 +1,4 @@
-"""What a store must do to be measured. Needs Python alone: peers have environments of their own."""
+"""The calls of a store that is measured. Needs Python alone: a peer has its own environment."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def _together(work: Callable[[int], int]) -> float:
 
 
 def _timed(calls: Iterator[int]) -> float:
-    """What a second of calls does; the first fifth of the time does not count."""
+    """The rate of some calls, a second; the first fifth of the time does not count."""
     begin = time.perf_counter()
     done = [(begin, 0)]
     for count in calls:

@@ -2,7 +2,7 @@
 
 The idea: a call checks that the store is open, finds its topic and group by name, and hands the
 work to one part of the engine or one function of a room. So the way from a call to its work is one
-step. What a store alone can do, such as closing, is `api.store`.
+step. Calls that only a whole store has, for instance closing, are in `api.store`.
 
 Invariants: a call that raised changed nothing, except with `FlushFailed` (what was put may be there
 when the store is opened again) and by `redrive`, which says what it did; every call may be made
@@ -206,15 +206,14 @@ class Calls:
         """Take up to `limit` messages (and `max_bytes` of records, but one at least), each under a
         lock of its own that ends `invisible_for` seconds from now, and the group's backoff later.
 
-        What was handed out before and not acked in time comes first, then what is unread, from all
-        queues in turn or from one. Waits up to `wait` seconds if there is nothing. `filter` is a
-        tag expression or a `kvstore.sql(...)`. A message that it refuses is passed over and done
-        for this group; behind thousands of these a pop that doesn't wait comes back with nothing,
-        and the next one goes on. A pop whose reply may
-        have been lost can be repeated with the same `attempt_id`: it gets the same messages under
-        the same locks. `GroupNotFound`, `TopicNotFound`, `QueueNotFound`, `FilterIllegal`,
-        `CallerError`; `ArchiveMissing`, `ArchiveUnavailable` if there is nothing but what waits for
-        an archive.
+        Messages whose locks ran out come first, then unread messages, from all queues in turn or
+        from one. Waits up to `wait` seconds if there is nothing. `filter` is a tag expression or a
+        `kvstore.sql(...)`. A message that it refuses is passed over and done for this group; behind
+        thousands of these a pop that doesn't wait comes back with nothing, and the next one goes
+        on. A pop whose reply may have been lost can be repeated with the same `attempt_id`: it gets
+        the same messages under the same locks. `GroupNotFound`, `TopicNotFound`, `QueueNotFound`,
+        `FilterIllegal`, `CallerError`; `ArchiveMissing`, `ArchiveUnavailable` if there is nothing
+        but what waits for an archive.
 
         >>> for p in store.pop("billing", "orders", limit=32, wait=5.0):  # doctest: +SKIP
         ...     store.ack(p.receipt)
@@ -272,10 +271,10 @@ class Calls:
 
     def redrive(self, group: str, limit: int | None = None) -> int:
         """Put dead letters of a group, up to `limit` of those that were not taken yet, back to it;
-        returns how many. What it gave up on becomes due at once, with no attempts, and only for
-        this group. Where retention took the message meanwhile, its dead letter is put to the topic
-        it came from. `GroupNotFound`; `TopicNotFound` if a message's topic was deleted: what came
-        before it was put back.
+        returns how many. The messages become due at once, with 0 attempts, for this group alone.
+        Where retention took the message meanwhile, its dead letter is put to the topic it came
+        from. `GroupNotFound`; `TopicNotFound` if a message's topic was deleted: what came before it
+        was put back.
 
         >>> store.redrive("billing", limit=100)  # doctest: +SKIP
         100
@@ -372,8 +371,8 @@ class Calls:
         compression: Codec | UnsetType | None = UNSET,
         attributes: Mapping[str, str] | None = None,
     ) -> TopicInfo:
-        """Change a topic; what is not given stays. `compress_above` and `compression` None are the
-        store's again.
+        """Change a topic; settings that are not given stay. `compress_above` and `compression` None
+        are the store's again.
 
         `queues` (or `write_queues`) is how many take messages. Fewer than before: those taken away
         stay readable, until `read_queues` takes them from readers too, which is refused
@@ -477,7 +476,7 @@ class Calls:
         max_in_flight: int | UnsetType | None = UNSET,
         attributes: Mapping[str, str] | None = None,
     ) -> GroupInfo:
-        """Change a group; what is not given stays. `GroupNotFound`.
+        """Change a group; settings that are not given stay. `GroupNotFound`.
 
         Where None is a value of its own it is set: `backoff=None` is the default table again,
         `dead_letter_topic=None` `%DLQ%` and the name, `max_in_flight=None` no limit. Dead letters

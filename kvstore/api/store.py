@@ -149,9 +149,9 @@ class Store(Calls):
 
     def import_rocketmq_config(self, folder: str | Path) -> ConfigImport:
         """Make the topics, groups and offsets that RocketMQ's configuration in `folder` or
-        `folder/config` speaks of (JSON or RocksDB), in one batch. What this store has already stays
-        as it is; an offset beyond its queue's end becomes that end. `StoreNotFound` if nothing is
-        there, `FormatError` if it is broken.
+        `folder/config` speaks of (JSON or RocksDB), in one batch. Existing topics, groups and
+        offsets stay as they are; an offset beyond its queue's end becomes that end. `StoreNotFound`
+        if nothing is there, `FormatError` if it is broken.
         """
         self._engine.log.check_writable()
         return config_exchange.import_configuration(self._engine, folder)

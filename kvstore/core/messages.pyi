@@ -132,7 +132,7 @@ def decode_rows(
     check_crc: bool = True,
     unpack: Unpack | None = None,
 ) -> list[StoredMessage]:
-    """What `decode` gives for the records of the rows from `start` to `stop`: that of row i begins
+    """The results of `decode` for the records of rows `start` to `stop`: the record of row i begins
     at index `bounds[i] - bounds[0]`, and ends where the next begins, or before. Raises
     RecordDamaged, and ValueError for rows that are not there.
     """

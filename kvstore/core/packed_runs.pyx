@@ -67,7 +67,7 @@ cdef inline Py_ssize_t _skip(int column) noexcept nogil:
 cdef inline uint64_t _above(
     const uint64_t *values, Py_ssize_t i, int column, uint64_t base
 ) noexcept nogil:
-    # What a column keeps of an entry.
+    # The field of an entry that a column holds.
     return values[i] - (values[i - 1] if column == 0 or column == 3 else base)
 
 

@@ -36,7 +36,7 @@ cdef enum:
 
 
 cdef enum Kind:
-    # What is at a place: the first three are no fault.
+    # The kind of bytes at a place; the first three kinds are no fault.
     RECORD
     BLANK
     ZEROS

@@ -119,7 +119,7 @@ cdef Kind check_whole(const uint8_t *record, Parts *parts) noexcept nogil:
 cdef Kind look(
     const uint8_t *record, Py_ssize_t left, int64_t position, bint property_crc, Parts *parts
 ) noexcept nogil:
-    # What is at a place; of a blank record, `parts.size` too.
+    # The kind of bytes at a place; of a blank record, `parts.size` too.
     cdef uint32_t magic
     cdef Kind found
     parts.least = parts.most = 0

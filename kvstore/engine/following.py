@@ -78,7 +78,7 @@ class Follower:
     def _follow(self, newer: Families, rows: dict[bytes, bytes], left: set[int]) -> None:
         if rows or self._rows:
             archived = self._archives()
-            # What is kept of archives whose rows stayed is good.
+            # Kept parts of archives whose rows did not change stay valid.
             changed = [(key, row) for key, row in rows.items() if self._rows.get(key) != row]
             removed = [(key, None) for key in self._rows if key not in rows]
             archived.note([*changed, *removed])

@@ -157,8 +157,8 @@ def group_stats(engine: Engine, group: str, topic: str | None) -> list[GroupStat
 def _topics_of(engine: Engine, group: GroupInfo, topic: str | None) -> list[Topic]:
     """The topic with a name; without one, by name all in which a group popped or committed.
 
-    Its own dead letters are no work of it, so their topics are asked for by name: a redrive commits
-    there too, and would add them to the others.
+    A group's own dead letters are not its work, so their topics are asked for by name: a redrive
+    commits there too, and would add them to the others.
     """
     if topic is not None:
         return [engine.topics.get(topic)]

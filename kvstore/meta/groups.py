@@ -105,7 +105,7 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def dead_letter_topics(self) -> tuple[str, ...]:
-        """The topics that have dead letters of it: those of before, and today's."""
+        """The topics with its dead letters: former ones and the present one."""
         return *self.former_dead_letters, self.dead_letters
 
     def backoff_after(self, attempts: int) -> float:

@@ -29,7 +29,7 @@ from kvstore.meta.topics import Topic, Topics
 from kvstore.record.layout import FIXED_V1
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of the step, how much of it is done, and the whole (0: not known)."""
+"""Called with the step's name, the amount done and the total (0: unknown)."""
 
 _log = logging.getLogger("kvmq")
 

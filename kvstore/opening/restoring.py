@@ -142,7 +142,7 @@ def place_archives(index: Index, log: CommitLog, archives: Callable[[], Archived
     stretches = {
         n for c in held.values() for a, b in c.segments for n in range(a // size, -(-b // size))
     }
-    # What is wholly in an archive of the catalog was handed over, even if the file is there again.
+    # A segment that is wholly in catalogued archives was handed over, even if its file is there.
     whole = {
         n for c in held.values() for a, b in c.segments for n in range(-(-a // size), b // size)
     }

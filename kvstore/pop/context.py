@@ -58,7 +58,7 @@ class PopContext:
             table.starts.pop(queue, None)
             return found.offset
         kept = table.starts.get(queue)
-        # What was attached may stand before the start, and leave the queue's end where it was.
+        # Attached messages may stand before the start without moving the queue's end.
         end = bounds.next_offset, self.reader.mark()
         if kept is None or kept[0] is not group or kept[1] != end:
             start = start_of(self.reader, self.offsets, group, topic, queue)

@@ -142,7 +142,7 @@ class Popper:
             for group, topic in sorted({(c.group, c.topic) for c in commits}):
                 # Also where there is no table yet: a first pop must not come in between.
                 tables[group, topic] = held.enter_context(self.tables.locked(group, topic))
-            # Whoever begins to wait from here on looks when the offsets are written.
+            # A pop that begins to wait from here on looks after the offsets were written.
             back = {tables[c.group, c.topic] for c in commits if self._may_bring(tables, c)}
             yield tables
             for group, topic, queue, _ in commits:

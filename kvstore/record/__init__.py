@@ -1,9 +1,9 @@
-"""Records: messages as bytes, in RocketMQ's formats, and back, without I/O or state.
+"""Records: messages as bytes, in RocketMQ's formats, without I/O or state.
 
-In here: the layout of a record, decoding, encoding, checking and walking a log, names and limits,
-ids, properties, compression, hashes of keys and tags (`hashes`) and their Bloom filter
-(`key_filter`). The room `put` turns a caller's messages into record bytes. Not in here: where
-records are kept (`log`), and RocketMQ's other files (`rocketmq`). Begin with `layout`, then
-`values` and `decode`; `names` has every name with a meaning. May import `errors` and codecs,
-nothing else of the project.
+In here: the layout of a record, checking and walking a log, names and limits, ids, properties,
+compression, hashes of keys and tags (`hashes`) and their Bloom filter (`key_filter`). The room
+`put` turns a caller's messages into record bytes. Not in here: where records are kept (`log`), the
+loops over bytes (`core.messages` decodes, `core.encoding` encodes), and RocketMQ's other files
+(`rocketmq`). Begin with `layout`, then `walk`; `names` has every name with a meaning. May import
+`errors`, `core` and codecs, nothing else of the project.
 """

@@ -112,7 +112,7 @@ PROPERTIES_SIZE: Final = struct.Struct(">H")
 POSITION: Final = struct.Struct(">q")
 
 BLANK: Final = struct.Struct(">II")
-"""Size of the whole rest of the segment, BLANK_MAGIC. What follows is not looked at."""
+"""Size of the whole rest of the segment, BLANK_MAGIC. Readers ignore the bytes behind it."""
 BLANK_SIZE: Final = BLANK.size
 
 FIXED_V1: Final = HEAD_V4_V4.size + TOPIC_SIZE_V1.size + PROPERTIES_SIZE.size

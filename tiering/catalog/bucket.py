@@ -176,7 +176,7 @@ def open_several(
     tell: Callable[[str, int, int], None] | None = None,
     width: int = AT_ONCE,
 ) -> list[T]:
-    """What `look` finds when it opens each of some archives, `width` at once. `damaged` is told of
+    """Opens archives with `look`, `width` at once, and returns the results. `damaged` is told of
     each that can't be read for its own fault (`DAMAGE`); without it, the error is raised, as is
     that of a place that doesn't answer. `tell` reports progress.
     """

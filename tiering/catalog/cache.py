@@ -10,7 +10,7 @@ lock must not wait for a read: `SharedReads` tells it to come again instead.
 Invariants: the cached blocks never take more than the cache's bytes, but for the one block just
 read; a failed read is not kept, and all who waited for it get the same error; a read that began
 before its archive was forgotten is for those who waited, and is not kept; no lock is held while
-anything is read; at most `readers` reads of blocks run at a time, whoever asks; a thread that must
+anything is read; at most `readers` reads of blocks run at a time; a thread that must
 not wait never reads.
 """
 

@@ -1,4 +1,10 @@
-"""Live archives: the catalog in columns, so that a look-up visits few archives, not all of them."""
+"""Live archives: the live rows of the catalog, in columns.
+
+The idea: positions and times are sorted arrays, so a look-up bisects and visits few archives, not
+all of them.
+
+Invariant: a value never changes; another catalog is another value.
+"""
 
 from __future__ import annotations
 

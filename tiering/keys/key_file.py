@@ -1,6 +1,6 @@
 """Key file: the keys of topics whose archives are encrypted, in one small file.
 
-The idea: JSON with each topic's key and its id. Whoever has the file can read the archives, so it
+The idea: JSON with each topic's key and its id. A reader of the file can read the archives, so it
 belongs neither in the bucket with them nor in its backups. To destroy a topic's key the file is
 written anew without it, and the old file's bytes are overwritten. Only the id of a destroyed key
 stays.

@@ -11,7 +11,7 @@ nothing is a merge; one with one archive and an `ErasurePredicate` is an erasure
 Invariants: every message of the archives is in the new one or in one of the counts of dropped
 messages; each piece was decoded again and gave what was read, and the bytes on the disk are those
 of the pieces; nothing of a dropped message is left in the new archive; the same archives and job
-give the same bytes, whoever does the steps; memory is a partition at a time, and that of the
+give the same bytes, in one process or many; memory is a partition at a time, and that of the
 tail's writer.
 """
 

@@ -67,7 +67,7 @@ from tiering.worker.store_protocols import Progress
 
 
 class RestoreProblem(msgspec.Struct, frozen=True):
-    """An archive that could not be restored, or not all of it, and why."""
+    """An archive that was restored only in part, or not at all, and the reason."""
 
     archive: str
     reason: str

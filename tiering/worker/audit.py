@@ -88,11 +88,10 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditContext:
-    """The parts of a store that an audit needs. `catalog` reads the present catalog, whoever writes
-    it. `places` are looked through beside those of the archives. Without the `keys` of encrypted
-    topics only the checksums are checked. The executor's jobs open places with `options` where
-    these are object stores; `check` is called meanwhile, and may raise to give up. `arrivals`
-    counts attaches.
+    """The parts of a store that an audit needs. `catalog` reads the present catalog. `places` are
+    looked through beside those of the archives. Without the `keys` of encrypted topics only the
+    checksums are checked. The executor's jobs open places with `options` where these are object
+    stores; `check` is called meanwhile, and may raise to give up. `arrivals` counts attaches.
     """
 
     catalog: Callable[[], Catalog]

@@ -1,7 +1,7 @@
 """The store as a worker sees it: the calls and values of `kvstore` that tiering relies on.
 
-The idea: `kvstore.Store` meets tiering in one place. All of it that tiering uses is named here, so
-that nothing below it is reached for.
+The idea: `kvstore.Store` meets tiering in one place. This module names every call of the store that
+tiering uses, so that nothing below them is reached for.
 
 An attach brings messages that may be older than the store's messages of a key. A compaction drops a
 tombstone because nothing older is there. Each looks, and then changes the store. A step that holds
@@ -44,7 +44,7 @@ from tiering.errors import TieringBusy
 from tiering.policy.schedule import Stats, Topic
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of the step, how much of it is done, and the whole (0: not known)."""
+"""Called with the step's name, the amount done and the total (0: unknown)."""
 
 
 class Settings(Protocol):

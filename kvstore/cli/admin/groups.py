@@ -245,7 +245,7 @@ def reset(
 ) -> None:  # fmt: skip
     """Set where GROUP goes on in TOPIC: --to begin, --to end, --time or --offset.
 
-    What it has under lock there is given up.
+    The group's locks there are given up.
     """
     if [up_to, time, to].count(None) != 2:
         raise click.UsageError("give one of --to, --time and --offset")

@@ -95,7 +95,7 @@ def sql(
     """Ask QUERY, in Spark's SQL, of the table `messages`: those in PATH; or of the views archives,
     volume, dead_letters, delays, keys and retention.
 
-    PATH is a store's folder, with its log, or a folder or the URL of a bucket of archives. Such as:
+    PATH is a store's folder, with its log, or a folder or the URL of a bucket of archives. Example:
     kvmq spark sql data "SELECT topic, count(*) FROM messages GROUP BY topic".
     """
     from tiering.spark.report.views import create_views

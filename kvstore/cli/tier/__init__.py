@@ -5,6 +5,9 @@
 - `archives`: the archives of a store, listed, checked, brought from elsewhere; their keys.
 - `erasing`: messages gone from log and archives.
 - `worker`: the code that these verbs share, with each other and with those of `spark`.
+
+Not in here: the work itself, which is `tiering`. Begin with `plan`. May import `cli.terminal`, and
+every room that `cli` may.
 """
 
 from __future__ import annotations

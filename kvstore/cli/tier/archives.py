@@ -207,9 +207,9 @@ def key() -> None:
 def make(out: Output, file: Path, topic: str) -> None:
     """Give TOPIC a key in FILE, if it has none; the file is made if it is not there.
 
-    From then on what is archived of the topic with this file is encrypted; `kvmq tier reencrypt`
-    sees to what was archived before. Who loses the file loses what is encrypted; keep copies of it
-    somewhere else than the archives. The key itself is not shown.
+    From then on this topic's messages are encrypted when they are archived with this file; `kvmq
+    tier reencrypt` encrypts older archives. Losing the file loses the encrypted messages: keep
+    copies away from the archives. The key itself is not shown.
     """
     from tiering.keys.key_file import KeyFile
 

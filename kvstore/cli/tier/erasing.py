@@ -50,8 +50,8 @@ def topic(
     Only archives that hold some are rewritten. Copies (dead letters, messages to be retried,
     delayed ones) are erased with it. With --by-key the topic's key is destroyed instead, in the
     file that --keys names: archives that are encrypted with it can be read by nobody any more,
-    wherever copies of them are. What can be read all the same is listed, with exit code 1; without
-    --by-key it is erased.
+    wherever copies of them are. Messages that stay readable are listed, and the exit code is 1;
+    without --by-key they are erased.
     """
     if not by_key:
         if job.policy_file is None:

@@ -88,7 +88,7 @@ def merge(job: Job, target_bytes: int | None, topic: str | None) -> None:
 
     Compacted topics keep the newest message of each key. With --topic, instead, two archives take
     the place of each one that holds TOPIC together with topics of another retention: one has TOPIC
-    alone. What was replaced goes after the policy's grace time, with the next run. Exit code 1 if
+    alone. The old objects go after the policy's grace time, with the next run. Exit code 1 if
     something could not be done.
     """
     if topic is None:
@@ -123,8 +123,8 @@ def reencrypt(job: Job, topic: str | None) -> None:
     """Write archives of the store in DIR anew that are not under the keys of today.
 
     These are archives with messages of topics that have another key now in the file that --keys
-    names, that have got one (`kvmq tier key make`), or that have none any more. What was replaced
-    goes after the policy's grace time, with the next run; copies that others made stay as they are.
+    names, that have got one (`kvmq tier key make`), or that have none any more. The old objects
+    go after the policy's grace time, with the next run; copies that others made stay as they are.
     Exit code 1 if something could not be done.
     """
     _rewrite(job, worker_call("reencrypt", topic), lambda w: w.reencrypt(topic))

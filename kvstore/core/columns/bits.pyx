@@ -35,7 +35,7 @@ cdef object _uint64 = np.dtype(np.uint64)
 cdef void pack_bits(
     uint8_t *out, const uint64_t *values, Py_ssize_t count, int width, uint64_t base, bint steps
 ) noexcept nogil:
-    # What each value, or its difference from the one before it in memory, has above `base`.
+    # The part above `base` of a value, or of its difference from the one before it in memory.
     cdef uint64_t word = 0, value, mask
     cdef int room = 64, left
     cdef Py_ssize_t i

@@ -50,7 +50,7 @@ cdef inline int64_t _plus(int64_t a, int64_t b) noexcept nogil:
 
 
 cdef class Payload:
-    # What is read, how far, and the blocks that the rows belong to.
+    # The bytes that are read, how far, and the blocks that the rows belong to.
     cdef bytes kept
     cdef const uint8_t *data
     cdef Py_ssize_t size, at, rows, blocks

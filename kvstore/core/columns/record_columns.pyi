@@ -14,8 +14,8 @@ Joined = tuple[bytes, I64]
 def join_fields(
     shapes: list[tuple[bytes, ...]], shape_of: I64, columns: Mapping[bytes, Joined]
 ) -> Joined:
-    """The properties fields of rows with these shapes (see `texts.split_fields`), side by side.
-    `columns` has the values by name, in the order of rows. Raises ValueError where a value is
+    """The properties fields of rows with these shapes (see `packed_texts.split_fields`), side by
+    side. `columns` has the values by name, in the order of rows. Raises ValueError where a value is
     missing, MemoryError.
     """
 

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, binding=False
 """Record columns: properties fields and whole records, joined from the columns of many.
 
-The idea: the inverse of `texts.split_fields`, and of the columns of head fields that archives keep.
+The idea: the inverse of `packed_texts.split_fields`, and of the columns of head fields that archives keep.
 One pass measures every row; a second one writes all rows side by side into bytes of that size.
 
 Invariants: no column is read beyond its end; what is written is what was measured.
@@ -67,7 +67,7 @@ cdef struct Column:
 
 
 cdef struct Pair:
-    # What stands before a value, and the column that the value is taken from.
+    # The bytes before a value, and the column that has the value.
     const uint8_t *before
     Py_ssize_t size
     Py_ssize_t column

@@ -41,7 +41,7 @@ cdef const char *_DIGITS = b"0123456789ABCDEF"
 
 
 cdef class Reader:
-    # What is read, how far, and how many bytes texts may take; then the texts.
+    # The bytes that are read, how far, and how many bytes texts may take; then the texts.
     cdef bytes kept, joined
     cdef const uint8_t *data
     cdef Py_ssize_t size, at, count, taken

@@ -3,7 +3,9 @@
 The idea: `sql` reads an expression once and keeps the result, so that an expression written in a
 loop costs one look-up. `grammar` is the language, which a library parses; `compiler` makes one
 function of what it finds; `texts` is how a property's text is read. The language, and how it
-differs from RocketMQ's and JMS's selectors, is docs/filters.md.
+differs from RocketMQ's and JMS's selectors, is docs/filters.md. Not in here: tag expressions, which
+are `read.filters`. Begin with `grammar`. May import `read.filter_faults` and the rooms below
+`read`.
 
 Invariants: a `SqlFilter` that exists is right: a bad expression raised `FilterIllegal`, with the
 place, when it was made; asking it never raises, whatever the properties."""
@@ -66,7 +68,7 @@ def sql(expression: str) -> SqlFilter:
     >>> kvstore.sql("amount > 5 AND region = 'eu'")
     SqlFilter(expression="amount > 5 AND region = 'eu'")
     """
-    # What can't be a key of the cache is refused by the class.
+    # The class refuses a value that can't be a key of the cache.
     return _made(expression) if isinstance(expression, str) else SqlFilter(expression)
 
 

@@ -60,7 +60,7 @@ _NAMES: Final = HEAD.names or ()
 class RecordBatch(NamedTuple):
     """Records in a buffer, in any order: each takes `sizes[i]` bytes from index `starts[i]`.
 
-    The records were checked before (`kvstore.record.check`); `bodies_checked`: so were their body
+    The records were checked before (`kvstore.core.records`); `bodies_checked`: so were their body
     CRCs. `stays`: the buffer stays valid, so the records need not be copied out of it.
     """
 

@@ -11,7 +11,8 @@ Begin with `running`.
 - `iceberg`: the same as a table of Iceberg.
 - `hadoop`: files wherever Spark can write.
 
-Not in here: reading messages, which is the stream's (`stream`).
+Not in here: reading messages, which is the stream's (`stream`). May import `spark`'s own modules
+and the rooms below `spark`.
 """
 
 from tiering.spark.export.commit import Counted

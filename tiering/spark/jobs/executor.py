@@ -5,7 +5,7 @@ and the next window while the first is under way, so that nobody waits for the s
 stays with the driver. Tasks read and write files, and their results are handed over here, one after
 the other, as the embedded worker does. Spark may begin a task again, while the first one is still
 at work somewhere: so an attempt of a job that writes files has a folder of its own inside the one
-that the job names. Whoever made that folder removes it whole, with the files that lost attempts
+that the job names. The maker of that folder removes it whole, with the files that lost attempts
 have left in it.
 
 Invariants: an error of a task is raised here, the same error, without another try; a task that died

@@ -1,0 +1,114 @@
+"""The prose of the packages, benchmarks and documents is plain English, and each room has a sign.
+
+The rules catch openings that hide the subject of a sentence, and signs that leave out a part. Each
+is fed text that breaks it, so that a rule gone blind fails here.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+_SENTENCE: Final = re.compile(
+    r"(?:^|[.:;!?] )\s*(What|Whoever|Have the|Take note|Such as)\b(?![^.]*\?)"
+)
+_COMPILED: Final = re.compile(r'"""(.*?)"""|# ([^\n]*)', re.DOTALL)
+_OF_HEADINGS: Final = re.compile(r"^(#|\|)|^\s*```")
+
+
+def hidden_subjects(text: str) -> list[str]:
+    """The openings of sentences that hide their subject. A question may begin with "What"."""
+    folded = " ".join(text.split())
+    return [folded[m.start() : m.start() + 60] for m in _SENTENCE.finditer(folded)]
+
+
+def _of_python(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield from text.split("\n\n")
+    comment: list[str] = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            comment.append(token.string.lstrip("#! "))
+        elif token.type != tokenize.NL and comment:
+            yield " ".join(comment)
+            comment = []
+
+
+def _of_page(text: str) -> Iterator[str]:
+    for paragraph in re.split(r"\n\s*\n|\n(?=[-*] |\d+\. )", text):
+        if not _OF_HEADINGS.match(paragraph):
+            yield re.sub(r"^([-*]|\d+\.) ", "", paragraph)
+
+
+def prose(path: Path) -> Iterator[str]:
+    """The paragraphs of a file's docstrings, comments or text."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        return _of_python(text)
+    if path.suffix == ".md":
+        return _of_page(text)
+    return (a or b for a, b in _COMPILED.findall(text))
+
+
+def test_no_sentence_hides_its_subject_behind_what_whoever_or_an_order_to_note() -> None:
+    files = [
+        path
+        for folder in ("kvstore", "tiering", "pyspark_kvmq", "bench", "build_backend", "docs")
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in (".py", ".pyx", ".pxd", ".pyi", ".md") and ".cache" not in path.parts
+    ]
+    assert len(files) > 300
+    found = {
+        str(path.relative_to(ROOT)): hidden
+        for path in [*files, ROOT / "README.md"]
+        if (hidden := [h for paragraph in prose(path) for h in hidden_subjects(paragraph)])
+    }
+    assert found == {}
+
+
+def test_each_opening_is_found_wherever_prose_stands(tmp_path: Path) -> None:
+    bad = {
+        "a.py": '"""What is kept stays."""\n',
+        "b.py": "x = 1  # Whoever reads this waits.\n",
+        "c.py": 'def f():\n    """Reads. Have the thread\n    end."""\n',
+        "d.pyx": "# What is at a place.\n",
+        "e.md": "One line.\n\n- Take note of it.\n",
+    }
+    for name, text in bad.items():
+        path = tmp_path / name
+        path.write_text(text)
+        assert [h for paragraph in prose(path) for h in hidden_subjects(paragraph)], name
+    good = tmp_path / "good.md"
+    good.write_text("# What it is\n\nIt says what is kept. What does a query cost? Little.\n")
+    assert [h for paragraph in prose(good) for h in hidden_subjects(paragraph)] == []
+
+
+def missing_parts(sign: str) -> list[str]:
+    """The parts that the sign of a room lacks."""
+    folded = " ".join(sign.split())
+    return [part for part in ("ot in here", "egin with", "ay import") if part not in folded]
+
+
+def test_the_sign_of_each_room_says_its_limits_its_beginning_and_its_imports() -> None:
+    signs = {
+        str(path.relative_to(ROOT)): ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+        for package in ("kvstore", "tiering")
+        for path in sorted((ROOT / package).glob("*/**/__init__.py"))
+    }
+    assert len(signs) > 30
+    assert {name: parts for name, sign in signs.items() if (parts := missing_parts(sign))} == {}
+
+
+def test_a_sign_without_a_part_is_found() -> None:
+    whole = "Doors. Not in here: windows. Begin with `hinge`. May import `wood`."
+    assert missing_parts(whole) == []
+    assert missing_parts(whole.replace("Begin", "Start")) == ["egin with"]
+    assert missing_parts("Doors.") == ["ot in here", "egin with", "ay import"]
