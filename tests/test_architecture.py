@@ -341,8 +341,8 @@ def misplaced_imports_by_tiering(tiering: list[Module], kvstore: list[Module]) -
 
 
 def registries(modules: list[Module]) -> list[str]:
-    """Module-level lists and dicts that begin empty: something is put there from elsewhere, which
-    then does not arrive by an argument.
+    """Module-level lists, dicts and sets that begin empty, and weak ones: something is put there
+    from elsewhere, which then does not arrive by an argument.
     """
     return [
         f"{module.name}:{node.lineno}"
@@ -354,8 +354,14 @@ def registries(modules: list[Module]) -> list[str]:
         and (
             (isinstance(node.value, ast.List) and not node.value.elts)
             or (isinstance(node.value, ast.Dict) and not node.value.keys)
+            or (isinstance(node.value, ast.Call) and _makes_collection(node.value))
         )
     ]
+
+
+def _makes_collection(call: ast.Call) -> bool:
+    name = ast.unparse(call.func).rpartition(".")[2].partition("[")[0]
+    return name.startswith("Weak") or (name in ("dict", "list", "set") and not call.args)
 
 
 def ways_past_the_seams(modules: list[Module]) -> list[str]:
@@ -724,7 +730,15 @@ def test_an_import_of_tiering_below_the_store_is_found() -> None:
     assert misplaced_imports_of_tiering([module("kvstore/api/store.py", source)]) == []
 
 
-@pytest.mark.parametrize("source", ["_viewers: list[int] = []", "_seen = {}"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "_viewers: list[int] = []",
+        "_seen = {}",
+        "_of: WeakSet[int] = WeakSet()",
+        "_kept = set[int]()",
+    ],
+)
 def test_a_registry_is_found(source: str) -> None:
     kept = "def f():\n    kept = []\nNAMES = ['a']\n"
     assert len(registries([module("kvstore/engine/writer.py", kept + source)])) == 1

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -32,6 +33,7 @@ from kvstore.errors import CallerError, StoreError
 from kvstore.index.archived import (
     Archived,
     ArchivedTopic,
+    Arrivals,
     Arriving,
     AttachedRange,
     Entries,
@@ -77,6 +79,9 @@ class SegmentHandover:
         """Gives the reader of the store's archives; made when it is first asked for."""
         self._tiered = upkeep.is_tiered
         self._on_arrival = on_arrival
+        self.arrivals = Arrivals()
+        self.worker_turn = threading.Lock()
+        """Held by the worker of the store: there is one at a time."""
 
     # --- reading ---
 

@@ -13,6 +13,7 @@ left out silently.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -164,6 +165,36 @@ class ArchiveProblem(NamedTuple):
 
     archive: str
     message: str
+
+
+class Attaches(NamedTuple):
+    """How many attaches have begun, and ended, since the store was opened."""
+
+    begun: int = 0
+    ended: int = 0
+
+
+class Arrivals:
+    """The attaches to one open store, one at a time. A step holds `lock` from a look for older
+    messages to its change, so that it has missed no attach.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.attaches = Attaches()
+        self._turn = threading.Lock()
+
+    def begin(self) -> bool:
+        """Begins an attach; False if one is under way."""
+        if not self._turn.acquire(blocking=False):
+            return False
+        self.attaches = self.attaches._replace(begun=self.attaches.begun + 1)
+        return True
+
+    def end(self) -> None:
+        """Ends the attach that was begun."""
+        self.attaches = self.attaches._replace(ended=self.attaches.ended + 1)
+        self._turn.release()
 
 
 class AtHand:

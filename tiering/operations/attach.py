@@ -63,7 +63,7 @@ from tiering.places.work_folder import ATTACH, ATTACH_NOTES, WORK, overwrite_all
 from tiering.policy.retention_classes import RetentionClass, read_class
 from tiering.worker.archive_segment import archived_topic
 from tiering.worker.context import Publisher
-from tiering.worker.store_protocols import Progress, Store, TopicFacts, arrivals_lock, attaching
+from tiering.worker.store_protocols import Progress, Store, TopicFacts, attaching
 
 SEGMENTS_MAX: Final = 999
 """Segments that the log leaves out at most: it would not be known for one log any more."""
@@ -291,7 +291,7 @@ class _Attach:
         arriving = [Arriving(row.number, row.first_position, encode_row(row), ()) for row in rows]
         topics = [TopicRow(topic.id, topic.name, fields_of(topic)) for topic in made]
         try:
-            with arrivals_lock(self._handover):
+            with self._handover.arrivals.lock:
                 self._intents.set_whole(True)
                 self._handover.take_in(arriving, ranges, ends, topics)
         except CallerError as e:

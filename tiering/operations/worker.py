@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Final, Self, cast
-from weakref import WeakSet
 
 from kvstore.errors import CallerError, ConfigError, StoreClosed, StoreError
 from kvstore.process.background import Background
-from kvstore.process.forking import module_lock, refuse_in_child
+from kvstore.process.forking import refuse_in_child
 from kvstore.process.locks import Signal, is_mine
 from tiering.archive.writer import ArchiveSettings
 from tiering.catalog.catalog import ArchiveInfo, decode_rows, info_of, kept_as
@@ -55,7 +54,7 @@ from tiering.worker.replace import Replacer
 from tiering.worker.rewriting import MergeScheduler, Rewriter, TopicSeparator
 from tiering.worker.run_due import MOVING, AgendaRunner, Relocator, name_of
 from tiering.worker.runs import History, Run, RunReport, noting_errors
-from tiering.worker.store_protocols import Progress, Store, attaches
+from tiering.worker.store_protocols import Progress, Store
 from tiering.worker.store_snapshot import Snapshotter, StoreSnapshot
 
 __all__ = ["MOVING", "ArchiveInfo", "Worker"]
@@ -64,8 +63,6 @@ INTERVAL: Final = 60.0
 _TIDYING: Final = "tidying"
 _BUILT: Final = "made"
 """The folder where archives are built, within the worker's folder."""
-_taken: WeakSet[object] = WeakSet()
-_taken_lock = module_lock()
 
 
 class Worker:
@@ -140,10 +137,9 @@ class Worker:
         self._runner = AgendaRunner(
             context, self._archiver, self._relocator, self._snapshots, self.history, self._waits
         )
-        with _taken_lock:
-            if self._handover in _taken:
-                raise TieringBusy(f"{store.path} has a worker already; stop that one first")
-            _taken.add(self._handover)
+        self._has_turn = self._handover.worker_turn.acquire(blocking=False)
+        if not self._has_turn:
+            raise TieringBusy(f"{store.path} has a worker already; stop that one first")
         archived = self._handover.archived()
         if isinstance(archived, Tiers):
             places = {kept_as(p.name, store.path): p for p in context.places.values()}
@@ -177,7 +173,7 @@ class Worker:
                 catalog=context.catalog, place_of=context.place_of, places=context.places.values(),
                 clock=self._clock, executor=context.executor, options=context.options,
                 keys=context.keys, check=self._check, progress=self._progress,
-                arrivals=lambda: attaches(self._handover),
+                arrivals=lambda: self._handover.arrivals.attaches,
             )  # fmt: skip
             return audit(audited, grace=self.policy.grace, remove_orphans=remove_orphans)
 
@@ -470,10 +466,10 @@ class Worker:
             self._store.threads.remove(thread)
         with self._busy:
             self._context.executor.close()
-        with _taken_lock:
-            if self._handover in _taken:
-                _taken.discard(self._handover)
+            if self._has_turn:
+                self._has_turn = False
                 self._handover.detach()
+                self._handover.worker_turn.release()
 
     def __enter__(self) -> Self:
         return self

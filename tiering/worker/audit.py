@@ -23,7 +23,7 @@ import msgspec
 
 from kvstore.clock import Clock, whole_ms
 from kvstore.errors import StoreError
-from kvstore.index.archived import Catalog
+from kvstore.index.archived import Attaches, Catalog
 from tiering.archive.archive_check import archive_problems
 from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.tail import Source
@@ -36,7 +36,7 @@ from tiering.places.objects import NAME
 from tiering.places.place import ObjectInfo, Place, open_place
 from tiering.places.publish import checksum
 from tiering.places.settings import is_remote
-from tiering.worker.store_protocols import Attaches, Progress, none_since
+from tiering.worker.store_protocols import Progress, none_since
 
 GRACE: Final = 3600.0
 _MEMORY: Final = 32 << 20

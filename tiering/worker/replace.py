@@ -35,7 +35,7 @@ from tiering.policy.retention_classes import TopicTraits, life_of, read_class
 from tiering.worker.archive_segment import archived_topic, arriving_of
 from tiering.worker.audit import AuditProblem, find_orphans
 from tiering.worker.context import WorkContext
-from tiering.worker.store_protocols import arrivals_lock, attaches, attaching, none_since
+from tiering.worker.store_protocols import attaching, none_since
 
 
 class Replaced(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,7 +219,7 @@ class Replacer:
         retired = [
             msgspec.structs.replace(old, state="retired", delete_at=delete_at) for old in rows
         ]
-        with arrivals_lock(self._handover):
+        with self._handover.arrivals.lock:
             for part in parts:
                 self._check_tombstones(part)
             self._handover.swap(
@@ -283,7 +283,7 @@ class Replacer:
         problems: list[AuditProblem] = []
         places = self._context.all_places()
         removed, stay = [], {}
-        before = attaches(self._handover)
+        before = self._handover.arrivals.attaches
         for orphan in find_orphans(self._context.catalog, places.values(), 0, problems, places):
             name = f"{orphan.place}/{orphan.key}"
             if not orphan.unfinished:
@@ -292,7 +292,7 @@ class Replacer:
                     "--remove-orphans` removes it, once it is old enough"
                 )
                 continue
-            if not none_since(before, attaches(self._handover)):
+            if not none_since(before, self._handover.arrivals.attaches):
                 stay[name] = "something is being attached, which it may belong to; try again then"
                 continue
             try:

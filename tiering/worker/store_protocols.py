@@ -5,12 +5,11 @@ tiering uses, so that nothing below them is reached for.
 
 An attach brings messages that may be older than the store's messages of a key. A compaction drops a
 tombstone because nothing older is there. Each looks, and then changes the store. A step that holds
-the store's lock (`arrivals_lock`) from the look to the change has not missed the other. Objects
+the store's lock (`Arrivals.lock`) from the look to the change has not missed the other. Objects
 that an attach has put are in no catalog until it ends, however long it takes. So a step that
 removes such objects as orphans asks first whether an attach is under way.
 
-Invariants: nothing but these calls changes a store; one lock and one count of attaches for each
-open store, which go with it; one attach at a time.
+Invariants: nothing but these calls changes a store; one attach at a time, and one worker.
 """
 
 # ruff: noqa: D102  # the store documents them
@@ -21,8 +20,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol
-from weakref import WeakKeyDictionary
+from typing import Protocol
 
 from kvstore.clock import Clock
 from kvstore.config import ArchiveAccess, Retention
@@ -30,8 +28,10 @@ from kvstore.files import Files
 from kvstore.index.archived import (
     Archived,
     ArchivedTopic,
+    Arrivals,
     Arriving,
     AttachedRange,
+    Attaches,
     Entries,
     HeldRange,
     Queue,
@@ -39,7 +39,6 @@ from kvstore.index.archived import (
     Sealed,
 )
 from kvstore.process.background import Background
-from kvstore.process.forking import module_lock
 from tiering.errors import TieringBusy
 from tiering.policy.schedule import Stats, Topic
 
@@ -108,6 +107,10 @@ class HandOver(Protocol):
     def folder(self) -> Path: ...
     @property
     def segment_size(self) -> int: ...
+    @property
+    def arrivals(self) -> Arrivals: ...
+    @property
+    def worker_turn(self) -> threading.Lock: ...
     def sealed(self) -> list[Sealed]: ...
     def remove_left(self) -> None: ...
     def segment_path(self, segment: int) -> Path: ...
@@ -171,30 +174,6 @@ class Store(Protocol):
     def seal(self) -> None: ...
 
 
-class Attaches(NamedTuple):
-    """How many attaches have begun, and ended, since the store was opened."""
-
-    begun: int = 0
-    ended: int = 0
-
-
-_locks: WeakKeyDictionary[HandOver, threading.Lock] = WeakKeyDictionary()
-_attaches: WeakKeyDictionary[HandOver, Attaches] = WeakKeyDictionary()
-_registry_lock = module_lock()
-
-
-def arrivals_lock(side: HandOver) -> threading.Lock:
-    """The lock of a store."""
-    with _registry_lock:
-        return _locks.setdefault(side, threading.Lock())
-
-
-def attaches(side: HandOver) -> Attaches:
-    """How many attaches there were so far."""
-    with _registry_lock:
-        return _attaches.get(side, Attaches())
-
-
 def none_since(before: Attaches, now: Attaches) -> bool:
     """Whether no attach was under way at any time between the two."""
     return before == now and now.begun == now.ended
@@ -203,13 +182,9 @@ def none_since(before: Attaches, now: Attaches) -> bool:
 @contextmanager
 def attaching(side: HandOver) -> Iterator[None]:
     """Holds the only turn to attach for the block. Raises `TieringBusy` if another is under way."""
-    with _registry_lock:
-        begun, ended = _attaches.get(side, Attaches())
-        if begun != ended:
-            raise TieringBusy(f"something is being attached to {side.folder}; wait for its end")
-        _attaches[side] = Attaches(begun + 1, ended)
+    if not side.arrivals.begin():
+        raise TieringBusy(f"something is being attached to {side.folder}; wait for its end")
     try:
         yield
     finally:
-        with _registry_lock:
-            _attaches[side] = Attaches(begun + 1, ended + 1)
+        side.arrivals.end()
