@@ -328,9 +328,9 @@ class SegmentHandover:
         """
         rows = [(archive_key(a.first_position, a.number), a.row) for a in arriving]
         archived = self.archived()
-        archived.note(rows)
-        self._reader.read_from(archived)
         try:
+            archived.note(rows)
+            self._reader.read_from(archived)
             yield
             if changed:
                 archived.note(changed)

@@ -18,6 +18,7 @@ from tests.tiering.places.lying import Lie, LyingFiles
 from tests.tiering.stores import fill, filled, held
 from tiering import Policy, TieringBusy, TieringStopped, Worker
 from tiering.catalog.catalog import decode_rows
+from tiering.catalog.key_filters import KeyFilters
 from tiering.executor.pool import Inline
 from tiering.executor.segment_encoder import segment_task
 from tiering.merge.merge import merge_task
@@ -553,3 +554,21 @@ def test_a_run_does_not_begin_in_another_and_a_stopped_thread_is_the_stores_no_m
         worker.start(1e6)
         assert [t.name for t in store.stats().threads] == [*threads, "kvmq-tiering"]
     assert [thread.name for thread in store.stats().threads] == threads
+
+
+def test_an_archive_that_readers_could_not_be_told_of_is_in_no_figure(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was counted until the next opening: it was in memory, and in no row."""
+    forget, struck = KeyFilters.forget, [OSError(5, "struck")]
+
+    def forgets_once(filters: KeyFilters, number: int) -> None:
+        if struck:
+            raise struck.pop()
+        forget(filters, number)
+
+    monkeypatch.setattr(KeyFilters, "forget", forgets_once)
+    with Worker(store, WARM, executor=Inline()) as worker:
+        assert worker.run_once().failed
+        assert sum(tier.archives for tier in store.stats().tiers) == len(worker.archives()) > 0
+    assert not struck
