@@ -1,4 +1,4 @@
-"""What holds for all tests, and for the processes that they start."""
+"""Settings and fixtures of all tests, and of the processes that they start."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ quick_pools()
 stores_in_memory()
 # A shell starts what runs in the background deaf to it; tests interrupt what they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# What a test starts imports kvmq in half the time when Python keeps what it compiled.
+# A process that a test starts imports kvmq in half the time when Python keeps compiled modules.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 _site = str(Path(__file__).parent / "support" / "site")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_site, os.environ.get("PYTHONPATH"))))

@@ -22,7 +22,7 @@ class Fixture:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """What RocketMQ reads from it, in log order."""
+        """The messages that RocketMQ reads from it, in log order."""
         found: list[dict[str, Any]] = self.manifest["messages"]
         return found
 

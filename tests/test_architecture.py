@@ -1,4 +1,4 @@
-"""What holds for the source as a whole: who imports whom, the seams, sizes, no stray addresses.
+"""Holds rules for the whole source: imports, seams, sizes, stray addresses.
 
 The rules are read off the syntax tree, so an import inside a function or under TYPE_CHECKING
 counts like any other. Each rule is a plain function from modules to the places that break it; the
@@ -256,7 +256,7 @@ def import_cycles(modules: list[Module]) -> list[str]:
 
 
 def reachable(edges: dict[str, set[str]], start: set[str], but: str) -> set[str]:
-    """What can be reached from `start`, going on from everything except `but`."""
+    """The nodes that can be reached from `start`, going on from all of them except `but`."""
     seen: set[str] = set()
     ahead = set(start)
     while ahead:
@@ -400,7 +400,7 @@ def outside_names(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
 
 
 def origins_of(tree: ast.Module) -> dict[str, str]:
-    """What each imported name stands for, and "here" for what the module itself defines."""
+    """The meaning of each imported name, and "here" for a name that the module itself defines."""
     origins = {
         node.name: "here"
         for node in tree.body
@@ -468,7 +468,7 @@ def is_of_errors(annotation: ast.expr | None) -> bool:
 
 
 def foreign_imports_of_core(name: str, source: str) -> list[str]:
-    """What a compiled module names that it may not; Cython's source is no syntax that `ast` has."""
+    """The forbidden names in a compiled module; `ast` has no syntax for Cython's source."""
     named = re.findall(r"^\s*(?:from|c?import)\s+([\w.]+)", source, re.MULTILINE)
     return [
         f"{name} imports {target}"

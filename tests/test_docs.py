@@ -99,7 +99,7 @@ def example(text: str, name: str) -> bytes:
 
 
 def fields_of(text: str, name: str) -> tuple[bytes, list[str]]:
-    """What the table under an example says: all its bytes, and the fields' texts."""
+    """The table under an example: all its bytes, and the fields' texts."""
     under = text.partition(f"```hex {name}\n")[2].partition("| bytes | field |\n")[2]
     table = under.partition("\n\n")[0]
     rows = [line.strip("|").split("|") for line in table.splitlines()[1:]]

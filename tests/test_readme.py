@@ -47,7 +47,7 @@ def expected_output(text: str) -> str:
 
 
 def section(text: str, title: str) -> str:
-    """What stands below a heading, up to the next one of its level."""
+    """The text below a heading, up to the next one of its level."""
     return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 

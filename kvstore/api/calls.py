@@ -480,7 +480,7 @@ class Calls:
 
         Where None is a value of its own it is set: `backoff=None` is the default table again,
         `dead_letter_topic=None` `%DLQ%` and the name, `max_in_flight=None` no limit. Dead letters
-        stay in the topic of before; `redrive` and `group_stats` go on with them there. A group has
+        stay in the former topic; `redrive` and `group_stats` go on with them there. A group has
         up to 16 such topics (`CallerError`)."""
         self._engine.log.check_writable()
         changes: dict[str, Any] = {

@@ -45,7 +45,7 @@ BACKOFF_MAX: Final = 365 * 24 * 3600.0
 """Seconds of one step: a year."""
 BACKOFF_STEPS: Final = 64
 FORMER_MAX: Final = 16
-"""Topics of before that may still hold dead letters of a group."""
+"""Former topics that may still hold dead letters of a group."""
 TIME_MAX: Final = (1 << 63) - 1
 CACHED_MAX: Final = 1 << 17
 _CACHED_OF_A_BATCH: Final = 1024
@@ -343,7 +343,7 @@ def _checked(info: GroupInfo) -> GroupInfo:
 
 
 def _with_former(new: GroupInfo, old: GroupInfo, spent: Collection[str]) -> GroupInfo:
-    """A group whose dead letters go to another topic: it keeps those in the topics of before."""
+    """A group whose dead letters go to another topic: it keeps those in the former topics."""
     former = {
         topic: until
         for topic, until in (old.former_dead_letters | {old.dead_letters: OFFSET_MAX}).items()
@@ -351,7 +351,7 @@ def _with_former(new: GroupInfo, old: GroupInfo, spent: Collection[str]) -> Grou
     }
     if len(former) > FORMER_MAX:
         raise CallerError(
-            f"group {new.name!r} has dead letters in {len(former) - 1} topics of before: "
+            f"group {new.name!r} has dead letters in {len(former) - 1} former topics: "
             f"{', '.join(map(shown, old.former_dead_letters))}; delete one of them, or give "
             f"{shown(old.dead_letters)} another retention instead of another name"
         )

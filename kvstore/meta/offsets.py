@@ -226,7 +226,7 @@ class Offsets:
                 if key != _RECOVERED + U32.pack(due):
                     raise IndexDamaged(
                         f"{self._families.path} does not say where the log ended at its recovery "
-                        f"{due}, so committed offsets of before can't be told; commit them again"
+                        f"{due}, so earlier committed offsets can't be told; commit them again"
                     )
                 lowest.append(min([U64.unpack(end)[0], *lowest[-1:]]))
             self._ends = lowest[::-1]

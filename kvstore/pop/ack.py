@@ -251,5 +251,5 @@ def expired() -> ReceiptExpired:
     """The error for a receipt whose delivery is over."""
     return ReceiptExpired(
         "the message was handed out again, moved, reset or taken away since this receipt was "
-        "given; drop it, whoever has the message now holds a newer one"
+        "given; drop it, the present holder of the message has a newer one"
     )

@@ -137,7 +137,7 @@ class DeadLetters:
             self._put([_without_content(copies[0])])
 
     def _topic(self, group: GroupInfo) -> Topic:
-        # As it is now: who alters it waits for the pops that are at it, and not for any later ones.
+        # As it is now: a thread that alters it waits for its present pops, and for no later ones.
         name = self._groups.get(group.name).dead_letters
         # By its id in the index a copy that was made is told from one that was not.
         try:

@@ -100,7 +100,7 @@ class LetterQueue(NamedTuple):
 def letter_queues(
     group: GroupInfo, reader: Reader, topics: Topics, offsets: Offsets
 ) -> Iterator[LetterQueue]:
-    """The queues that may have dead letters of a group, those of before first."""
+    """The queues that may have dead letters of a group, the former ones first."""
     for name in group.dead_letter_topics:
         topic, until = topics.find(name), group.former_dead_letters.get(name)
         if topic is None:
@@ -183,7 +183,7 @@ class GroupProgress:
         return letter_queues(group, self.reader, self.topics, self.offsets)
 
     def spent_letters(self, group: GroupInfo) -> set[str]:
-        """The topics of before that hold no dead letters of a group any more."""
+        """The former topics that hold no dead letters of a group any more."""
         held = {
             letters.name
             for letters, _, bounds in self._letter_queues(group)

@@ -1,4 +1,4 @@
-"""What is taken for a path: `~` is home wherever one is given, and what is no path is refused."""
+"""Paths: `~` is home wherever a path is given, and other values than paths are refused."""
 
 from __future__ import annotations
 

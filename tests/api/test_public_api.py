@@ -1,4 +1,4 @@
-"""What api.md says is importable is there, typed and with a docstring."""
+"""The names that api.md lists can be imported, and are typed, with a docstring."""
 
 from __future__ import annotations
 

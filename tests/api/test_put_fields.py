@@ -1,4 +1,4 @@
-"""What a message may hold, field by field, at the limits and one beyond."""
+"""A message's fields, one by one, at their limits and one beyond."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_a_store_works_with_every_value_that_a_setting_may_have(
     try:
         use(store, clock)
     except StoreError:
-        # Such as: no body may be so long, no disk may be so full.
+        # Here no body may be so long, or no disk so full.
         assert name in ("max_properties", "watermarks")
     clock.advance(1.0)
     assert [thread for thread in store.stats().threads if thread.failures] == []

@@ -23,7 +23,7 @@ SMALL = StoreConfig(segment_size=1 << 20)
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command line did."""
+    """The outcome of a command line."""
 
     code: int
     out: str

@@ -1,4 +1,4 @@
-"""What a verb says of a store that another program has open: the call that does the same there."""
+"""A verb on a store that another program has open names the call that does the same there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What verbs print, for people and machines; and errors advise verbs, not calls."""
+"""The output of verbs, for people and for machines; errors advise verbs, not calls."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def python(code: str, *args: object) -> list[object]:
 
 
 def wait_for(path: Path, lines: int = 1) -> list[str]:
-    """What a file has, when it has so many lines."""
+    """Waits until a file has so many lines, and returns all its lines."""
     until = time.monotonic() + 120
     while len(found := path.read_text().splitlines() if path.exists() else []) < lines:
         assert time.monotonic() < until, f"{path} has {len(found)} lines, wanted {lines}"

@@ -61,7 +61,7 @@ class Fuzzer(NamedTuple):
     sane: Callable[..., bool] = _sane
     """Whether callers may ask for so much: what they expect is allocated."""
     call: Callable[..., Any] | None = None
-    """What is called instead of the entry: to use what it returns, or to read what it changes."""
+    """A function called instead of the entry, which uses its result or reads its changes."""
 
 
 class Entry(NamedTuple):

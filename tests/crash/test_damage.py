@@ -59,7 +59,7 @@ def placed(tmp_path: Path) -> list[PutResult]:
 
 
 def fingerprint(path: Path) -> dict[str, str]:
-    """What the log's folder holds."""
+    """The files in the log's folder."""
     return {
         p.name: hashlib.sha256(p.read_bytes()).hexdigest() if p.is_file() else "folder"
         for p in (path / "commitlog").iterdir()
@@ -272,7 +272,7 @@ FOUND_LATE: list[tuple[str, Callable[[Path, list[PutResult]], None]]] = [
     ("offset", lambda p, placed: flip(p, placed[50].position + FIELDS["queue offset"], bit=6)),
     ("last", lambda p, _: segment(p, 3).unlink()),
 ]
-"""What is known to be damage when all is read."""
+"""Damage that is found only when all is read."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What was refused never comes back, whatever it left behind the log's end."""
+"""A refused message never comes back, whatever bytes it left behind the log's end."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_what_was_half_put_into_the_write_buffer_is_taken_out_of_it(
 
 
 class Interrupting(Signal):
-    """Interrupts whoever sets it, as Ctrl-C may at that very moment."""
+    """Interrupts the thread that sets it, as Ctrl-C may at that very moment."""
 
     def set(self) -> None:
         raise KeyboardInterrupt

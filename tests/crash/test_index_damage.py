@@ -172,7 +172,7 @@ def tables(index: Path) -> list[Path]:
 def test_a_damaged_block_of_the_index_is_never_taken_for_an_empty_queue(
     tmp_path: Path, path: Path
 ) -> None:
-    """What a damaged table held may not be readable, but nothing else may be said of it."""
+    """The rows of a damaged table may be unreadable; reads say nothing else that is wrong."""
     for number in range(len(tables(path / "index"))):
         copy = copy_folder(path, tmp_path / f"copy{number}")
         table = tables(copy / "index")[number]
@@ -315,7 +315,7 @@ Row = tuple[int, ...]
 
 
 def content(path: Path) -> dict[str, list[Row]]:
-    """What the index says, whatever runs and parts say it."""
+    """The answers of the index, whichever runs and parts they come from."""
     with opened(path) as store:
         index = inside.index(store)
         found: dict[str, list[Row]] = {"entries": [], "places": [], "keys": []}
@@ -515,8 +515,8 @@ def is_damaged(path: Path) -> bool:
 def test_a_rebuild_that_was_killed_at_any_step_is_gone_on_with(
     tmp_path: Path, small: Path, harm: Callable[[Path], None] | None
 ) -> None:
-    """By opening with the default settings, or by another rebuild. What a kill leaves is the folder
-    as it was at that moment; in the middle a process is killed.
+    """By opening with the default settings, or by another rebuild. A kill leaves the folder as it
+    was at that moment; in the middle a process is killed.
     """
     if harm is not None:
         harm(small / "index")

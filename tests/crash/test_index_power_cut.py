@@ -29,7 +29,7 @@ CONFIG = settings(clock=CLOCK, offset_sync_interval=1.0, checkpoint_interval=1e9
 
 
 class Disk:
-    """What the disk has of a store's write-ahead logs."""
+    """The bytes of a store's write-ahead logs that are on the disk."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -38,7 +38,7 @@ class Disk:
         self.look()
 
     def look(self) -> bool:
-        """Take note of a sync since the last look; returns whether there was one."""
+        """Records whether a sync came since the last look, and returns that."""
         found = inside.database(self._store).property_value("rocksdb.options-statistics")
         counted = _SYNCED.search(found or "")
         assert counted is not None, "RocksDB counts no syncs"

@@ -38,7 +38,7 @@ Name = tuple[int, int, int]
 
 
 class Ack(NamedTuple):
-    """What a writer was told of a message."""
+    """The answer that a writer got for a message."""
 
     name: Name
     topic: str
@@ -158,7 +158,7 @@ class Commit(NamedTuple):
 
 
 class Ledger:
-    """What the writers told."""
+    """The answers that the writers reported."""
 
     def __init__(self) -> None:
         self.acks: list[Ack] = []
@@ -249,7 +249,7 @@ def _assert_no_holes(found: dict[Name, StoredMessage]) -> None:
 
 
 def _assert_last(lost: list[Ack], found: dict[Name, StoredMessage], ledger: Ledger) -> None:
-    """What a writer's end lost is what it had put last, and behind what it had flushed."""
+    """A writer's end lost only the messages put last, behind those that it had flushed."""
     ends: dict[int, int] = {}
     for name, m in found.items():
         ends[name[0]] = max(ends.get(name[0], -1), m.position)

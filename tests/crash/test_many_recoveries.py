@@ -83,7 +83,7 @@ def copied(path: Path, target: Path) -> Path:
 
 
 def answers(path: Path) -> dict[str, Any]:
-    """What groups are told when new messages have taken the places of the lost ones."""
+    """The answers that groups get when new messages have taken the places of the lost ones."""
     now = START_MS + 3600_000
     with opened(path, settings(clock=VirtualClock(now))) as store:
         assert store.bounds("t", 0).next_offset < 50

@@ -139,7 +139,7 @@ def names(popped: list[Popped]) -> str:
 
 
 class Ledger:
-    """What the workers told. Threads' lines may come in another order than their calls."""
+    """The workers' reports. Threads' lines may come in another order than their calls."""
 
     def __init__(self) -> None:
         self.put: set[str] = set()

@@ -1,4 +1,4 @@
-"""What a power cut leaves: what was acknowledged as synced, and a leading part of the rest."""
+"""A power cut leaves the messages acknowledged as synced, and a leading part of the rest."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ STALE: Final = 20
 def test_whole_records_behind_a_torn_one_never_come_back(
     tmp_path: Path, at: int, less: int, close: bool
 ) -> None:
-    """What is put next ends exactly where they begin (`less` 0), or close to it."""
+    """The next record ends exactly where they begin (`less` 0), or close to there."""
     base = tmp_path / "base"
     batches = [batch(n, 1) for n in range(BEFORE + 1 + STALE)]
     placed = left(tmp_path / "a", base, COVERED, *batches)

@@ -1,4 +1,4 @@
-"""What a call costs in a log of 1, 10 and 100 segments: as many operations, not more.
+"""A call takes as many operations in a log of 10 or 100 segments as in one of 1 segment.
 
 Operations are counted, times are not: RocksDB's seeks, steps and gets, and maps and reads of files.
 Of what may grow with the logarithm of the log's length the allowance is said beside it.
@@ -130,7 +130,7 @@ ASKED: dict[str, tuple[Callable[[Growing], None], int]] = {
     # Bisected: the logarithm of the offsets, in seeks.
     "an offset by time": (Growing.offset_at_a_time, 16),
 }
-"""What is asked, and how many more operations it may be in ten times as many segments."""
+"""The call, and how many more operations it may take in ten times as many segments."""
 
 
 def test_no_call_costs_more_in_a_hundred_segments_than_in_one(

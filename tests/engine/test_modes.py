@@ -419,7 +419,7 @@ def _flushed(store: Store) -> Store:
 
 
 def wrong_with_reads(store: Store) -> list[str]:
-    """What bounds, pull, query and get of queue 0 say that doesn't go together."""
+    """The contradictions between the answers of bounds, pull, query and get of queue 0."""
     low, high = store.bounds("t", 0)
     problems = []
     pulled = store.pull("t", 0, low, 10_000)

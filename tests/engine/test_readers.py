@@ -77,7 +77,7 @@ def test_a_reader_finds_gone_what_retention_took_whatever_it_reads_first(
     low, high = writer.bounds("t", 0)
     assert 0 < low < high == COUNT
     if not writer.config.secure_erase:
-        # What it has mapped it may go on reading until it looks.
+        # It may go on reading the segments that it has mapped until it looks.
         reader.bounds("t", 0)
     try:
         READS[first](reader)

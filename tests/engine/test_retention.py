@@ -535,7 +535,7 @@ def test_the_end_of_a_deleted_topic_is_forgotten_when_the_log_begins_behind_it(
 
 
 def _next(**changed: Any) -> str | None:
-    """What is to be said of segment 4, of two: of 10 s and 1,000 bytes, if nothing else is said."""
+    """The reason why segment 4 of two may go; by default at 10 s, in a log of 1,000 bytes."""
     facts: dict[str, Any] = {
         "now_ms": 10_000, "hour": 3, "disk_used": 0.1, "total_bytes": 1000
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the tests of the index share."""
+"""Fixtures and helpers of the index's tests."""
 
 from __future__ import annotations
 

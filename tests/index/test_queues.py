@@ -69,7 +69,7 @@ def put_run(families: Families) -> None:
 
 
 def visible(locations: list[Location], first_segment: int) -> list[Location]:
-    """What is to be seen of them, by the rules of docs/keys.md."""
+    """The locations that readers see, by the rules of docs/keys.md."""
     found = [p for p in locations[:-1] if p.segment != NOWHERE] + locations[-1:]
     there = [p for p in found if p.segment >= first_segment]
     return list(dropwhile(lambda p: p.is_lost, there))

@@ -1,4 +1,4 @@
-"""The flusher wakes everybody whose records are on the disk, whoever brought them there."""
+"""The flusher wakes all callers whose records are on the disk, also if another thread synced."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_few_dirty_bytes_wait_for_the_thorough_interval(tmp_path: Path) -> None:
 
 
 def sync_when_somebody_waits(store: Store) -> None:
-    """What a checkpoint does first, in the housekeeper's thread or a caller's."""
+    """Syncs as a checkpoint does first, in the housekeeper's thread or a caller's."""
     while not inside.threads_at_the_disk(store):
         SystemClock().sleep(0.001)
     inside.log(store).sync_to_end()

@@ -1,4 +1,4 @@
-"""What finds a message is what its topic's setting took when it was put, whatever came then."""
+"""A message is found by the keys that its topic's setting took at its put, whatever came then."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class OffsetsMachine(RuleBasedStateMachine):
                 found = self.store.offset_history(group, "t", queue)
                 kept = sorted(self.history.get(key, {}).values(), key=lambda row: row[0])
                 rows = [(c.committed_at, c.offset) for c in found]
-                # What was too old before the clock was set back may have been swept away.
+                # A row that was too old before the clock was set back may have been swept away.
                 assert [r for r in rows if r[0] >= gone] == [r for r in kept if r[0] >= gone]
                 assert rows == [r for r in kept if r in rows and r[0] >= oldest]
 

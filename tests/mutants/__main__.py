@@ -35,7 +35,7 @@ TESTS_FAILED: Final = 1
 
 
 class Outcome(NamedTuple):
-    """What the tests said of one fault."""
+    """The tests' verdict on one fault."""
 
     room: str
     fault: Fault

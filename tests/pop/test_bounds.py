@@ -1,4 +1,4 @@
-"""What popping keeps in memory has bounds: each is run to ten times as much.
+"""The memory that popping takes has bounds: each is run to ten times as much.
 
 The bounds are lowered for that. Those of the larger ones are in the tens of thousands, and what
 happens at them is the same.

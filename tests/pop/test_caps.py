@@ -1,4 +1,4 @@
-"""`max_in_flight`: never more live locks than that, and whoever waits for room gets it."""
+"""`max_in_flight`: never more live locks than that, and a pop that waits for room gets it."""
 
 from __future__ import annotations
 

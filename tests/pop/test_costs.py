@@ -1,4 +1,4 @@
-"""What a call costs does not grow with what there is: counted in what is read, not in time."""
+"""The cost of a call does not grow with the store: it is counted in reads, not in time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `lag` and `group_stats` say of a group, also when retention took messages away."""
+"""The figures of `lag` and `group_stats`, also when retention took messages away."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_what_filters_refuse_is_counted_until_the_offset_is_set(
         assert done == 3
         assert_all_say(store, 0, 5)
         store.put_batch([Message("t", b"x", tag="b", message_group="m") for _ in range(3)])
-        # What was locked first, and is refused when it is due, is passed over as well.
+        # A message that was locked first, and is refused when it is due, is passed over as well.
         first, *_ = store.pop("g", "t", 1, 1.0)
         assert_all_say(store, 3, 5)
         clock.advance(2)
@@ -277,7 +277,7 @@ def test_a_filter_that_waits_for_room_counts_each_message_once(tmp_path: Path) -
 def test_a_reader_beside_a_store_that_ended_unclean_says_what_the_store_says(
     tmp_path: Path,
 ) -> None:
-    """Rows of before are cut for the look, without being written."""
+    """Older rows are cut for the look, without being written."""
     clock = VirtualClock()
     with kvstore.open(tmp_path / "s", small(clock)) as store:
         store.create_topic("t", queues=1)

@@ -50,7 +50,7 @@ def test_a_clock_that_is_stepped_changes_waiting_times_and_nothing_else(
     results = store.ack_batch([p.receipt for p in first])
     assert [r is True for r in results] == [step < 0] * 5
     third = store.pop("g", "t", 10, 60.0)
-    # What was handed out at the other time has a lock of that time.
+    # A message handed out at the other time has a lock of that time.
     assert third == [] if step > 0 else offsets(third) == [5, 6, 7, 8, 9]
     clock.advance(2 * HOUR)
     left = store.pop("g", "t", 10, 60.0)

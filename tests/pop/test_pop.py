@@ -165,7 +165,7 @@ def test_no_more_bytes_come_than_asked_but_one_message_at_least(
     sizes = [store.put("t", b"x" * 100, queue=0).size for _ in range(4)]
     for _ in range(popped_before):
         store.ack(store.pop("g", "t")[0].receipt)
-    # What was read ahead ends here.
+    # The messages that were read ahead end here.
     sizes += [store.put("t", b"x" * n, queue=0).size for n in (1000, 10, 10)]
     if due:
         assert len(store.pop("g", "t", 10, 1.0)) == 7 - popped_before
@@ -206,7 +206,7 @@ def test_bytes_are_counted_over_all_queues(store: Store) -> None:
 
 
 def test_a_pop_of_so_many_bytes_has_no_more_however_far_its_filter_looks(store: Store) -> None:
-    """What it wants lies farther apart than it looks at once."""
+    """The messages that it wants lie farther apart than it looks at once."""
     messages = [
         Message("t", bytes(100), queue=0, tag="a" if n % 2000 == 0 else "b") for n in range(4002)
     ]
@@ -658,7 +658,7 @@ def test_what_can_not_be_asked_is_refused_and_changes_nothing(
     store: Store, asked: dict[str, Any], warm: bool
 ) -> None:
     if warm:
-        # What was asked before, and is equal to it in Python's eyes, does not make it right.
+        # An earlier value that Python holds to be equal does not make a wrong value right.
         for usual in ({}, {"invisible_for": 1.0}, {"queue": 1}, {"queue": 0}, {"max_bytes": 1}):
             store.pop("g", "t", **usual)
     put(store, 2, 0)

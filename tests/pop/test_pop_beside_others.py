@@ -29,7 +29,7 @@ def config() -> StoreConfig:
 
 
 def together(*calls: Callable[[], object]) -> list[object]:
-    """What calls that begin at the same time return or raise."""
+    """The results or errors of calls that begin at the same time."""
     barrier = threading.Barrier(len(calls))
     found: list[object] = [None] * len(calls)
 
@@ -91,7 +91,7 @@ def test_a_topic_deleted_beside_pops_leaves_no_lock_behind(store: Store) -> None
 
 
 def test_a_cap_counts_the_locks_that_live(tmp_path: Path) -> None:
-    """What ran out and nobody asks for in its topic holds up no other topic."""
+    """A lock that ran out, in a topic that nobody pops, holds up no other topic."""
     clock = VirtualClock(1_700_000_000_000)
     with kvstore.open(tmp_path / "s", StoreConfig(segment_size=1 << 20, clock=clock)) as store:
         store.create_group("g", max_in_flight=1)

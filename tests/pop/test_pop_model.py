@@ -88,7 +88,7 @@ class Entry:
 
 @dataclass(eq=False)
 class Delivery:
-    """What a receipt stands for. `ended` says how it ended, `ended_in` in which opening."""
+    """The delivery of a receipt. `ended` says how it ended, `ended_in` in which opening."""
 
     receipt: str
     entry: Entry
@@ -352,7 +352,7 @@ class Pops(RuleBasedStateMachine):
         return entry
 
     def bury(self, group: Group, asked: Asked) -> int:
-        """Take note of what went to the dead letters; returns how many."""
+        """Records the messages that went to the dead letters; returns how many."""
         name = f"%DLQ%{group.name}"
         if not self.is_there(name):
             return 0
@@ -392,7 +392,7 @@ class Pops(RuleBasedStateMachine):
         *,
         is_complete: bool,
     ) -> None:
-        """What a pop with a filter refused is done, or may be."""
+        """A message that a pop's filter refused is done, or may be."""
         highest: dict[int, int] = {}
         for e in taken:
             if e.attempts == 1:
@@ -462,7 +462,7 @@ class Pops(RuleBasedStateMachine):
         return data.draw(st.sampled_from(pool or self.deliveries))
 
     def may_ack(self, d: Delivery) -> set[bool]:
-        """What acking may answer: True is good, False expired."""
+        """The answers that an ack may give: True is good, False expired."""
         entry = d.entry
         if not d.ended:
             return {True, False} if entry.state == "maybe" else {True}
@@ -549,7 +549,7 @@ class Pops(RuleBasedStateMachine):
         if has_failed:
             ms = 0
         entry.end("moved", self.opening)
-        # What is given back is not had by its attempt any more.
+        # An attempt no longer has a message that was given back.
         attempt_id = d.attempt_id if keeps else None
         new = Delivery(receipt, entry, d.attempt, self.now + ms, attempt_id)
         new.due = max(new.due, int(receipt[16:32], 16))  # moved on where the place was taken
@@ -594,7 +594,7 @@ class Pops(RuleBasedStateMachine):
             e.attempts = 0
         for d in self.deliveries:
             e = d.entry
-            # What acked a message is over when it is unread again; a restart forgets that.
+            # The ack of a message is over when it is unread again; a restart forgets that.
             if d.ended == "acked" and d.ended_in == self.opening and e.state == "unread":
                 d.ended = "reset"
 
@@ -700,7 +700,7 @@ class Pops(RuleBasedStateMachine):
             if d.entry is entry and d.ended != "acked":
                 d.ended = "gone"
             elif d.entry is entry:
-                # What is known of a row goes with its group or topic.
+                # The facts of a row go with its group or topic.
                 d.ended_in = -1
 
     # --- what always holds ---
@@ -786,7 +786,7 @@ class Pops(RuleBasedStateMachine):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a pop asks for."""
+    """The arguments of a pop."""
 
     topic: str
     limit: int

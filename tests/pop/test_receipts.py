@@ -196,7 +196,7 @@ def test_a_receipt_is_expired_once_its_message_was_handed_out_again(
         with pytest.raises(ReceiptExpired):
             store.change_invisible(p.receipt, 5)
     assert store.ack_batch([p.receipt for p in new]) == [True] * limit
-    # What the old ones are now is still told rightly.
+    # The answers for the old receipts are still right.
     assert [r is True for r in store.ack_batch([p.receipt for p in old])] == [False] * limit + [
         True
     ] * (5 - limit)

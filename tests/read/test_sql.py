@@ -1,4 +1,4 @@
-"""What an SQL filter lets through: written cases, and trees at random against an interpreter.
+"""SQL filters are right in written cases, and as random trees against an interpreter.
 
 The interpreter at the end of this file works with True, False and None, as the tables in
 docs/filters.md do; the compiler never has a third value, so the two have little to share.

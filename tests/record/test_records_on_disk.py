@@ -1,4 +1,4 @@
-"""What stands in the segment files, byte by byte, read with `struct` alone."""
+"""The bytes of the segment files, one by one, read with `struct` alone."""
 
 from __future__ import annotations
 

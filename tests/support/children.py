@@ -56,7 +56,7 @@ class Child:
         self._errors: list[str] = []
 
     def lines(self, seconds: float = _PATIENCE) -> Iterator[str]:
-        """What is told within so many seconds from now, or until the end."""
+        """The lines that come within so many seconds from now, or until the end."""
         until = time.monotonic() + seconds
         while True:
             while self._told:
@@ -117,7 +117,7 @@ class Child:
 
 
 class Teller:
-    """What a child tells with; when the call returns the line is there, whatever happens then."""
+    """A child's way to report: when the call returns the line is there, whatever happens then."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -25,7 +25,7 @@ class VirtualClock:
         self._wall = now_ms
         self._elapsed = 0.0
         self._waits: list[tuple[Signal, float]] = []
-        """What threads wait for, and until when."""
+        """The signals that threads wait for, and until when."""
         self.slept: list[float] = []
 
     def now_ms(self) -> int:

@@ -1,4 +1,4 @@
-"""What a store holds, read in every way there is, and whether it all agrees."""
+"""A store's contents, read in every way there is, and whether all of them agree."""
 
 from __future__ import annotations
 

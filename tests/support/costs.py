@@ -49,7 +49,7 @@ class _Iterator:
 
 
 class Costs:
-    """What is counted while it is installed, by operation."""
+    """The operations done while it is installed, counted by kind."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.counts: Counter[str] = Counter()
@@ -82,7 +82,7 @@ class Costs:
 
     @contextmanager
     def counting(self) -> Iterator[Counter[str]]:
-        """What is done within, filled in at its end."""
+        """The counts of the operations within, filled in at its end."""
         before, found = self.counts.copy(), Counter[str]()
         yield found
         found.update(self.counts - before)

@@ -94,7 +94,7 @@ def make(folder: Path, days: int, messages: int, *, warm_days: int = 21, seed: i
 def _put(
     store: Store, clock: VirtualClock, draw: random.Random, day: int, days: int, count: float
 ) -> None:
-    """What comes in one of the hours."""
+    """Puts the messages of one hour."""
     found = []
     for kind in KINDS:
         some = count * kind.share * (1 + kind.growth * day / days) * draw.uniform(0.8, 1.2)
@@ -121,7 +121,7 @@ def _message(kind: Kind, now_ms: int, draw: random.Random) -> Message:
 
 
 def _give_up(store: Store, clock: VirtualClock, draw: random.Random, a_day: float) -> None:
-    """What a group takes twice, and never acks, is a dead letter at the third look."""
+    """Makes dead letters: a group takes messages twice, never acks them, and looks a third time."""
     for group, topic, share in GROUPS:
         kind = next(kind for kind in KINDS if kind.name == topic)
         for _ in range(max(1, round(a_day * kind.share * share * draw.uniform(0.2, 2.0)))):

@@ -5,8 +5,8 @@ asks the test whether it shall happen. Of every segment it keeps the last synced
 `power_cut` can write a folder as a disk might hold it: each page dirtied since the last sync is
 there or not, as the test chooses.
 
-What is not modelled: a sync that reaches the disk in part, and RocksDB's own files, which are
-copied as they are.
+Not modelled are a sync that reaches the disk in part, and RocksDB's own files, which are copied as
+they are.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def progress(store: Store) -> ProgressHistory:
 
 
 def begin_pop(store: Store) -> Callable[..., Any]:
-    """What a pop that may have to wait begins with."""
+    """The first step of a pop that may have to wait."""
     return store._begin_pop
 
 

@@ -1,8 +1,8 @@
 """Processes that make archives, begun from a fork server: a new interpreter takes a second each.
 
-What such a process does is the product's own, `tiering.executor.pool.serve`, in a process of its
-own that is new each time; only how it is begun is another. Workers in processes that tests start
-begin theirs as the product does, and so does whoever calls `started_anew`.
+Such a process runs the product's own `tiering.executor.pool.serve`, and is new each time; only its
+start is another. Workers in processes that tests start begin theirs as the product does, and so do
+the callers of `started_anew`.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ def furnish(store: Store, test: pytest.FixtureRequest, queues: int) -> Store:
 def openings(
     make: Callable[P, Store], *, one_at_a_time: bool = False
 ) -> Iterator[Callable[P, Store]]:
-    """What opens stores by `make`, and has all closed in the end; `one_at_a_time`: those opened
-    before are closed by then.
+    """Opens stores by `make`, and closes all in the end; with `one_at_a_time` an opening closes the
+    stores opened before.
     """
     opened: list[Store] = []
 

@@ -81,7 +81,7 @@ def choose(
     written_as: tuple[CodecName, int] | None = None,
 ) -> list[list[ArchiveRow]]:
     """Which archives to merge: lists of neighbours, each for one archive. Pure. `judged_as` has the
-    classes of today by the archives' keys; others are judged by their names. `hot` are the first
+    present classes by the archives' keys; others are judged by their names. `hot` are the first
     positions of the segments in the log, rising.
 
     Neighbours are archives of one class in one place. None of the class is between them, and no

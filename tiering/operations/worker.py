@@ -336,7 +336,7 @@ class Worker:
         if keys is None or not hasattr(keys, "destroy"):
             raise ConfigError(
                 f"the key of topic {topic!r} can't be destroyed: the worker was given "
-                + ("no keys" if keys is None else "keys of a kind that can't; ask whoever has them")
+                + ("no keys" if keys is None else "keys of a kind that can't; ask their owner")
             )
         with self._alone():
             found = self._eraser().destroy_key(topic, cast("Destroyer", keys))

@@ -158,7 +158,7 @@ class Replacer:
         check: Callable[[], None],
         without: ErasurePredicate | None = None,
     ) -> Replacement:
-        """Builds an archive anew with the keys of today, `without` some of its messages."""
+        """Builds an archive anew with the present keys, `without` some of its messages."""
         return self.build([row], self.merge_job([row], [manifest], without=without), check)
 
     def discard(self, replacement: Replacement) -> None:
@@ -176,7 +176,7 @@ class Replacer:
         self, rows: Sequence[ArchiveRow], known: Mapping[str, TopicTraits], now: int
     ) -> Replaced:
         """Merges several neighbours of a class into one archive. Messages that are over at `now`,
-        by the policy of today, are left out.
+        by the present policy, are left out.
         """
         manifests = [self._context.manifest_of(row) for row in rows]
         unkept = [self._unkept(manifest, known, now) for manifest in manifests]

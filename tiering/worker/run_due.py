@@ -91,7 +91,7 @@ class Relocator:
         self._publisher.intents.forget(copy.number)
 
     def expire(self, row: ArchiveRow, kind: RetentionClass, now: int) -> bool:
-        """Removes an archive from the store, if all its messages are over by its class of today;
+        """Removes an archive from the store, if all its messages are over by its present class;
         returns whether it did.
         """
         if not kind.is_over(now - row.last_stored_at):

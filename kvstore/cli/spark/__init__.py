@@ -30,7 +30,7 @@ _VERBS: Final[dict[str, tuple[str, str]]] = {
     "compact": ("kvstore.cli.spark.jobs", "Keep the newest messages of compacted topics."),
     "verify": ("kvstore.cli.spark.jobs", "Check every archive, and list orphans."),
     "erase": ("kvstore.cli.spark.jobs", "Erase messages, and prove it."),
-    "reencrypt": ("kvstore.cli.spark.jobs", "Write archives anew under the keys of today."),
+    "reencrypt": ("kvstore.cli.spark.jobs", "Write archives anew under the present keys."),
 }
 
 

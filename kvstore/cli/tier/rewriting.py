@@ -120,7 +120,7 @@ def compact(job: Job, topic: str | None) -> None:
 @_of_topic_option
 @job_options
 def reencrypt(job: Job, topic: str | None) -> None:
-    """Write archives of the store in DIR anew that are not under the keys of today.
+    """Write archives of the store in DIR anew that are not under the present keys.
 
     These are archives with messages of topics that have another key now in the file that --keys
     names, that have got one (`kvmq tier key make`), or that have none any more. The old objects

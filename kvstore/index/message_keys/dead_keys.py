@@ -114,7 +114,7 @@ class DeadKeys:
         the mark stays then.
         """
         size = self._segment_size
-        # Stores of before marked segments of deleted topics too, which are still in the log.
+        # Older versions marked segments of deleted topics too, which are still in the log.
         has_left = read_gone(self._families).has(segment, size)
         parts = [part for part in self._keys.parts() if has_left and part.covers(segment)]
         for part in parts:

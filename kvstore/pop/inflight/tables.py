@@ -260,7 +260,7 @@ class InflightTables:
                 for table in kept.get(number, {}).values()
             }
         with ExitStack() as held:
-            # In the order in which all who take several locks take them.
+            # In the order in which every thread takes several locks.
             for at in sorted(found):
                 held.enter_context(found[at].lock)
             try:

@@ -1,4 +1,4 @@
-"""What was put into an archive comes out of it: by offset, by position, by key, as a whole."""
+"""Messages put into an archive come out again: by offset, by position, by key, as a whole."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ STRETCHES = st.lists(st.lists(messages(), min_size=1, max_size=8), min_size=1, m
 
 
 def expected(raw: bytes, check_crc: bool = True) -> StoredMessage | str:
-    """What `decode` says of a record that stands alone: a message or what is wrong with it."""
+    """The result of `decode` for a record that stands alone: a message or its fault."""
     position = int.from_bytes(raw[28:36], "big", signed=True)
     try:
         return decode_record(raw, 0, len(raw), position, check_crc)

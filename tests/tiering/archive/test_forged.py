@@ -165,7 +165,7 @@ def out_of_order(patch: Patch) -> None:
 
 
 def not_forged(patch: Patch) -> None:
-    """What is wrong is in the records."""
+    """Leaves the archive as it is: the fault is in the records."""
 
 
 def with_bad_body() -> list[Queue]:

@@ -30,7 +30,7 @@ BLOCKS: Final = st.lists(st.lists(messages(), min_size=1, max_size=8), min_size=
 
 
 def heads(group: BlockGroup, data: bytes) -> tuple[Any, Any]:
-    """What the core and the plain version make of a fixed part of the group; None for damage."""
+    """The results of the core and the plain version for a group's fixed part; None for damage."""
     columns = [np.array(group.members.queues, np.int64), *group.members.ranges]
     found = wanted = None
     with contextlib.suppress(ArchiveDamaged):

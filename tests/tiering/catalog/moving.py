@@ -42,7 +42,7 @@ class Made:
 
 
 class Limits:
-    """What the stores of these tests may keep of archives, unless a test says something else."""
+    """The limits for archives in the stores of these tests, unless a test sets others."""
 
     access = ArchiveAccess()
 
@@ -247,7 +247,7 @@ def path_of(store: Store, row: ArchiveRow) -> Path:
 
 
 def asked(call: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """What a call gives, or the error's type and facts."""
+    """The result of a call, or its error's type and facts."""
     try:
         return call(*args, **named)
     except StoreError as e:
@@ -265,7 +265,7 @@ def answers(store: Store) -> dict[Any, Any]:
             _by_time(store, topic.name, queue, messages, out)
             for m in messages:
                 out["at", m.position] = asked(store.read_at, m.position)
-                # What it says of where the log begins is another matter.
+                # The error's facts also tell where the log begins, which may differ.
                 out["not at", m.position] = asked(store.read_at, m.position + 1)[0]
                 out["find", m.message_id] = asked(store.find, m.message_id)
                 out["find", m.position_id] = asked(store.find, m.position_id)

@@ -1,4 +1,4 @@
-"""What is kept of archives has bounds: ten times as much is asked for, and no more is kept."""
+"""The memory for archives has bounds: ten times as much is asked for, and no more is kept."""
 
 from __future__ import annotations
 

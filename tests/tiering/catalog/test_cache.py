@@ -20,7 +20,7 @@ class Sized:
 
 
 class Reads:
-    """What reads blocks of 10 bytes, notes it, and can be held up."""
+    """Reads blocks of 10 bytes, records each read, and can be held up."""
 
     def __init__(self) -> None:
         self.noted: list[tuple[int, int]] = []

@@ -1,7 +1,7 @@
-"""What a call costs beside 1, 8 and 48 archives: as many operations, not more.
+"""A call takes as many operations beside 8 or 48 archives as beside 1.
 
-RocksDB's operations and requests to the archives' place are counted. What is counted is the second
-call: what the first one opened is kept.
+RocksDB's operations and requests to the archives' place are counted, for the second call: the
+archives that the first one opened are kept.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ ASKED: dict[str, tuple[Callable[[Store, int], None], int]] = {
     "find ten ids that are nowhere": (find_nowhere, 24),
     "an offset by time": (offset_at_a_time, 12),
 }
-"""What is asked, and how many more operations it may be beside six times as many archives."""
+"""The call, and how many more operations it may take beside six times as many archives."""
 
 
 def test_no_call_costs_more_beside_many_archives(

@@ -1,4 +1,4 @@
-"""What is lost with an archive, what is not, and what a crash leaves."""
+"""A damaged or lost archive costs its own messages alone; a crash leaves orphans at most."""
 
 from __future__ import annotations
 

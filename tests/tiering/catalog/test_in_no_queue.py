@@ -1,4 +1,4 @@
-"""What a transaction prepared or took back is in no queue, and in archives all the same."""
+"""Messages that a transaction prepared or took back are in no queue, but in archives."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def config(**changed: Any) -> StoreConfig:
 
 
 def loose(store: Store, positions: list[int]) -> dict[Any, Any]:
-    """What is said of records, whether any queue has them or not."""
+    """The answers about records, whether any queue has them or not."""
     out: dict[Any, Any] = {}
     for position in positions:
         found = store.read_at(position)

@@ -54,7 +54,7 @@ def drop_dead_keys(store: Store) -> None:
 
 
 def asked(store: Store, clock: VirtualClock) -> list[list[StoredMessage]]:
-    """What queries say: all, the newest few, and those of times at every border."""
+    """The answers of queries: all, the newest few, and those of times at every border."""
     everything = store.query("orders", "all", limit=1000)
     assert [m.position for m in everything] == sorted(
         (m.position for m in everything), reverse=True

@@ -1,4 +1,4 @@
-"""What is lost with an archive, or waits for a missing one, is told, and costs nothing else."""
+"""Messages of a lost or missing archive are reported, and cost nothing else."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class Case:
                     self.gone.add((queue, m.offset))
 
     def tier(self) -> None:
-        """Have the first three segments in archives."""
+        """Archives the first three segments."""
         rows = [hand_over(self.store, [n]).rows[0] for n in (0, 1, 2)]
         self._object = path_of(self.store, rows[1])
         self.name = rows[1].key
@@ -309,7 +309,7 @@ def test_what_is_to_be_a_dead_letter_and_is_missing_holds_up_no_other(case: Case
 
 
 def letters(store: Store) -> list[Key]:
-    """What the dead letters of group g are copies of."""
+    """The messages whose copies are the dead letters of group g."""
     found = store.pull("%DLQ%g", 0, 0, 1000).messages
     said = [m.properties for m in found]
     return sorted((int(p["DLQ_ORIGIN_QUEUE_ID"]), int(p["DLQ_ORIGIN_QUEUE_OFFSET"])) for p in said)

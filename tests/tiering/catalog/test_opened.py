@@ -134,7 +134,7 @@ def test_what_an_archive_says_that_it_takes_is_no_less_than_it_does() -> None:
     assert after - before <= said < 3 * (after - before)
 
 
-def test_whoever_has_an_archive_in_hand_reads_on(tiered: Tiered) -> None:
+def test_a_reader_that_has_an_archive_in_hand_reads_on(tiered: Tiered) -> None:
     with opened(tiered, open_bytes=0) as store:
         found, (first, second) = tiers(store), sorted(tiers(store).numbers())[:2]
         archive = found.archive(first)

@@ -163,7 +163,7 @@ def test_any_order_of_puts_hand_overs_merges_and_openings(
 
 
 def popped(store: Store, group: str, **asked: Any) -> list[tuple[Any, ...]]:
-    """What a group gets, some acked, some given back, until there is nothing left."""
+    """The messages that a group gets until none is left; some are acked, some given back."""
     out = []
     for turn in range(1000):
         found = store.pop(group, "orders", limit=7, invisible_for=30.0, **asked)

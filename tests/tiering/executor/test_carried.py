@@ -1,4 +1,4 @@
-"""What goes wrong in another process is raised here as the error it is, with all it carries."""
+"""An error of another process is raised here as the same error, with all its facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What encoding and checking take in memory does not depend on how many messages there are."""
+"""The memory that encoding and checking take does not depend on how many messages there are."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def encoding(folder: Path, segment_size: int) -> Callable[[], EncodedSegment]:
-    """What encodes a segment of so many bytes, full of the smallest messages with a key."""
+    """A call that encodes a segment of so many bytes, full of the smallest messages with a key."""
     with kvstore.open(folder / "store", StoreConfig(segment_size=segment_size)) as store:
         store.create_topic("orders", queues=2)
         batch = [Message("orders", b"x", queue=n % 2, keys=(f"{n}",)) for n in range(500)]

@@ -141,7 +141,7 @@ class Killed(BaseException):
 
 
 def _steps(tmp_path: Path) -> list[tuple[str, str]]:
-    """What destroying a key does to files, in order."""
+    """The effects on files of destroying a key, in order."""
     files = Hooked()
     keys = KeyFile(tmp_path / "counted", files)
     keys.make("orders")

@@ -25,7 +25,7 @@ Records = dict[tuple[str, int], dict[int, bytes]]
 
 
 class Result(NamedTuple):
-    """What came of a merge; `data` is the archive's bytes, empty if there is none."""
+    """The result of a merge; `data` is the archive's bytes, empty if there is none."""
 
     merged: Merged
     data: bytes

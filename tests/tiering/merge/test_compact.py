@@ -199,7 +199,7 @@ def put(store: Store, key: str, body: bytes) -> None:
 
 
 def archive(store: Store, clock: VirtualClock, worker: Worker) -> None:
-    """What was put so far becomes an archive."""
+    """Archives all messages that were put so far."""
     store.seal()
     clock.advance(2 * DAY)
     assert worker.run_once().failed == {}

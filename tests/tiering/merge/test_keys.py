@@ -1,4 +1,4 @@
-"""Merging what is encrypted: with its topic's key of today, and without what no key opens."""
+"""Merging encrypted archives: with the present key, and without messages that no key opens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A merge in stretches gives the same bytes whoever does them, and no stretch is much too large."""
+"""A merge in partitions gives the same bytes in any process, and no partition is much too large."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Made:
 
 
 def expected(queues: list[Queue], job: MergeJob) -> Records:
-    """What a merge is to leave, worked out message by message."""
+    """The records that a merge must leave, worked out message by message."""
     left: Records = {}
     for queue in queues:
         if queue.topic.id not in job.topics:

@@ -1,4 +1,4 @@
-"""What a restore and an attach do at 1, 8 and 48 archives grows as the archives do, no faster.
+"""The work of a restore and an attach at 1, 8 and 48 archives grows no faster than the archives.
 
 RocksDB's operations are counted, and those of the file seam, by which archives are read.
 """

@@ -23,7 +23,7 @@ _NOT_PASSED_ON: Final = ("connection", "transfer-encoding", "content-length", "k
 
 @dataclass
 class Fault:
-    """What happens to the next `times` requests of a method whose target holds `part`.
+    """The fault of the next `times` requests of a method whose target holds `part`.
 
     status: answered so, and not passed on. stall: no answer until the server stops. cut: the answer
     ends early. short: it says itself that it is shorter. drop: closed without passing on. lose:

@@ -14,7 +14,7 @@ Lie = Literal["other", "less", "nothing"]
 
 
 def told(lie: Lie, data: bytes) -> bytes:
-    """What is kept of what was given."""
+    """The bytes that are kept of those given."""
     if lie == "other":
         middle = len(data) // 2
         return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]

@@ -1,4 +1,4 @@
-"""What names a place, which settings it has, and what is refused."""
+"""The names of places, their settings, and the refusal of wrong ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every kind of place promises, held against each."""
+"""The promises of all places, held against each kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of policies share: policies, topics and segments drawn by hypothesis."""
+"""Shared by the tests of policies: policies, topics and segments drawn by hypothesis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is due, and what must never be: deleted early, out of order, or because a clock leapt."""
+"""Steps are due at their time; nothing goes early, out of order, or because a clock leapt."""
 
 from __future__ import annotations
 

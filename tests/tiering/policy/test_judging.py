@@ -1,4 +1,4 @@
-"""Archives are judged by the policy and the topics of today, and few are opened for that."""
+"""Archives are judged by the present policy and topics, and few are opened for that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan says: what moves, what it costs, and that the sums are those of the prices."""
+"""A plan names the moves and their costs, and its sums are those of the prices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is planned over many archives opens few of them, some at once, and keeps none."""
+"""A plan over many archives opens few of them, some at once, and keeps none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tasks read: every message once, in whatever tier it is, and no more than is asked for."""
+"""Tasks read each message once, in whatever tier it is, and no more than is asked for."""
 
 from __future__ import annotations
 

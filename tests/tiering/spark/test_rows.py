@@ -18,7 +18,7 @@ from tiering.spark.rows import MessageRows, decode_group, group_columns
 
 
 class Head(NamedTuple):
-    """What differs seldom."""
+    """The fields that differ seldom."""
 
     flags: int
     reconsume_times: int

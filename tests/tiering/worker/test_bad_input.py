@@ -1,5 +1,5 @@
-"""What a worker is not to lose anything by: full disks, other workers, clocks that leap, archives
-that are not what the catalog says.
+"""A worker loses nothing by full disks, other workers, clocks that leap, or archives that differ
+from the catalog.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Work(NamedTuple):
     is_archived: bool = True
     goes: Callable[[bytes], bool] = lambda _: False
     change: Callable[[Store], object] = lambda _: None
-    """What is done to the store before, once its messages are archived or sealed."""
+    """The change to the store before the step, once its messages are archived or sealed."""
 
 
 def part(store: Store, worker: Worker, _: Path) -> object:
@@ -141,7 +141,7 @@ def test_whatever_operation_fails_every_message_is_there_and_the_next_run_goes_o
     clock.advance((work.days - 2) * DAY)
 
     def again(path: Path, found: Found) -> Found:
-        """What there is once the step was done, in a store that holds what was `found` there."""
+        """The archives once the step was done, in a store that has the archives `found` before."""
         with kvstore.open(path, config(clock)) as store:
             assert archives_in(store) == found
             with Worker(store, WARM, executor=Inline()) as worker:
@@ -150,7 +150,7 @@ def test_whatever_operation_fails_every_message_is_there_and_the_next_run_goes_o
             return archives_in(store)
 
     def struck(path: Path, files: EveryFile, fail: Callable[[], None]) -> Found:
-        """What there is when something failed; a crash then leaves `left`."""
+        """The archives after an operation failed; a crash then leaves `left`."""
         with kvstore.open(path, config(clock, files=files)) as store:
             with Worker(store, WARM, executor=Inline()) as worker:
                 fail()

@@ -1,5 +1,5 @@
-"""Nothing goes because of an archive that is not what it should be: places lie, and so may whoever
-makes archives. What was asked for is done by the next run that meets the truth.
+"""Nothing goes because of a wrong archive: places lie, and so may the process that makes archives.
+The next run that meets the truth does the work.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def access(endpoint: str) -> Mapping[str, object]:
 
 
 def now_and_then() -> list[Fault]:
-    """What a server does on a bad day; each is tried again."""
+    """The faults of a server on a bad day; each request is tried again."""
     return [
         Fault("status", "GET", times=2),
         Fault("status", "PUT", times=2, status=503, code="SlowDown"),

@@ -42,7 +42,7 @@ def test_of_two_copies_of_a_store_the_later_leaves_the_archives_of_the_first(
             assert worker.run_once().failed == {}
         before = held(first)
         with kvstore.open(copy, config(clock)) as second:
-            # What it makes differs, and its numbers are those that the first one's had.
+            # Its archives differ, and their numbers are those of the first one's archives.
             second.delete_topic("events")
             mine = second.pull("orders", 0, 0, limit=5).messages
             with Worker(second, policy) as worker:

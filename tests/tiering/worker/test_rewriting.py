@@ -43,7 +43,7 @@ def archive(store: Store, clock: VirtualClock, worker: Worker, *keys: str) -> No
 
 
 def table(store: Store) -> dict[int, str]:
-    """What there is of the table: first keys, by offset."""
+    """The messages of the table: first keys, by offset."""
     low, high = store.bounds("table", 0)
     found: dict[int, str] = {}
     while low < high:
@@ -130,14 +130,14 @@ def test_topics_that_get_a_key_are_encrypted_afterwards_and_others_are_not_touch
         assert table(store) == before
         assert not any(b"in the clear" in r for r in given_without_keys(store.path / "archive"))
         worker.destroy_key("plain")
-        # What nobody can read any more, and what can't be encrypted yet, stays.
+        # Messages that nobody can read any more, or that can't be encrypted yet, stay.
         assert worker.reencrypt().merged == []
         keys.make("plain")
         assert worker.reencrypt().merged == []
 
 
 def given_without_keys(place: Path) -> Iterator[bytes]:
-    """Records that archives give to whoever has no key."""
+    """Records that archives give to a reader without keys."""
     for path in place.rglob("*.kvarc"):
         found = Archive.open(FileSource(path, LocalFiles()))
         for number in range(found.directory.blocks):

@@ -42,7 +42,7 @@ def pools() -> Iterator[Pools]:
 
 
 def never() -> None:
-    """What is asked meanwhile."""
+    """The check that runs meanwhile; it stops nothing."""
 
 
 def squared(number: int, check: Callable[[], None]) -> int:

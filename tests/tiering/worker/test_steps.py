@@ -1,4 +1,4 @@
-"""What each step of a worker leaves behind, and what a step that goes wrong costs the others."""
+"""Each step of a worker leaves places tidy, and a step that fails costs the others nothing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def named(store: Store) -> set[str]:
 
 
 def left(store: Store) -> list[str]:
-    """What a worker has in its folder while it is at work."""
+    """The files in a worker's folder while it is at work."""
     work = store.path / WORK
     return [
         str(path)

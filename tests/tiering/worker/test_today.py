@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filled(days=0)
 
 
 def as_of_an_older_version(store: Store) -> None:
-    """Have the catalog's rows say nothing of topics."""
+    """Takes the topics out of the catalog's rows."""
     side = store.handover
     rows = [msgspec.structs.replace(row, topics=None) for row in decode_rows(side.rows())]
     side.set_rows([(row.catalog_key, encode_row(row)) for row in rows])

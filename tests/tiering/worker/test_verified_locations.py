@@ -28,7 +28,7 @@ def archived(store: Store, clock: VirtualClock) -> Store:
 
 
 def without(store: Store, keys: list[bytes]) -> list[Problem]:
-    """What is said once these locations are gone."""
+    """The problems that are found once these locations are gone."""
     batch = inside.families(store).batch()
     for key in keys:
         batch.delete(PLACES, key)

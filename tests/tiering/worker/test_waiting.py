@@ -1,4 +1,4 @@
-"""What can't be moved is not read and encoded anew at every look, and is said to be left alone."""
+"""Work that fails is not done anew at every look, and is reported as left alone."""
 
 from __future__ import annotations
 

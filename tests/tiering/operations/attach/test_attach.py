@@ -102,7 +102,7 @@ def rows(queue: int, *offsets: int, at: int, text: str = "new") -> list[dict[str
 
 
 def whole(store: Store) -> Held:
-    """What a store holds, which is as it should be."""
+    """The messages of a store, which is checked first."""
     found = read_all(store)
     assert store.verify(archives=True).problems == []
     positions = [m.position for queue in found.values() for m in queue]
@@ -201,7 +201,7 @@ def test_archives_of_a_bucket_are_attached(
         with pytest.raises(AttachConflict, match="has offsets 0 to"):
             tiering.attach(store, place.name, options=options)
     assert list(place.list()) == there
-    # What is attached is the store's own: the bucket isn't asked for it any more.
+    # Attached archives are the store's own: the bucket isn't asked for them any more.
     for info in there:
         place.delete(info.key)
     with kvstore.open(tmp_path / "target", config(clock)) as store:

@@ -1,4 +1,4 @@
-"""What is attached into the gaps of archives that the store has."""
+"""Archives are attached into the gaps between archives that the store has."""
 
 from __future__ import annotations
 

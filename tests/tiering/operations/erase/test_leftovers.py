@@ -1,4 +1,4 @@
-"""What cut-off puts have left: the next run removes it, and nothing of it outlives an erasure."""
+"""Leftovers of cut-off puts: the next run removes them, and none outlives an erasure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def first_archive(store: Store) -> Path:
 
 
 def unfinished(archive: Path) -> Path:
-    """What a put of it leaves that is cut off in the middle."""
+    """The file that a put of the archive leaves when it is cut off in the middle."""
     left = archive.with_name(f".{archive.name}.0123456789abcdef.part")
     left.write_bytes(archive.read_bytes()[:1000])
     return left

@@ -1,4 +1,4 @@
-"""What a pop read ahead is not handed out once it was erased, or its key destroyed."""
+"""A message that a pop read ahead is not handed out once it was erased, or its key destroyed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was erased is in no file of the store's folder any more, and was never in a log."""
+"""Erased messages are in no file of the store's folder any more, and were never in a log."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def use(store: Store, clock: VirtualClock) -> None:
 
 
 class Case(NamedTuple):
-    """What is erased, what of it must be nowhere, how the history begins to call it, and how many
-    other messages stay.
+    """The erasure that is asked for, the texts that must be nowhere, the beginning of its line in
+    the history, and how many other messages stay.
     """
 
     asked: dict[str, Any]
@@ -87,7 +87,7 @@ class Failing(Inline):
 
 
 def leave_behind(store: Store, clock: VirtualClock) -> None:
-    """What killed processes leave: archives that were being made, or copied, or put."""
+    """Makes the leftovers of killed processes: archives that were being made, or copied, or put."""
     archive = min((store.path / "archive").rglob("*.kvarc"))
     for name in (
         "made/killed/1.archive",

@@ -1,4 +1,4 @@
-"""What is erased is nowhere any more, neither in the log nor in archives, and all else is."""
+"""Erased messages are nowhere any more, neither in the log nor in archives; all others are."""
 
 from __future__ import annotations
 

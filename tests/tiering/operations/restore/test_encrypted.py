@@ -1,4 +1,4 @@
-"""What is encrypted comes back to whoever has the key; without it all else does."""
+"""Encrypted messages come back with their key; without it all others do."""
 
 from __future__ import annotations
 

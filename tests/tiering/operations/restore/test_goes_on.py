@@ -175,7 +175,7 @@ def test_a_restored_store_that_loses_its_index_finds_all_archives_again(
 def test_a_store_that_loses_its_index_after_a_merge_finds_all_archives_again(
     tmp_path: Path, clock: VirtualClock, is_restored: bool
 ) -> None:
-    """What was merged still lies there for the time of grace, under the id of before."""
+    """Merged archives still lie there for the time of grace, under the former id."""
     graced = msgspec.structs.replace(POLICY, grace=1e6)
     path = tmp_path / "store"
     bodies: list[bytes] = []

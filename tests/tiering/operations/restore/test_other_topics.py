@@ -1,4 +1,4 @@
-"""Whoever is given one topic of an archive is given nothing of the others."""
+"""A caller that is given one topic of an archive is given nothing of the others."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ POLICY = Policy(hot_for=1e6, warm="archive", clock_doubt=0.0)
 
 
 def offsets(store: Store) -> list[int]:
-    """What can be read; what was erased may count as damage after a rebuild."""
+    """The offsets that can be read; erased messages may count as damage after a rebuild."""
     found, (low, high) = [], store.bounds("a", 0)
     while low < high:
         try:

@@ -53,7 +53,7 @@ def frame(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
 
 
 def read(folder: Path, only: str = "topic=*") -> list[Row]:
-    """What a reader that knows nothing of kvmq finds below a folder, in order."""
+    """The rows that a reader without kvmq finds below a folder, in order."""
     files = [str(path) for path in sorted(folder.glob(f"{only}/day=*/*.parquet"))]
     found = []
     for file in files:

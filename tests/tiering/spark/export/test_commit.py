@@ -66,7 +66,7 @@ def ignored(name: str, append: Append) -> None:
 
 
 def stage_to(folders: Folders, name: str) -> Callable[[], ExportManifest]:
-    """What replaces the old files by the new ones."""
+    """A call that replaces the old files by the new ones."""
 
     def stage() -> ExportManifest:
         moves = []
@@ -87,7 +87,7 @@ def put(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def seen(folder: Path) -> dict[str, bytes]:
-    """What readers see."""
+    """The files that readers see."""
     return {name: data for name, data in contents(folder).items() if not name.startswith("_")}
 
 

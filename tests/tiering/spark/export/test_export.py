@@ -157,7 +157,7 @@ def test_an_export_without_its_checkpoint_is_not_begun_anew(
 
 def test_a_session_without_a_jvm_is_told_to_be_none_for_this(tmp_path: Path) -> None:
     class Connected:
-        """What a session of Spark Connect lacks."""
+        """Lacks a JVM, as a session of Spark Connect does."""
 
     with pytest.raises(SparkUnsuitable, match="Spark Connect"):
         Folders(Connected(), str(tmp_path))  # type: ignore[arg-type] # it has nothing, on purpose
@@ -259,7 +259,7 @@ def test_a_run_that_ends_half_way_is_gone_on_with(
         export(spark, str(folder), str(tmp_path))
 
 
-def test_an_error_of_a_batch_is_kept_for_whoever_runs_the_stream(
+def test_an_error_of_a_batch_is_kept_for_the_caller_that_runs_the_stream(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     exporter = Exporter(spark, str(tmp_path), infer=["events"])

@@ -41,7 +41,7 @@ UNFIT = {
     b'{"more": {"n": 3000000000}}': "^more.n: Expected `int`",
     b'{"more": {"all": [1, 2, "x"]}}': r"^more.all\[2\]: Expected `int`, got `str`$",
     b'{"more": [1]}': "^more: Expected `object`, got `array`$",
-    # What a parser itself may fail at ends nothing but its own message's way.
+    # A message at which a parser itself fails ends only its own way.
     b'{"more": ' + b"[" * 5000 + b"]" * 5000 + b"}": "too deep",
     b'{"id": 1e999999999}': "^id: Number out of range$",
     b'{"note": "\\ud800"}': "not JSON",

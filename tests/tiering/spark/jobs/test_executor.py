@@ -23,7 +23,7 @@ from tiering.spark.jobs.executor import executor as an_executor
 
 
 def never() -> None:
-    """What is asked meanwhile."""
+    """The check that runs meanwhile; it stops nothing."""
 
 
 def test_answers_come_in_the_order_of_their_jobs(executor: SparkExecutor) -> None:

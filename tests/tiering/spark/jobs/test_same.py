@@ -1,4 +1,4 @@
-"""What Spark makes of a store is what the embedded worker makes of it, byte for byte."""
+"""Spark and the embedded worker make the same archives of a store, byte for byte."""
 
 from __future__ import annotations
 

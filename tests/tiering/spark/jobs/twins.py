@@ -58,7 +58,7 @@ def make_store(path: Path, count: int = 900) -> int:
 
 
 class Side:
-    """What came of one of the copies."""
+    """The state of one of the copies."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

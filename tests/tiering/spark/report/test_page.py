@@ -59,7 +59,7 @@ def volume(topic: str | None, tier: str, days_ago: int, size: int = 1000) -> Day
 
 
 def nothing(**changed: Any) -> Figures:
-    """What an empty store has, with changes."""
+    """The figures of an empty store, with changes."""
     empty: dict[str, Any] = {
         "path": "data", "now_ms": NOW_MS, "currency": "USD",
         "prices": {"hot": 0.08, "warm": 0.045, "cold": 0.023}, "archives": {}, "top": 2,

@@ -136,7 +136,7 @@ def _killed_after(steps: int, plain: Place, count: int) -> Callable[[str, str], 
 
     def step(what: str, key: str) -> None:
         nonlocal taken
-        # Whoever reads beside it sees each commit once.
+        # A reader beside it sees each commit once.
         assert jobs_in(plain) in (list(range(count)), list(range(count + 1)))
         taken += 1
         if taken > steps:
@@ -205,7 +205,7 @@ def test_an_older_a_damaged_or_no_checkpoint_costs_reading_and_nothing_else(
     for damage in (page[:-9], encode_page(decode_page(page, "")[1:])):
         (out / page_key(STORE, 16)).write_bytes(damage)
         assert jobs_in(place) == list(range(following))
-    # What was committed under an old checkpoint is still found not to be new.
+    # A batch committed under an old checkpoint is still found not to be new.
     (out / checkpoint_key(STORE)).write_bytes(older)
     assert not Batch(place, 30).make().commit()
     (out / commit_key(STORE, 3)).unlink()

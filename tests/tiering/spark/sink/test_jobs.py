@@ -1,4 +1,4 @@
-"""What a job writes counts whole or not at all, and what does not count goes."""
+"""The archives of a job count all or not at all, and archives that do not count go."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_an_offset_that_an_earlier_job_has_written_is_told(tmp_path: Path) -> No
     write(out, placed(0, 4), name="ef")
     write(out, placed(0, 1), name="dd", overwrite=True)
     assert bodies(out) == [b"x1"]
-    # What was overwritten is in the way of nothing.
+    # Overwritten archives are in the way of nothing.
     write(out, made_up("a", 2), name="de")
     assert sorted(r["offset"] for r in read(out)[0]) == [1, 2, 3]
 

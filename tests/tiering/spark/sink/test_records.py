@@ -1,4 +1,4 @@
-"""Rows become the records that they came from, or such as a store would have made."""
+"""Rows become the records that they came from, or records as a store makes them."""
 
 from __future__ import annotations
 

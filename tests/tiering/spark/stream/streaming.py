@@ -61,7 +61,7 @@ def drain(stream: KvmqStreamReader, start: Json | None = None) -> tuple[Json, li
 
 
 def everything(stream: KvmqStreamReader, start: Json) -> tuple[Json, list[Row]]:
-    """What there is, in one batch."""
+    """All rows that there are, in one batch."""
     return trigger(stream, start, ReadAllAvailable())
 
 

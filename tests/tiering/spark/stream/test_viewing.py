@@ -1,4 +1,4 @@
-"""What is seen of a store beside whoever writes to it."""
+"""A view of a store beside the process that writes to it."""
 
 from __future__ import annotations
 
