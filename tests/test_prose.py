@@ -100,6 +100,33 @@ def test_each_opening_is_found_wherever_prose_stands(tmp_path: Path) -> None:
     assert [h for paragraph in prose(good) for h in hidden_subjects(paragraph)] == []
 
 
+def long_chains(text: str) -> list[str]:
+    """Sentences that chain four invariants or more by semicolons, where a list reads better."""
+    folded = " ".join(text.split())
+    if not folded.startswith(("Invariants: ", "Invariant: ")):
+        return []
+    return [s for s in re.split(r"(?<=[.]) (?=[A-Z])", folded) if s.count(";") >= 3]
+
+
+def test_four_invariants_or_more_are_a_list() -> None:
+    found = {
+        str(path.relative_to(ROOT)): chains
+        for package in ("kvstore", "tiering")
+        for path in sorted((ROOT / package).rglob("*"))
+        if path.suffix in (".py", ".pyx")
+        for text in prose(path)
+        for paragraph in text.split("\n\n")
+        if (chains := long_chains(paragraph))
+    }
+    assert found == {}
+
+
+def test_a_chain_of_four_invariants_is_found() -> None:
+    assert long_chains("Invariants: one is 1; two is 2; three\nis 3; four is 4.") != []
+    assert long_chains("Invariants: one is 1; two is 2; three is 3.") == []
+    assert long_chains("Invariants:\n\n- One is 1.\n- Two is 2.") == []
+
+
 def missing_parts(sign: str) -> list[str]:
     """The parts that the sign of a room lacks."""
     folded = " ".join(sign.split())

@@ -5,9 +5,9 @@ The idea: two growing columns of fixed-size entries, in log order; a put adds a 
 message. A reader's question about a queue or a key needs a view by queue or by hash. The view is
 made when somebody asks, and goes on from where it was left.
 
-Invariants: entries are in log order, their positions rise; a queue's offsets in one tail have no
-gaps; entries are added under the log's lock and read without it, between two steps of the
-interpreter; the log's visible end, not the end of the tail, bounds what a reader may see.
+Invariants: entries are in log order, their positions rise. A queue's offsets in one tail have no
+gaps. Entries are added under the log's lock and read without it, between two steps of the
+interpreter. The log's visible end, not the end of the tail, bounds what a reader may see.
 """
 
 cimport cython

@@ -5,10 +5,13 @@ location where it begins. Where it ends, the archive before it may go on. Behind
 location says that nobody has the offsets before the range. A queue that ends with a range gets
 its next offset noted behind it.
 
-Invariants: an attached range never overlaps offsets that a queue has in the log; the caller has
-checked that no archive has its offsets, since a location does not say where an archive has gaps;
-existing locations say of their own offsets what they said before; locations and catalog rows change
-in one batch.
+Invariants:
+
+- An attached range never overlaps offsets that a queue has in the log.
+- The caller has checked that no archive has its offsets, since a location does not say where an
+  archive has gaps.
+- Existing locations say of their own offsets what they said before.
+- Locations and catalog rows change in one batch.
 """
 
 from __future__ import annotations

@@ -10,10 +10,14 @@ numbers the tag hashes it meets, the first `CODES_MAX` of them, and runs hold th
 an entry, which compresses to almost nothing. A code is a value no hash can have (a Java hash has 32
 bits, a delivery time is positive), so a run says by itself which of its values are codes.
 
-Invariants: the caller writes the rows of a checkpoint, or of a repacked segment, in one batch;
-repacking doesn't change the entries in the runs, so readers that keep a decoded run keep a true
-one; a code stands for one hash, for ever; the table of codes is written in the batch of the first
-run that uses a new code, and is in no derived family, so a rebuild keeps it.
+Invariants:
+
+- The caller writes the rows of a checkpoint, or of a repacked segment, in one batch.
+- Repacking doesn't change the entries in the runs, so readers that keep a decoded run keep a true
+  one.
+- A code stands for one hash, for ever.
+- The table of codes is written in the batch of the first run that uses a new code, and is in no
+  derived family, so a rebuild keeps it.
 """
 
 from __future__ import annotations

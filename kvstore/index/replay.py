@@ -6,9 +6,12 @@ entries are taken as they are. An offset that doesn't follow is a gap where dama
 elsewhere it is a flipped bit, in this record or in the one before, and the queue's next record
 tells which. So a queue with one is gone through entry by entry.
 
-Invariants: a message that was found by a key when it was put is found by it again; an entry's
-offset is the one written in the record; an offset that the index has already is not added again;
-records that are not indexed are listed in `refused`.
+Invariants:
+
+- A message that was found by a key when it was put is found by it again.
+- An entry's offset is the one written in the record.
+- An offset that the index has already is not added again.
+- Records that are not indexed are listed in `refused`.
 """
 
 from __future__ import annotations

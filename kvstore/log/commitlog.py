@@ -5,9 +5,14 @@ staging buffer) and then moves `end`, which is the moment at which they are in t
 rest of a segment is too small a blank record closes it. The next segment is made before it is
 needed. The disk has the log up to `durable`, which a sync that succeeded moves.
 
-Invariants: first <= durable <= end; everything below `end` is whole records and blanks; bytes
-behind `end` are zero, also after an append that failed; no byte is written for which the disk has
-no block yet; after a failed sync nothing is appended any more."""
+Invariants:
+
+- first <= durable <= end.
+- Everything below `end` is whole records and blanks.
+- Bytes behind `end` are zero, also after an append that failed.
+- No byte is written for which the disk has no block yet.
+- After a failed sync nothing is appended any more.
+"""
 
 from __future__ import annotations
 

@@ -4,9 +4,13 @@ The idea: a segment is a file of fixed size named by its first position in 20 di
 position // segment size. Maps are opened when first read, and the least recently opened sealed ones
 are closed, so a store of a thousand segments opens as fast as one of two.
 
-Invariants: a mapped segment has its full size; a file that can't be a segment (foreign name, wrong
-size, unreadable) is kept out and reported, never guessed at; a file or folder in the way of a new
-segment is moved aside; every refusal of the disk is a typed error.
+Invariants:
+
+- A mapped segment has its full size.
+- A file that can't be a segment (foreign name, wrong size, unreadable) is kept out and reported,
+  never guessed at.
+- A file or folder in the way of a new segment is moved aside.
+- Every refusal of the disk is a typed error.
 """
 
 from __future__ import annotations

@@ -5,10 +5,13 @@ the active buffer; when it reaches its limit of bytes, messages or age, the buff
 flusher puts the full one into its segments with large writes. Readers are served from the
 buffers, as immutable chunks.
 
-Invariants: a position is always in the file (below `written`), the buffer under way or the active
-buffer; a buffer goes when the file has all of it, not before; chunks of one buffer are
-contiguous except where a segment ends; at most two buffers exist, so an append behind a disk that
-stalls fails with `StoreBusy` instead of filling the memory.
+Invariants:
+
+- A position is always in the file (below `written`), the buffer under way or the active buffer.
+- A buffer goes when the file has all of it, not before.
+- Chunks of one buffer are contiguous except where a segment ends.
+- At most two buffers exist, so an append behind a disk that stalls fails with `StoreBusy` instead
+  of filling the memory.
 """
 
 from __future__ import annotations

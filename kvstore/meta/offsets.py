@@ -17,10 +17,14 @@ any more.
 A caller that writes offsets together with other rows adds them to its own batch with `put_offset`,
 and calls `written` afterwards.
 
-Invariants: `get` and `history` return no offset above the queue's next offset, nor one that would
-skip a message put after a recovery; opening reads no row, but where there are too many ends; an end
-is removed only when the disk has every row that it clamps; the last writer of a row wins: cached
-commits only save writing the same row again, and are dropped when another caller writes it.
+Invariants:
+
+- `get` and `history` return no offset above the queue's next offset, nor one that would skip a
+  message put after a recovery.
+- Opening reads no row, but where there are too many ends.
+- An end is removed only when the disk has every row that it clamps.
+- The last writer of a row wins: cached commits only save writing the same row again, and are
+  dropped when another caller writes it.
 """
 
 from __future__ import annotations

@@ -10,11 +10,15 @@ moves with every ack, which shall not pay for a row. So the housekeeper samples:
 takes the groups that popped, or have messages under lock, works out what is done, and writes a row
 where that has changed.
 
-Invariants: a look changes nothing; a message counts once, as unread, in flight or done; a message
-that retention deleted is done; no look and no sample costs more for more messages under lock, but
-the first look after retention took some of these, which reads the rows once. A row of history says
-what was done at the time of its sample; none is written where nothing changed, nor from a sample
-that a commit or a reset has overtaken.
+Invariants:
+
+- A look changes nothing.
+- A message counts once, as unread, in flight or done.
+- A message that retention deleted is done.
+- No look and no sample costs more for more messages under lock, but the first look after retention
+  took some of these, which reads the rows once.
+- A row of history says what was done at the time of its sample.
+- No row is written where nothing changed, nor from a sample that a commit or a reset has overtaken.
 """
 
 from __future__ import annotations

@@ -9,11 +9,14 @@ taken it. A pop passes over a lost message, and says so in the log (`ReadResult`
 missing archive is not lost, since the object may be brought back: this is reported, and the message
 is not passed over.
 
-Invariants: at least one message is returned if there is one, whatever `max_bytes`; `next_offset`
-never jumps over a message that neither the caller nor the filter has seen, but does over messages
-that are not held any more; damage is an error with the offset behind it (behind the whole segment,
-or the archive's block, if that can't be read), never a silent gap; a place that doesn't answer is
-an error, and nothing is passed over for it.
+Invariants:
+
+- At least one message is returned if there is one, whatever `max_bytes`.
+- `next_offset` never jumps over a message that neither the caller nor the filter has seen, but does
+  over messages that are not held any more.
+- Damage is an error with the offset behind it (behind the whole segment, or the archive's block, if
+  that can't be read), never a silent gap.
+- A place that doesn't answer is an error, and nothing is passed over for it.
 """
 
 from __future__ import annotations

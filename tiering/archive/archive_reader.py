@@ -6,9 +6,13 @@ they are first needed, so that thousands of archives are open at once. A message
 of its block. Finding it by position costs one read more, of the chunk that says where the message
 lies. Finding it by key costs another, of the chunk that says which messages have the key.
 
-Invariants: bytes that differ from those written raise ArchiveDamaged with the archive's name, or
-have no effect; a damaged block costs the messages of its group only; nothing is allocated that the
-checked bytes do not pay for; an archive is never written to, so any number of threads may read it.
+Invariants:
+
+- Bytes that differ from those written raise ArchiveDamaged with the archive's name, or have no
+  effect.
+- A damaged block costs the messages of its group only.
+- Nothing is allocated that the checked bytes do not pay for.
+- An archive is never written to, so any number of threads may read it.
 """
 
 from __future__ import annotations

@@ -6,9 +6,12 @@ preliminary topic numbers. A piece is its bytes and its columns for the tail. `P
 pieces one behind the other, then the tail. A topic that occurs in no piece gets no number there;
 encrypted parts are bound to the new numbers, which changes no size.
 
-Invariants: a piece was decoded again and gives back its input; pieces that are not in the order of
-their queues and offsets are refused; the same pieces give the same bytes, on whatever machine they
-were made; one piece at a time is in memory.
+Invariants:
+
+- A piece was decoded again and gives back its input.
+- Pieces that are not in the order of their queues and offsets are refused.
+- The same pieces give the same bytes, on whatever machine they were made.
+- One piece at a time is in memory.
 """
 
 from __future__ import annotations

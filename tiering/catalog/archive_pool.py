@@ -4,9 +4,12 @@ The idea: an open archive takes more memory as its directory, filter and fences 
 reports its growth, and is weighed again. Beyond the limit the archive that was not asked for
 longest is dropped. Its filter is kept by itself (`key_filters`), also after the archive is dropped.
 
-Invariants: the kept archives take no more than the limit, except that one may always be kept; a
-caller that holds an archive can use it as long as it likes; a failed opening is not kept, and all
-who waited for it get the same error; no lock is held while anything is read.
+Invariants:
+
+- The kept archives take no more than the limit, except that one may always be kept.
+- A caller that holds an archive can use it as long as it likes.
+- A failed opening is not kept, and all who waited for it get the same error.
+- No lock is held while anything is read.
 """
 
 from __future__ import annotations

@@ -7,11 +7,14 @@ out each other; a block that is asked for a second time is protected. So a scan 
 which wants every block once, leaves the blocks that others come back for. A thread that holds a
 lock must not wait for a read: `SharedReads` tells it to come again instead.
 
-Invariants: the cached blocks never take more than the cache's bytes, but for the one block just
-read; a failed read is not kept, and all who waited for it get the same error; a read that began
-before its archive was forgotten is for those who waited, and is not kept; no lock is held while
-anything is read; at most `readers` reads of blocks run at a time; a thread that must
-not wait never reads.
+Invariants:
+
+- The cached blocks never take more than the cache's bytes, but for the one block just read.
+- A failed read is not kept, and all who waited for it get the same error.
+- A read that began before its archive was forgotten is for those who waited, and is not kept.
+- No lock is held while anything is read.
+- At most `readers` reads of blocks run at a time.
+- A thread that must not wait never reads.
 """
 
 from __future__ import annotations

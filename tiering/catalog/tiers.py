@@ -5,9 +5,13 @@ stays open while there is room (`archive_pool`); of ten thousand only those that
 opened. Blocks come through one cache. A reader that goes on where it stopped is a scan: its next
 blocks are read before it asks for them.
 
-Invariants: a missing or malformed object damages only its own archive; a place that doesn't answer,
-or refuses, is `ArchiveUnavailable`, which proves nothing about the archive; nothing is kept of a
-failed read, so the next call tries again; no lock is held while anything is read.
+Invariants:
+
+- A missing or malformed object damages only its own archive.
+- A place that doesn't answer, or refuses, is `ArchiveUnavailable`, which proves nothing about the
+  archive.
+- Nothing is kept of a failed read, so the next call tries again.
+- No lock is held while anything is read.
 """
 
 from __future__ import annotations

@@ -11,10 +11,13 @@ unpickled once where it was raised. If the result is not the same, class, `args`
 travel by themselves, and the constructor is not called. If the other side can't import the class,
 the nearest base class that it can import is taken, and the text names the class.
 
-Invariants: the process never touches the store; if it dies, or is told to stop, the job counts as
-not done; when this process ends, so does it, at the latest behind its job; packing and unpacking an
-error never raise, the class is the error's own or one that it derives from, and the text says no
-less.
+Invariants:
+
+- The process never touches the store.
+- If the process dies, or is told to stop, the job counts as not done.
+- When this process ends, the other one ends, at the latest behind its job.
+- Packing and unpacking an error never raise, the class is the error's own or one that it derives
+  from, and the text says no less.
 """
 
 from __future__ import annotations

@@ -8,10 +8,13 @@ A `KeyProvider` is the caller's object. It may hold locks or connections and nee
 pickle. The worker asks it beforehand for every key that a job may need; the job has the answers
 (`KeysAtHand`).
 
-Invariants: a key is never in an archive, an error or a log, only its id is; bytes that do not
-decrypt raise ArchiveDamaged; a job has the keys of its own topics and no others; a destroyed key is
-told apart from a key that the provider does not know: only the messages of a destroyed key are gone
-for good.
+Invariants:
+
+- A key is never in an archive, an error or a log, only its id is.
+- Bytes that do not decrypt raise ArchiveDamaged.
+- A job has the keys of its own topics and no others.
+- A destroyed key is told apart from a key that the provider does not know: only the messages of a
+  destroyed key are gone for good.
 """
 
 from __future__ import annotations

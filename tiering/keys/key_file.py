@@ -12,12 +12,16 @@ The lock file is removed when the lock is released, so nothing is left in the us
 file is read again once another file has taken its place. Where the path is a link, the file that it
 leads to is changed, and the temporary files stand beside that one.
 
-Invariants: one thread of all processes holds the lock at a time, and a process that only reads
-never waits and needs no right to write beside the file; the file is its owner's alone, and a crash
-leaves either the old keys or the new ones; a key is never given for another topic than the one it
-was made for; a destroyed key does not come back, even if another process makes a key meanwhile, and
-a new key has a new id. A key is reported as destroyed only if it was destroyed by way of this file:
-another file's keys may be wanted again.
+Invariants:
+
+- One thread of all processes holds the lock at a time, and a process that only reads never waits
+  and needs no right to write beside the file.
+- The file is its owner's alone, and a crash leaves either the old keys or the new ones.
+- A key is never given for another topic than the one it was made for.
+- A destroyed key does not come back, even if another process makes a key meanwhile, and a new key
+  has a new id.
+- A key is reported as destroyed only if it was destroyed by way of this file: another file's keys
+  may be wanted again.
 """
 
 from __future__ import annotations

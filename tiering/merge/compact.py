@@ -15,9 +15,12 @@ and when no other archive and no segment holds a lower offset of its queue (`who
 A queue may be looked at in partitions, each by another process. The findings of each (`KeyTable`)
 are put together afterwards.
 
-Invariants: the newest message of a key stays, unless it is such a tombstone; a message without a
-key is nobody's earlier version, and stays; a message that stays keeps its offset; partitions put
-together, in any order, give the same as one pass over all.
+Invariants:
+
+- The newest message of a key stays, unless it is such a tombstone.
+- A message without a key is nobody's earlier version, and stays.
+- A message that stays keeps its offset.
+- Partitions put together, in any order, give the same as one pass over all.
 """
 
 from __future__ import annotations

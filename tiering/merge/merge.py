@@ -8,11 +8,14 @@ partition is read, put in the order of offsets and encoded without the dropped m
 other; an executor that does many jobs at a time does the partitions side by side. A job that drops
 nothing is a merge; one with one archive and an `ErasurePredicate` is an erasure.
 
-Invariants: every message of the archives is in the new one or in one of the counts of dropped
-messages; each piece was decoded again and gave what was read, and the bytes on the disk are those
-of the pieces; nothing of a dropped message is left in the new archive; the same archives and job
-give the same bytes, in one process or many; memory is a partition at a time, and that of the
-tail's writer.
+Invariants:
+
+- Every message of the archives is in the new one or in one of the counts of dropped messages.
+- Each piece was decoded again and gave what was read, and the bytes on the disk are those of the
+  pieces.
+- Nothing of a dropped message is left in the new archive.
+- The same archives and job give the same bytes, in one process or many.
+- Memory is a partition at a time, and that of the tail's writer.
 """
 
 from __future__ import annotations

@@ -8,10 +8,13 @@ neighbouring blocks in each of the old ones. The cuts follow from the directorie
 is not cut. A large one is cut at the first offset of a block, so one topic that outweighs all
 others becomes many partitions.
 
-Invariants: every message of the archives is in one partition, or in one of the counts of messages
-that are left out as a whole; the plan follows from archives and job, not from who does the work; a
-partition's job has all it needs, and only the keys of its topics; no job and no result prints a
-secret.
+Invariants:
+
+- Every message of the archives is in one partition, or in one of the counts of messages that are
+  left out as a whole.
+- The plan follows from archives and job, not from the process that does the work.
+- A partition's job has all it needs, and only the keys of its topics.
+- No job and no result prints a secret.
 """
 
 from __future__ import annotations

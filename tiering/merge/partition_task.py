@@ -6,10 +6,14 @@ does all partitions in turn, once for all of them, so that a window is not read 
 the order in which a merge wants them. So each archive is read in windows of some megabytes,
 whatever queues the blocks are of: a block of a few messages costs no request of its own.
 
-Invariants: messages come in the order of their offsets, and each is in the piece or in a count of
-dropped messages; a piece gives back the messages that were put in, which was tried; a window holds
-the coded bytes of neighbouring blocks, and one block an archive, with those that share its bytes,
-is decoded at a time; memory is a window of each archive, some megabytes of records, and the piece.
+Invariants:
+
+- Messages come in the order of their offsets, and each is in the piece or in a count of dropped
+  messages.
+- A piece gives back the messages that were put in, which was tried.
+- A window holds the coded bytes of neighbouring blocks, and one block an archive, with those that
+  share its bytes, is decoded at a time.
+- Memory is a window of each archive, some megabytes of records, and the piece.
 """
 
 from __future__ import annotations

@@ -8,9 +8,12 @@ back. One WriteBatch has topics, catalog and places change together.
 A catalog that is made anew takes the archives of the store's folder, but not those that are
 announced. So before the batch a file says that all are there, and behind it the notes go first.
 
-Invariants: until that batch a reader sees nothing of the attach, and after it all; an index that is
-lost shows none of an attach, or all; the remains of a kill are removed by the next attach or
-erasure; the source is only read, but for what dead jobs have left there.
+Invariants:
+
+- Until that batch a reader sees nothing of the attach, and after it all.
+- An index that is lost shows none of an attach, or all.
+- The remains of a kill are removed by the next attach or erasure.
+- The source is only read, but for what dead jobs have left there.
 """
 
 from __future__ import annotations

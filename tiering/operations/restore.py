@@ -6,9 +6,13 @@ archive that is wanted whole is attached where it is, or copied. One that is wan
 written anew, with that part alone, into the target's own folder. The store itself is founded by
 kvstore, on plain data.
 
-Invariants: the source is only read; the target has no byte of topics and times that were not asked
-for, and names no archive that has one; a damaged archive is reported and costs itself alone; a
-restore that fails leaves the target as it was.
+Invariants:
+
+- The source is only read.
+- The target has no byte of topics and times that were not asked for, and names no archive that has
+  one.
+- A damaged archive is reported and costs itself alone.
+- A restore that fails leaves the target as it was.
 """
 
 from __future__ import annotations

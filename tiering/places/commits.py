@@ -14,11 +14,15 @@ ids are put on condition, numbered one behind the other. A task that comes secon
 one's list, and goes on behind it. A job gets the ids that were known when it began, so that it
 reads newer lists alone.
 
-Invariants: commits and lists of ids are never changed, and no commit is passed over; checkpoint and
-pages can be deleted without loss, and an older checkpoint in place of a newer one only costs
-reading; a page is put before the checkpoint that relies on it; a head follows from its commits
-alone, except for `swept`, `swept_at`, `cleared`, `ids` and `lists`, which may lag behind; an id is
-given to one topic, and a topic has one.
+Invariants:
+
+- Commits and lists of ids are never changed, and no commit is passed over.
+- Checkpoint and pages can be deleted without loss, and an older checkpoint in place of a newer one
+  only costs reading.
+- A page is put before the checkpoint that relies on it.
+- A head follows from its commits alone, except for `swept`, `swept_at`, `cleared`, `ids` and
+  `lists`, which may lag behind.
+- An id is given to one topic, and a topic has one.
 """
 
 from __future__ import annotations

@@ -9,9 +9,12 @@ away, would cost that at each look, for nothing. So a failure is noted, by the s
 place's, and a worker that runs by itself tries again after 1 minute, then 2, 4 and so on, up to an
 hour. A run that a caller asks for (`Worker.run_once`) tries everything at once.
 
-Invariants: no file that a catalog names lies in a folder that is cleared; a success ends the wait;
-after a run the file says what the worker knows, unless it can't be written; a file that can't be
-read or written changes no move.
+Invariants:
+
+- No file that a catalog names lies in a folder that is cleared.
+- A success ends the wait.
+- After a run the file says what the worker knows, unless it can't be written.
+- A file that can't be read or written changes no move.
 """
 
 from __future__ import annotations

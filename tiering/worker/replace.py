@@ -5,10 +5,13 @@ a time. Then one after the other takes its place (`replace`). The new archive is
 old ones are. One WriteBatch gives it their places in the index, and retires the old ones: their
 rows keep the objects until the grace time is over, for readers that are under way.
 
-Invariants: the old archives stay until the new one was read back; a step that fails leaves the
-store as it was; an archive that can't be read whole is replaced by nothing; a tombstone goes only
-while nothing else in the store holds a lower offset of its queue, and nothing that was attached
-since the new archive was begun does either.
+Invariants:
+
+- The old archives stay until the new one was read back.
+- A step that fails leaves the store as it was.
+- An archive that can't be read whole is replaced by nothing.
+- A tombstone goes only while nothing else in the store holds a lower offset of its queue, and
+  nothing that was attached since the new archive was begun does either.
 """
 
 from __future__ import annotations

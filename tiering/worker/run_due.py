@@ -9,12 +9,17 @@ object is copied and read back (`copy`). Then one batch makes the catalog name t
 The old object gets a row of its own, "retired", as the object of an expired archive does. It goes
 when the grace time is over.
 
-Invariants: the steps and their order do not depend on the executor; a step that fails with any
-error leaves everything readable as it was, is noted, and the others go on; a segment that could not
-be archived is left alone for the rest of the run, and for a while after it; where a place is away,
-nothing more is built for it (`work_folder.Waits`). The object that the catalog names is there and
-was read back; an object goes only when its row says retired, and its time has come; before an
-archive expires, its contents are judged by its topics as they are today.
+Invariants:
+
+- The steps and their order do not depend on the executor.
+- A step that fails with any error leaves everything readable as it was, is noted, and the others go
+  on.
+- A segment that could not be archived is left alone for the rest of the run, and for a while after
+  it.
+- Where a place is away, nothing more is built for it (`work_folder.Waits`).
+- The object that the catalog names is there and was read back.
+- An object goes only when its row says retired, and its time has come.
+- Before an archive expires, its contents are judged by its topics as they are today.
 """
 
 from __future__ import annotations

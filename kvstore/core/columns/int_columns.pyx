@@ -6,9 +6,9 @@ difference (a column that rises evenly takes no bits at all), or indexes of few 
 Each form is packed at the number of bits that its largest number needs. docs/archive.md has the
 layout.
 
-Invariants: all of int64 round-trips, since differences are taken modulo 2**64; the form depends on
-the values alone; a size that bytes state is held against the bytes that follow before it is
-believed; a column allocates what its caller expects, and nothing by a number that it read.
+Invariants: all of int64 round-trips, since differences are taken modulo 2**64. The form depends on
+the values alone. A size that bytes state is held against the bytes that follow before it is
+believed. A column allocates what its caller expects, and nothing by a number that it read.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize

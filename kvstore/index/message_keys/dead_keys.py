@@ -6,10 +6,13 @@ its pairs are taken out of the parts, some pieces a step: blocks and filters are
 step takes the index's write lock for itself, so a checkpoint waits for at most one step. A caller
 with time calls `drop` for as long as it is `due`.
 
-Invariants: a mark is written with the batch that makes it true, and goes with the last one that
-rewrites the blocks; a pair of a segment in the log is never dropped; the parts, the keys of their
-blocks and the order in them stay; the removal may stop at any step, also with the process, and
-begin anew later.
+Invariants:
+
+- A mark is written with the batch that makes it true, and goes with the last one that rewrites the
+  blocks.
+- A pair of a segment in the log is never dropped.
+- The parts, the keys of their blocks and the order in them stay.
+- The removal may stop at any step, also with the process, and begin anew later.
 """
 
 from __future__ import annotations

@@ -7,9 +7,12 @@ anything is due, nor up to which offset all is done; and a search never begins a
 of rows that went before. A change is collected in a `Change`, written as one WriteBatch, and only
 then taken into the counters.
 
-Invariants: a message costs a bit, not an object; a row costs an object only if it was made with an
-attempt id; the counters agree with the rows between changes; a row is found by its key, or by being
-due, never by a search through all.
+Invariants:
+
+- A message costs a bit, not an object.
+- A row costs an object only if it was made with an attempt id.
+- The counters agree with the rows between changes.
+- A row is found by its key, or by being due, never by a search through all.
 """
 
 from __future__ import annotations

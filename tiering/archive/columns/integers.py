@@ -9,9 +9,12 @@ so do the positions. But a log is written from front to back, so a record's posi
 when it was stored. The column therefore keeps how far each time is from a straight line between the
 group's first record and its last, where that takes less than the times themselves.
 
-Invariants: all of int64 round-trips, since differences are taken modulo 2**64; the form depends on
-the values alone; a line is drawn with whole numbers only, so that every machine draws the same one;
-a number read from bytes allocates nothing before the caller expects as many rows.
+Invariants:
+
+- All of int64 round-trips, since differences are taken modulo 2**64.
+- The form depends on the values alone.
+- A line is drawn with whole numbers only, so that every machine draws the same one.
+- A number read from bytes allocates nothing before the caller expects as many rows.
 """
 
 from __future__ import annotations

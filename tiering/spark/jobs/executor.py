@@ -8,11 +8,14 @@ at work somewhere: so an attempt of a job that writes files has a folder of its 
 that the job names. The maker of that folder removes it whole, with the files that lost attempts
 have left in it.
 
-Invariants: an error of a task is raised here, the same error, without another try; a task that died
-is tried again (by Spark, or here where a local Spark does not), and costs nothing but time; an
-attempt makes no folder but its own, so that one which comes too late has nowhere to write; a
-caller that gives up has its own Spark jobs cancelled, and no others; the driver holds the answers
-of two windows at most.
+Invariants:
+
+- An error of a task is raised here, the same error, without another try.
+- A task that died is tried again (by Spark, or here where a local Spark does not), and costs
+  nothing but time.
+- An attempt makes no folder but its own, so that one which comes too late has nowhere to write.
+- A caller that gives up has its own Spark jobs cancelled, and no others.
+- The driver holds the answers of two windows at most.
 """
 
 from __future__ import annotations

@@ -7,9 +7,12 @@ into the page: a colour becomes a variable of the style sheet, so that it is rig
 and on paper; the text of a column or a line becomes its title; ids, styles and metadata go. No
 scripts, nothing is fetched, so the page can be mailed, printed and kept.
 
-Invariants: every section is there, whatever the figures are; columns, tables and headlines are sums
-of the same rows; each name out of a message goes through `texts.name`, and is escaped by the
-template; the same values make the same bytes, whatever the reader's matplotlibrc says.
+Invariants:
+
+- Every section is there, whatever the figures are.
+- Columns, tables and headlines are sums of the same rows.
+- Each name out of a message goes through `texts.name`, and is escaped by the template.
+- The same values make the same bytes, whatever the reader's matplotlibrc says.
 """
 
 from __future__ import annotations

@@ -7,10 +7,14 @@ with a segment (`executor.segment_encoder`), sorted records go through the one w
 written archive is compared with them. An archive has so many bytes of records, and is put before
 the next is begun. Topics that are encrypted have archives of their own.
 
-Invariants: in memory are at most twice `spill_bytes` of records, a batch, and a few dozen bytes for
-each record; an offset, or a position, that came twice is an error that names it; an archive's name
-is new, whatever other tasks make; an archive does not count by being put; a file here goes when its
-archive is in the place, or the task failed.
+Invariants:
+
+- In memory are at most twice `spill_bytes` of records, a batch, and a few dozen bytes for each
+  record.
+- An offset, or a position, that came twice is an error that names it.
+- An archive's name is new, whatever other tasks make.
+- An archive does not count by being put.
+- A file here goes when its archive is in the place, or the task failed.
 """
 
 from __future__ import annotations

@@ -5,10 +5,14 @@ it adds one commit, which names the archives that count. Archives that failed ta
 lost a race, have put are named by nothing, and go with the commit, or the abort. The remains of a
 job that died as a whole go a day later, when somebody writes there again.
 
-Invariants: each commit was compared with all before it; a job's archives show whole, or not at all;
-the same batch of the same query counts once; the cost of a job doesn't grow with the number of jobs
-before it, unless its offsets or positions lie before the ends of what is there. It grows with the
-archives of a worker in the place, whose directories are read.
+Invariants:
+
+- Each commit was compared with all before it.
+- A job's archives show whole, or not at all.
+- The same batch of the same query counts once.
+- The cost of a job doesn't grow with the number of jobs before it, unless its offsets or positions
+  lie before the ends of what is there.
+- The cost grows with the archives of a worker in the place, whose directories are read.
 """
 
 from __future__ import annotations

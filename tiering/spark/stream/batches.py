@@ -7,10 +7,14 @@ Messages of a queue are never taken before those in front of them. Where the mes
 archives or in the log, is looked up whenever the batch is planned. So a batch that is read again
 after segments became archives, or archives were merged, has the same messages.
 
-Invariants: a batch has at most the limit of messages, and one message at least; of a block that is
-taken in part the bytes are estimated by the block's mean; all messages are taken in the end; a
-message is in a batch if its queue's offset says so, and once; nothing of a block is read here; a
-task is given only what its part needs.
+Invariants:
+
+- A batch has at most the limit of messages, and one message at least.
+- Of a block that is taken in part the bytes are estimated by the block's mean.
+- All messages are taken in the end.
+- A message is in a batch if its queue's offset says so, and once.
+- Nothing of a block is read here.
+- A task is given only what its part needs.
 """
 
 from __future__ import annotations
