@@ -29,6 +29,16 @@ def defined(path: Path) -> set[str]:
     return names
 
 
+def without_picture(text: str) -> list[str]:
+    """Parts that do not begin with a picture of one to three lines, or have over a dozen hops."""
+    return [
+        part.partition("\n")[0]
+        for part in re.split(r"(?m)^## ", text)[1:]
+        if not re.match(r"[^\n]+\n\n(?:    \S?[^\n]*─[^\n]*\n){1,3}\n", part)
+        or len(re.findall(r"(?m)^\d+\. ", part)) > 12
+    ]
+
+
 def missing(text: str) -> list[str]:
     """Files and names of the text that are not there; a name belongs to any file of its part."""
     found = []
@@ -56,3 +66,15 @@ def test_the_tour_names_what_is_there() -> None:
 def test_a_name_that_is_not_there_is_found() -> None:
     line = "## Put\n1. `kvstore/engine/writer.py` `Writer.put_batch`, `Writer.puts`, `kvstore/x.py`"
     assert missing(line) == ["kvstore/x.py", "Writer.puts"]
+
+
+def test_each_part_of_the_tour_begins_with_a_picture() -> None:
+    assert without_picture((ROOT / "docs" / "tour.md").read_text(encoding="utf-8")) == []
+
+
+def test_a_part_without_a_picture_is_found() -> None:
+    assert without_picture("## Put\n\n    batch ─► log\n\n1. The call.\n") == []
+    assert without_picture("## Put\n\n1. The call.\n## Pop\n\n    claim\n\n1. Look.\n") == [
+        "Put",
+        "Pop",
+    ]
