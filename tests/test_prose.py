@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from kvstore.index.keys import FAMILIES
+
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDERS: Final = (
     "kvstore", "tiering", "pyspark_kvmq", "bench", "build_backend", "docs", "tests"
@@ -148,3 +150,51 @@ def test_a_sign_without_a_part_is_found() -> None:
     assert missing_parts(whole) == []
     assert missing_parts(whole.replace("Begin", "Start")) == ["egin with"]
     assert missing_parts("Doors.") == ["ot in here", "egin with", "ay import"]
+
+
+def _defines(module: Path, name: str) -> bool:
+    """Whether a module, or any of a room, has a function, class or value of the name."""
+    files = module.glob("*.py*") if module.is_dir() else module.parent.glob(f"{module.name}.py*")
+    wanted = re.compile(rf"(?m)^(?:async def |def |class )?{name}\b|^from .*\b{name}\b")
+    return any(wanted.search(file.read_text("utf-8")) for file in files if file.suffix != ".pyc")
+
+
+def is_known(name: str, room: Path) -> bool:
+    """Whether a sign may give a name: a module that is found from the room or a room around it, a
+    name defined there, or a family of RocksDB.
+    """
+    *owner, last = name.split(".")
+    bases = [room, *room.parents[: len(room.relative_to(ROOT).parts)]]
+    for base in (*bases, ROOT / "kvstore", ROOT / "tiering"):
+        place = base.joinpath(*owner)
+        if (place / last).is_dir() or list(place.glob(f"{last}.py*")):
+            return True
+        if (owner or base == room) and place != ROOT and _defines(place, last):
+            return True
+    return name in FAMILIES
+
+
+def unknown_names(sign: str, room: Path) -> list[str]:
+    """The names in lower case that a sign gives and that are not there."""
+    names = re.findall(r"`([a-z_]\w*(?:\.\w+)*)`", sign)
+    return [name for name in names if not is_known(name, room)]
+
+
+def test_the_signs_of_rooms_name_what_is_there() -> None:
+    found = {
+        str(path.relative_to(ROOT)): unknown
+        for package in ("kvstore", "tiering")
+        for path in sorted((ROOT / package).rglob("__init__.py"))
+        if (sign := ast.get_docstring(ast.parse(path.read_text("utf-8"))))
+        and (unknown := unknown_names(sign, path.parent))
+    }
+    assert found == {}
+
+
+def test_a_name_that_no_room_has_is_found_in_a_sign() -> None:
+    sign = "Begin with `reader`, then `readers`; `core.tail`, `core.tails`, `pull.pulls`."
+    assert unknown_names(sign, ROOT / "kvstore" / "read") == [
+        "readers",
+        "core.tails",
+        "pull.pulls",
+    ]
