@@ -16,10 +16,18 @@ def numbered(text: str) -> list[int]:
 
 
 def faults(invariants: str, table: str) -> list[str]:
-    """Invariants without a row, rows of no invariant or without tests, and tests not there."""
-    rows = dict(re.findall(r"(?m)^\| (\d+)\. [^|]+\| (.*) \|$", table))
+    """Invariants without a row, rows of no invariant, of another title or without tests, and tests
+    that are not there.
+    """
+    titles = dict(re.findall(r"(?m)^(\d+)\. \*\*([^*]+?)\.?\*\*", invariants))
+    rows = {}
+    found = []
+    for number, title, tests in re.findall(r"(?m)^\| (\d+)\. ([^|]+) \| (.*) \|$", table):
+        rows[number] = tests
+        if title != titles.get(number, title):
+            found.append(f"row {number} has the title {title}")
     due = {str(number) for number in numbered(invariants)}
-    found = [f"invariant {number} has no row" for number in sorted(due - rows.keys())]
+    found += [f"invariant {number} has no row" for number in sorted(due - rows.keys())]
     found += [f"row {number} has no invariant" for number in sorted(rows.keys() - due)]
     for number, tests in rows.items():
         named = TEST.findall(tests)
@@ -30,7 +38,7 @@ def faults(invariants: str, table: str) -> list[str]:
 
 
 def is_there(path: str, name: str) -> bool:
-    """Whether the file is there, and has a function, class or value of the name."""
+    """Whether the file is there, and has a test or a case of tests of the name."""
     if not (ROOT / path).is_file():
         return False
     names = set()
@@ -39,21 +47,24 @@ def is_there(path: str, name: str) -> bool:
             names.add(node.name)
         elif isinstance(node, ast.Assign):
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    return not name or name in names
+    return not name or (name in names and name.startswith(("test_", "Test")))
 
 
 def test_each_invariant_has_tests_that_hold_it() -> None:
     invariants = (ROOT / "docs" / "invariants.md").read_text(encoding="utf-8")
     table = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
     assert numbered(invariants) == list(range(1, len(numbered(invariants)) + 1))
+    assert len(re.findall(r"(?m)^\d+\. \*\*", invariants)) == len(numbered(invariants))
     assert faults(invariants, table) == []
 
 
 def test_a_gap_in_the_table_is_found() -> None:
     here = "tests/test_invariants.py"
     table = f"| 1. One | `{here}::numbered`, `{here}::lost` |\n| 3. Three | `tests/x.py` |\n"
-    assert faults("1. One\n2. Two\n3. Three\n", table) == [
+    assert faults("1. **One.** It is.\n2. **Two**\n3. **Tree**: tall.\n", table) == [
+        "row 3 has the title Three",
         "invariant 2 has no row",
+        f"{here}::numbered",
         f"{here}::lost",
         "tests/x.py::",
     ]
