@@ -637,6 +637,7 @@ def test_the_defaults_of_sparks_options_are_those_documented() -> None:
 # -- prose
 
 
+WORDS_MAX: Final = 40
 OPENING: Final = re.compile(
     r"(?:^|[.:|*] +|^[-#\d.]+ )\**((?:What|Whoever|Who|Have the|Take note)\b[^.|\n]*)", re.MULTILINE
 )
@@ -646,3 +647,30 @@ OPENING: Final = re.compile(
 def test_sentences_and_headings_begin_with_a_noun_or_a_verb_and_not_with_what(path: Path) -> None:
     text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
     assert OPENING.findall(text) == []
+
+
+# -- docs/words.md
+
+
+def faults_of_words(text: str) -> list[str]:
+    """Too many words, words that are there twice or out of order, and meanings told as two."""
+    rows = re.findall(r"(?m)^\| ([^|]+) \| (.+) \|$", text.partition("|---|---|\n")[2])
+    words = [word for word, _ in rows]
+    found = [f"{len(words)} words"] if not 0 < len(words) <= WORDS_MAX else []
+    if words != sorted(set(words)):
+        found.append("not in order, or twice")
+    return found + [word for word, meaning in rows if "; also" in meaning]
+
+
+def test_there_are_at_most_forty_words_with_one_meaning_each() -> None:
+    assert faults_of_words(page("words.md")) == []
+
+
+def test_a_word_too_many_or_with_two_meanings_is_found() -> None:
+    head = "| word | meaning |\n|---|---|\n"
+    many = "".join(f"| w{n} | a thing |\n" for n in range(10, 10 + WORDS_MAX + 1))
+    assert faults_of_words(head + many) == ["41 words"]
+    assert faults_of_words(head + "| b | one; also, two |\n| a | one |\n") == [
+        "not in order, or twice",
+        "b",
+    ]
