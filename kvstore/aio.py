@@ -7,7 +7,7 @@
             await store.ack(popped.receipt)
 
 The idea: a call may wait for a lock or the disk, so it runs in a thread. The threads are the
-store's own, because the loop's threads are few and serve other work such as name look-ups, and
+store's own, because the loop's threads are few and serve other work, like name look-ups, and
 because closing has to wait for just these calls. A pop that waits has no thread: it stands among
 the store's waiters like a thread would, but its wake-up sets a future. One timer for each group and
 topic serves all pops that wait for the next lock there to run out.

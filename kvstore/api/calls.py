@@ -126,7 +126,7 @@ class Calls:
         """Up to `limit` messages (and `max_bytes` of records, but at least one message) from an
         offset on.
 
-        `filter` is a tag expression such as `"paid || shipped"`, or `kvstore.sql("amount > 5")`;
+        `filter` is a tag expression, like `"paid || shipped"`, or `kvstore.sql("amount > 5")`;
         `FilterIllegal` says where one is wrong. `next_offset` is where to go on, also when nothing
         was found: below the queue's bounds its first offset, behind them its next one."""
         self._check_open()

@@ -1,4 +1,9 @@
-"""The arguments of a pop, and how long its locks last."""
+"""The arguments of a pop, and how long its locks last.
+
+The idea: a pop's arguments are checked once, in one place, and go on as one value, so that all
+behind it reads numbers. Invariant: a `Wanted` that exists is right: whole milliseconds, a queue of
+the topic, a compiled filter; a wrong argument raised before.
+"""
 
 from __future__ import annotations
 

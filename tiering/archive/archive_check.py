@@ -366,8 +366,8 @@ def prove(
             buffer, begins, begins + lengths
         ):
             raise ArchiveDamaged(
-                f"what block {group.number} of {path} and those with it give back is not what was "
-                f"put into it; {stays}",
+                f"block {group.number} of {path} and its group give other bytes than were put in; "
+                f"{stays}",
                 str(path),
                 group.number,
             )

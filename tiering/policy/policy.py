@@ -4,7 +4,7 @@ The idea: one frozen Struct, checked once when it is made, loadable from TOML. I
 topic whose own `Retention` does not say otherwise, field by field. Its consequences for a topic are
 worked out in `retention_classes`, the moves due now in `schedule`. See docs/tiering.md.
 
-Durations are texts such as "36h" in a policy's file, in the name of a retention class and in a
+Durations are texts, like "36h", in a policy's file, in the name of a retention class and in a
 plan. Prices are the cost of storing, requesting and transferring data, tier by tier, as it stands
 in a provider's price list. The defaults are examples, of the size that public price lists of large
 clouds showed in 2026 for a region in the United States: an SSD volume, a volume of large disks, an
@@ -126,7 +126,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     field by field. Without `warm` messages go from hot to `cold` and stay there for `warm_for`
     longer. With neither place nothing moves, and only the store's retention deletes raw segments.
 
-    `warm` is a folder, `cold` a folder or a URL such as s3://bucket/prefix. A relative folder is in
+    `warm` is a folder, `cold` a folder or a URL, like s3://bucket/prefix. A relative folder is in
     the store's; `~` is the home folder.
 
     `codec` ("zstd" or "lz4"), `level` and `block_bytes` (raw bytes of records in a block, 4 KiB to
