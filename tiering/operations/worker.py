@@ -140,11 +140,15 @@ class Worker:
         self._has_turn = self._handover.worker_turn.acquire(blocking=False)
         if not self._has_turn:
             raise TieringBusy(f"{store.path} has a worker already; stop that one first")
-        archived = self._handover.archived()
-        if isinstance(archived, Tiers):
-            places = {kept_as(p.name, store.path): p for p in context.places.values()}
-            archived.use(places, keys)
-        self._handover.attach()
+        try:
+            archived = self._handover.archived()
+            if isinstance(archived, Tiers):
+                places = {kept_as(p.name, store.path): p for p in context.places.values()}
+                archived.use(places, keys)
+            self._handover.attach()
+        except BaseException:
+            self._handover.worker_turn.release()
+            raise
 
     # --- what there is ---
 

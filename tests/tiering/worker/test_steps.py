@@ -19,6 +19,7 @@ from tests.tiering.stores import fill, filled, held
 from tiering import Policy, TieringBusy, TieringStopped, Worker
 from tiering.catalog.catalog import decode_rows
 from tiering.catalog.key_filters import KeyFilters
+from tiering.catalog.tiers import Tiers
 from tiering.executor.pool import Inline
 from tiering.executor.segment_encoder import segment_task
 from tiering.merge.merge import merge_task
@@ -572,3 +573,17 @@ def test_an_archive_that_readers_could_not_be_told_of_is_in_no_figure(
         assert worker.run_once().failed
         assert sum(tier.archives for tier in store.stats().tiers) == len(worker.archives()) > 0
     assert not struck
+
+
+def test_a_worker_that_could_not_be_made_leaves_its_turn_to_the_next(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(5, "struck")
+
+    with monkeypatch.context() as struck:
+        struck.setattr(Tiers, "use", fails)
+        with pytest.raises(OSError, match="struck"):
+            Worker(store, WARM, executor=Inline())
+    with Worker(store, WARM, executor=Inline()) as worker:
+        assert worker.run_once().failed == {}
