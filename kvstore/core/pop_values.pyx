@@ -9,6 +9,8 @@ equal.
 
 cimport cython
 
+from kvstore.core.put_values cimport fields_of, replaced, shown
+
 
 @cython.no_gc
 @cython.freelist(256)
@@ -27,27 +29,20 @@ cdef class Popped:
         self.attempt = attempt
         self.due_at = due_at
 
-    cdef tuple _fields(self):
-        return self.message, self.receipt, self.attempt, self.due_at
-
     def __eq__(self, other):
-        if type(self) is not type(other):
-            return NotImplemented
-        return self._fields() == (<Popped>other)._fields()
+        return fields_of(self) == fields_of(other) if type(self) is type(other) else NotImplemented
 
     def __hash__(self):
-        return hash(self._fields())
+        return hash(fields_of(self))
 
     def __repr__(self):
-        pairs = zip(Popped.__match_args__, self._fields())
-        fields = ", ".join([f"{name}={value!r}" for name, value in pairs])
-        return f"{type(self).__name__}({fields})"
+        return shown(self)
 
     def __reduce__(self):
-        return type(self), self._fields()
+        return type(self), fields_of(self)
 
     def __replace__(self, **changes):
-        return type(self)(**(dict(zip(Popped.__match_args__, self._fields())) | changes))
+        return replaced(self, changes)
 
 
 def popped_row(list messages not None, list receipts not None, attempt, due_at):

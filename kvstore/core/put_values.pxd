@@ -26,3 +26,9 @@ cdef class PutResult:
     cdef public int64_t position
     cdef public int64_t size
     cdef public object status
+
+
+# The fields of any value that names them in `__match_args__`, its text, and it with some changed.
+cdef tuple fields_of(object value)
+cdef str shown(object value)
+cdef object replaced(object value, dict changes)

@@ -24,13 +24,17 @@ class PutStatus(StrEnum):
     FLUSHED = "flushed"
 
 
-def _shown(value):
-    fields = ", ".join([f"{name}={getattr(value, name)!r}" for name in value.__match_args__])
-    return f"{type(value).__name__}({fields})"
-
-
-cdef tuple _fields(object value):
+cdef tuple fields_of(object value):
     return tuple([getattr(value, name) for name in value.__match_args__])
+
+
+cdef str shown(object value):
+    pairs = zip(value.__match_args__, fields_of(value))
+    return f"{type(value).__name__}({', '.join([f'{name}={field!r}' for name, field in pairs])})"
+
+
+cdef object replaced(object value, dict changes):
+    return type(value)(**(dict(zip(value.__match_args__, fields_of(value))) | changes))
 
 
 @cython.no_gc
@@ -65,16 +69,16 @@ cdef class Message:
         self.born_at = born_at
 
     def __eq__(self, other):
-        return _fields(self) == _fields(other) if type(self) is type(other) else NotImplemented
+        return fields_of(self) == fields_of(other) if type(self) is type(other) else NotImplemented
 
     def __repr__(self):
-        return _shown(self)
+        return shown(self)
 
     def __reduce__(self):
-        return type(self), _fields(self)
+        return type(self), fields_of(self)
 
     def __replace__(self, **changes):
-        return type(self)(**(dict(zip(self.__match_args__, _fields(self))) | changes))
+        return replaced(self, changes)
 
 
 @cython.no_gc
@@ -110,10 +114,10 @@ cdef class PutResult:
         self._number = -1
 
     def __eq__(self, other):
-        return _fields(self) == _fields(other) if type(self) is type(other) else NotImplemented
+        return fields_of(self) == fields_of(other) if type(self) is type(other) else NotImplemented
 
     def __repr__(self):
-        return _shown(self)
+        return shown(self)
 
     def __reduce__(self):
-        return type(self), _fields(self)
+        return type(self), fields_of(self)
