@@ -25,6 +25,7 @@ CORE: Final = ROOT / "kvstore/core"
 
 MODULE_LINES_MAX: Final = 600
 FUNCTION_LINES_MAX: Final = 80
+LINE_WIDTH_MAX: Final = 100
 ROOM_FILES_MAX: Final = 15
 
 # From low to high: a room imports rooms of lower layers. A part is a room or a module directly in
@@ -568,6 +569,17 @@ def test_every_compiled_module_says_what_its_idea_is_and_is_short_enough_to_read
             path
         )
         assert len(source.splitlines()) <= MODULE_LINES_MAX, path
+
+
+def test_no_line_of_a_compiled_module_is_wider_than_others_may_be() -> None:
+    wide = [
+        f"{path.name}:{number}"
+        for path in sorted(CORE.rglob("*.p[yx]*"))
+        if path.suffix in (".pyx", ".pxd", ".pyi")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > LINE_WIDTH_MAX
+    ]
+    assert wide == []
 
 
 def test_kvstore_meets_tiering_in_one_module_and_the_command_only(kvstore: list[Module]) -> None:

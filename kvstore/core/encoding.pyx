@@ -77,9 +77,9 @@ cdef class PutRoute:
 @cython.final
 cdef class Encoder:
     def __init__(
-        self, routes, UniqueIds ids not None, compress, bytes host not None, *, frozenset reserved not None,
-        bytes transient not None, max_body, max_record, max_properties, compress_above, compression,
-        property_crc,
+        self, routes, UniqueIds ids not None, compress, bytes host not None, *,
+        frozenset reserved not None, bytes transient not None, max_body, max_record,
+        max_properties, compress_above, compression, property_crc,
     ):
         if len(host) not in (8, 20):
             raise ValueError("a packed host takes 8 or 20 bytes")

@@ -27,3 +27,14 @@ def may_hold(data: bytes, at: int, blocks: int, first: int, digest: int, hashes:
     begins at byte `at` of `data`, or `data` does not have its block. Raises ValueError for numbers
     out of their range.
     """
+
+def count_denied(
+    data: bytes, at: int, blocks: int, digests: NDArray[np.uint32], hashes: int
+) -> int:
+    """The number of digests, of any order, that a whole filter denies: its `blocks` blocks begin at
+    byte `at` of `data`. Raises ValueError if they are not there, and for numbers out of their
+    range.
+    """
+
+def masks_of(digest: int) -> bytes:
+    """The block of a filter that has this digest alone, for each number of bits from 0 to 7."""

@@ -2,21 +2,23 @@
 """Hashing: XXH32, of a key or an id; Java's hash, of a tag; the bits of hashes in key filters.
 
 The idea: XXH32 is wide enough for a key index, and fast on texts of a few dozen bytes. The encoder
-and the scan call it on the bytes that they have at hand. RocketMQ filters tags by their Java hash. A key filter is blocks of 512
-bits: the upper bits of digest times number of blocks say which block a digest has, and pieces of 9
-bits of its mix say which bits of the block (`record.key_filter` says more).
+and the scan call it on the bytes that they have at hand. RocketMQ filters tags by their Java hash.
+A key filter is blocks of 512 bits: the upper bits of digest times number of blocks say which block
+a digest has, and pieces of 9 bits of its mix say which bits of the block (`record.key_filter` says
+more).
 
 Invariants: the same bytes give the same number and the same bits, on every machine and in every
 version: they are on disk. An added digest is never denied.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
 
 from kvstore.core.buffers cimport View, room_of, view_of
 
 import numpy as np
 
-cdef object _contiguous = np.ascontiguousarray
+cdef object _array = np.array
 cdef object _uint32 = np.dtype(np.uint32)
 
 cdef extern from "Python.h":
@@ -117,32 +119,39 @@ cdef int _check(int64_t blocks, int64_t first, int hashes) except -1:
     return 0
 
 
+cdef inline int64_t _block_of(uint32_t digest, int64_t blocks) noexcept nogil:
+    return <int64_t>(digest * <uint64_t>blocks >> 32)
+
+
+cdef inline bint _holds(const uint8_t *bits, uint64_t mixed, int hashes) noexcept nogil:
+    cdef int turn
+    for turn in range(hashes):
+        if not bits[(mixed & PLACES) >> 3] >> (mixed & 7) & 1:
+            return False
+        mixed >>= BITS_OF_PLACE
+    return True
+
+
 def add_digests(filled, digests, int64_t blocks, int64_t first, int hashes):
     cdef View out = room_of(filled)
-    cdef View given = view_of(_contiguous(digests, _uint32))
+    # A copy, which nobody changes behind the check.
+    cdef View given = view_of(_array(digests, _uint32))
     cdef const uint32_t *numbers = <const uint32_t *>given.bytes
     cdef Py_ssize_t i, count = given.size >> 2
-    cdef int64_t block, there = out.size // BLOCK_BYTES
+    cdef int64_t there = out.size // BLOCK_BYTES
+    cdef uint8_t *bits
     cdef uint64_t mixed
-    cdef uint32_t digest
     cdef int turn
     _check(blocks, first, hashes)
     for i in range(count):
-        block = <int64_t>(numbers[i] * <uint64_t>blocks >> 32) - first
-        if not 0 <= block < there:
+        if not 0 <= _block_of(numbers[i], blocks) - first < there:
             raise ValueError("a digest belongs to another part of the filter")
     with nogil:
         for i in range(count):
-            digest = numbers[i]
-            block = <int64_t>(digest * <uint64_t>blocks >> 32) - first
-            # Another thread may change the digests after their check.
-            if not 0 <= block < there:
-                continue
-            mixed = _mix(digest)
+            bits = out.bytes + (_block_of(numbers[i], blocks) - first) * BLOCK_BYTES
+            mixed = _mix(numbers[i])
             for turn in range(hashes):
-                out.bytes[block * BLOCK_BYTES + ((mixed & PLACES) >> 3)] |= <uint8_t>(
-                    1 << (mixed & 7)
-                )
+                bits[(mixed & PLACES) >> 3] |= <uint8_t>(1 << (mixed & 7))
                 mixed >>= BITS_OF_PLACE
 
 
@@ -150,15 +159,36 @@ def may_hold(
     bytes data not None, Py_ssize_t at, int64_t blocks, int64_t first, uint32_t digest, int hashes
 ):
     cdef const uint8_t *bits = <const uint8_t *><const char *>data
-    cdef int64_t block = <int64_t>(digest * <uint64_t>blocks >> 32) - first
-    cdef uint64_t mixed = _mix(digest)
-    cdef int turn
+    cdef int64_t block = _block_of(digest, blocks) - first
     _check(blocks, first, hashes)
     if at < 0 or block < 0 or len(data) - at < BLOCK_BYTES * (block + 1):
         return True
-    bits += at + block * BLOCK_BYTES
-    for turn in range(hashes):
-        if not bits[(mixed & PLACES) >> 3] >> (mixed & 7) & 1:
-            return False
+    return _holds(bits + at + block * BLOCK_BYTES, _mix(digest), hashes)
+
+
+def count_denied(bytes data not None, Py_ssize_t at, int64_t blocks, digests, int hashes):
+    cdef const uint8_t *bits = <const uint8_t *><const char *>data
+    cdef View given = view_of(_array(digests, _uint32))
+    cdef const uint32_t *numbers = <const uint32_t *>given.bytes
+    cdef Py_ssize_t i, denied = 0
+    _check(blocks, 0, hashes)
+    if at < 0 or len(data) - at < BLOCK_BYTES * blocks or not blocks:
+        raise ValueError(f"{len(data)} bytes have no {blocks} blocks of a filter from {at} on")
+    with nogil:
+        for i in range(given.size >> 2):
+            denied += not _holds(
+                bits + at + _block_of(numbers[i], blocks) * BLOCK_BYTES, _mix(numbers[i]), hashes
+            )
+    return denied
+
+
+def masks_of(uint32_t digest):
+    cdef uint8_t masks[(PLACES_MAX + 1) * BLOCK_BYTES]
+    cdef uint64_t mixed = _mix(digest)
+    cdef Py_ssize_t turn
+    memset(masks, 0, BLOCK_BYTES)
+    for turn in range(1, PLACES_MAX + 1):
+        memcpy(masks + turn * BLOCK_BYTES, masks + (turn - 1) * BLOCK_BYTES, BLOCK_BYTES)
+        masks[turn * BLOCK_BYTES + ((mixed & PLACES) >> 3)] |= <uint8_t>(1 << (mixed & 7))
         mixed >>= BITS_OF_PLACE
-    return True
+    return masks[:(PLACES_MAX + 1) * BLOCK_BYTES]

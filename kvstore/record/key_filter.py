@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.core.hashing import add_digests, may_hold
+from kvstore.core.hashing import add_digests, count_denied, may_hold
 from kvstore.errors import FormatError
 
 BLOCK_BITS: Final = 512
@@ -26,10 +26,6 @@ BLOCK_BYTES: Final = BLOCK_BITS // 8
 _HEAD: Final = Struct(">BI")
 """Hash functions, blocks; then the blocks."""
 HASHES_MAX: Final = 7
-_BITS_OF_PLACE: Final = 9
-"""Bits that say which of a block's bits; `HASHES_MAX` of them are what one mixed number has."""
-_MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
-_ADD, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def hashes_for(bits_a_key: float) -> int:
@@ -44,17 +40,6 @@ def fill(digests: NDArray[np.uint32], blocks: int, first: int, count: int, hashe
     filled = bytearray(count * BLOCK_BYTES)
     add_digests(filled, digests, blocks, first, hashes)
     return bytes(filled)
-
-
-def masks_of(digest: int) -> tuple[int, ...]:
-    """The bits of a digest in its block, as a number, for each possible number of hashes of a
-    filter.
-    """
-    masks, mixed = [0], _mix(digest)
-    for _ in range(HASHES_MAX):
-        masks.append(masks[-1] | 1 << (mixed & BLOCK_BITS - 1))
-        mixed >>= _BITS_OF_PLACE
-    return tuple(masks)
 
 
 class FilterBuilder:
@@ -98,35 +83,11 @@ class Filter:
         """The filter's blocks, a row of 8 words each."""
         return np.frombuffer(self._data, "<u8", offset=_HEAD.size).reshape(self._blocks, -1)
 
-    def denied(self, digests: NDArray[np.int64]) -> int:
+    def denied(self, digests: NDArray[np.uint32]) -> int:
         """The number of these digests that the filter denies."""
-        some = digests.astype(np.uint64)
-        block = ((some * np.uint64(self._blocks)) >> np.uint64(32)).astype(np.int64)
-        filled = np.frombuffer(self._data, np.uint8, offset=_HEAD.size)
-        mixed = _mix_many(some)
-        held = np.ones(len(some), np.bool_)
-        for turn in range(self.hashes):
-            place = (mixed >> np.uint64(_BITS_OF_PLACE * turn)) & np.uint64(BLOCK_BITS - 1)
-            byte = filled[block * BLOCK_BYTES + (place >> np.uint64(3)).astype(np.int64)]
-            held &= (byte >> (place & np.uint64(7)).astype(np.uint8)) & 1 == 1
-        return len(held) - int(held.sum())
+        return count_denied(self._data, _HEAD.size, self._blocks, digests, self.hashes)
 
     @property
     def memory_bytes(self) -> int:
         """The filter's size in memory."""
         return len(self._data)
-
-
-def _mix(digest: int) -> int:
-    """The finisher of splitmix64: every bit of it depends on every bit of the digest."""
-    mixed = digest + _ADD & _MASK
-    mixed = (mixed ^ mixed >> 30) * _FIRST & _MASK
-    mixed = (mixed ^ mixed >> 27) * _SECOND & _MASK
-    return mixed ^ mixed >> 31
-
-
-def _mix_many(digests: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    mixed = digests + np.uint64(_ADD)
-    mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(_FIRST)
-    mixed = (mixed ^ mixed >> np.uint64(27)) * np.uint64(_SECOND)
-    return mixed ^ mixed >> np.uint64(31)

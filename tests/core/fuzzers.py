@@ -24,7 +24,7 @@ from kvstore.core.queue_offsets import QueueOffsets
 from kvstore.core.tail import Tail
 from kvstore.core.unique_ids import UniqueIds
 from kvstore.errors import ArchiveDamaged, FormatError
-from kvstore.record.key_filter import BLOCK_BYTES, HASHES_MAX, masks_of
+from kvstore.record.key_filter import BLOCK_BYTES, HASHES_MAX
 from tests.core.fuzzing import EDGES, Arguments, Fuzzer
 from tests.core.record_fuzzers import RECORD_FUZZERS
 from tests.core.test_encoding import encoder
@@ -136,13 +136,6 @@ def _varint(data: object, at: int) -> Any:
     if at + 1 + more > len(data):
         return ArchiveDamaged
     return [int.from_bytes(data[at + 1 : at + 1 + more]) if more else data[at], at + 1 + more]
-
-
-def _zigzag(data: object, at: int) -> Any:
-    found = _varint(data, at)
-    if isinstance(found, list):
-        found[0] = (found[0] >> 1) ^ -(found[0] & 1)
-    return found
 
 
 def _at_a_number(rng: Random) -> Arguments:
@@ -597,8 +590,17 @@ def _held(data: bytes, at: int, blocks: int, first: int, digest: int, hashes: in
         return ValueError
     if digest * blocks >> 32 < first or at < 0 or begin + BLOCK_BYTES > len(data):
         return True
-    mask = masks_of(digest)[hashes]
-    return int.from_bytes(data[begin : begin + BLOCK_BYTES], "little") & mask == mask
+    return packing.filter_holds(data, begin, digest, hashes)
+
+
+def _to_count(rng: Random) -> Arguments:
+    data, at, blocks, _, _, hashes = _to_ask(rng)
+    return data, at, blocks, _to_filter(rng)[1], hashes
+
+
+def _masks(digest: int) -> bytes:
+    masks = [packing.filter_mask(digest, hashes) for hashes in range(HASHES_MAX + 1)]
+    return b"".join(mask.to_bytes(BLOCK_BYTES, "little") for mask in masks)
 
 
 FUZZERS: Final = {
@@ -626,6 +628,8 @@ FUZZERS: Final = {
     ),
     "hashing.add_digests": Fuzzer(_to_filter),
     "hashing.may_hold": Fuzzer(_to_ask, _held),
+    "hashing.count_denied": Fuzzer(_to_count),
+    "hashing.masks_of": Fuzzer(lambda rng: (rng.getrandbits(32),), _masks),
     "columns.int_columns.write_varint": Fuzzer(
         lambda rng: (rng.getrandbits(rng.randint(1, 64)),),
         lambda value: packing.varint(value & _MASK),
@@ -635,7 +639,6 @@ FUZZERS: Final = {
         lambda rng: (packing.signed(rng.getrandbits(64)),),
         lambda value: packing.zigzag(packing.signed(value)),
     ),
-    "columns.int_columns.read_signed": Fuzzer(_at_a_number, _zigzag),
     "columns.int_columns.encode_columns": Fuzzer(lambda rng: _columns(rng)[1:], _encoded),
     "columns.int_columns.decode_column": Fuzzer(
         _column_data, _decoded, lambda _, __, count: _may_expect(np.array([count]))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvstore.core.hashing import add_digests, may_hold
+from kvstore.core.hashing import add_digests, count_denied, masks_of, may_hold
 from kvstore.errors import FormatError
 from kvstore.record.key_filter import (
     BLOCK_BITS,
@@ -20,8 +20,8 @@ from kvstore.record.key_filter import (
     Filter,
     FilterBuilder,
     fill,
-    masks_of,
 )
+from tests.reference.packing import filter_mask
 from tiering.archive.writer import BITS_A_MESSAGE, filter_bits
 
 DIGESTS = st.sets(st.integers(0, (1 << 32) - 1), min_size=1, max_size=200)
@@ -89,9 +89,9 @@ def test_a_filter_cut_into_pieces_never_denies_what_was_added(
         bits = int.from_bytes(data, "little")
         for digest in mine:
             at = ((digest * blocks >> 32) - first) * BLOCK_BITS
-            assert bits >> at & masks_of(digest)[5] == masks_of(digest)[5]
+            assert bits >> at & filter_mask(digest, 5) == filter_mask(digest, 5)
         assert bits == reduce(
-            or_, (masks_of(d)[5] << ((d * blocks >> 32) - first) * BLOCK_BITS for d in mine), 0
+            or_, (filter_mask(d, 5) << ((d * blocks >> 32) - first) * BLOCK_BITS for d in mine), 0
         )
 
 
@@ -108,3 +108,22 @@ def test_a_digest_of_another_piece_is_refused_and_nothing_is_added() -> None:
     with pytest.raises(ValueError, match="another part"):
         add_digests(filled, np.array([1, 1 << 31], np.uint32), 2, 0, 5)
     assert not any(filled)
+
+
+@given(DIGESTS, DIGESTS, st.integers(1, 9), st.integers(0, 7))
+def test_as_many_digests_are_denied_as_are_not_granted_one_by_one(
+    digests: set[int], asked: set[int], blocks: int, hashes: int
+) -> None:
+    data = b"head" + fill(np.array(list(digests), np.uint32), blocks, 0, blocks, hashes)
+    wanted = np.array(list(asked), np.uint32)
+    granted = [may_hold(data, 4, blocks, 0, digest, hashes) for digest in asked]
+    assert count_denied(data, 4, blocks, wanted, hashes) == granted.count(False)
+
+
+@given(st.integers(0, (1 << 32) - 1))
+def test_the_masks_of_a_digest_are_the_blocks_that_have_it_alone(digest: int) -> None:
+    masks = masks_of(digest)
+    for hashes in range(8):
+        mask = masks[BLOCK_BYTES * hashes : BLOCK_BYTES * (hashes + 1)]
+        assert int.from_bytes(mask, "little") == filter_mask(digest, hashes)
+        assert mask == fill(np.array([digest], np.uint32), 1, 0, 1, hashes)

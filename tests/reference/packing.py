@@ -252,3 +252,28 @@ def decode_column(data: bytes, at: int, count: int) -> tuple[list[int], int]:
     if max(index) >= size:
         raise ArchiveDamaged("a column names a distinct value that is not there")
     return [distinct[i] for i in index], reader.at
+
+
+# --- key filters ---
+
+_WORD = (1 << 64) - 1
+
+
+def filter_mask(digest: int, hashes: int) -> int:
+    """The bits of a digest in its block of a filter, as a number: splitmix64's finisher, in pieces
+    of 9 bits.
+    """
+    mixed = digest + 0x9E3779B97F4A7C15 & _WORD
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _WORD
+    mixed ^= mixed >> 31
+    mask = 0
+    for turn in range(hashes):
+        mask |= 1 << (mixed >> 9 * turn & 511)
+    return mask
+
+
+def filter_holds(data: bytes, begin: int, digest: int, hashes: int) -> bool:
+    """Whether the block that begins at an index has all bits of a digest."""
+    mask = filter_mask(digest, hashes)
+    return int.from_bytes(data[begin : begin + 64], "little") & mask == mask

@@ -211,7 +211,7 @@ class _Check:
         """Notes the digests of a block's keys, each with the rank of its message (-1: unknown)."""
         self._keys += len(digests)
         if self._archive.filter is not None:
-            self._denied += self._archive.filter.denied(digests.astype(np.int64))
+            self._denied += self._archive.filter.denied(digests)
         is_known = ranks >= 0
         pairs = _as_pairs(digests[is_known] >> self._drop, ranks[is_known])
         self._pairs.add(np.unique(pairs))

@@ -45,12 +45,11 @@ class GroupBlocks(NamedTuple):
 
 class _JoinedBlocks(NamedTuple):
     """The records of a group that blocks share, cut into these when they are asked for; of a block
-    that is alone, no records. `starts` are the bounds as a list; the rest is as in `Block`.
+    that is alone, no records. The rest is as in `Block`.
     """
 
     data: bytes
     bounds: Column
-    starts: list[int]
     places: Column
     may_lie: bool
 
@@ -119,13 +118,12 @@ class BlockGroup:
         group it decodes all parts, so that the block then takes only its own share of memory.
         Raises ArchiveDamaged.
         """
-        joined = self._joined or self._join()
-        data, bounds, starts, places, may_lie = joined
+        data, bounds, places, may_lie = self._joined or self._join()
         topic, queue = self.members.topics[index], self.members.queues[index]
         if self.blocks == 1:
             return Block(topic, queue, places, self, may_lie, self._text_bytes)
         begin, end = self._begins[index], self._begins[index + 1]
-        some = data[starts[begin] : starts[end]]
+        some = data[bounds[begin] : bounds[end]]
         mine = Joined(some, bounds[begin : end + 1].copy())
         return Block(topic, queue, places[:, begin:end].copy(), mine, may_lie, len(some))
 
@@ -133,9 +131,8 @@ class BlockGroup:
         columns = self.columns
         may_lie = columns.is_whole or columns.body_crc is not None
         if self.blocks == 1:
-            return _JoinedBlocks(b"", columns.ends, [], columns.places, may_lie)
-        found = self.records()
-        self._joined = _JoinedBlocks(*found, found.bounds.tolist(), columns.places, may_lie)
+            return _JoinedBlocks(b"", columns.ends, columns.places, may_lie)
+        self._joined = _JoinedBlocks(*self.records(), columns.places, may_lie)
         return self._joined
 
     def check(self) -> None:

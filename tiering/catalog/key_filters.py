@@ -17,7 +17,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.record.key_filter import BLOCK_BYTES, HASHES_MAX, Filter, masks_of
+from kvstore.core.hashing import masks_of
+from kvstore.record.key_filter import BLOCK_BYTES, HASHES_MAX, Filter
 from tiering.archive.columns.packed import I64
 
 Words = NDArray[np.uint64]
@@ -123,8 +124,7 @@ class KeyFilters:
         digest, table = low >> _TOPIC_BITS, self._table
         if digest != high >> _TOPIC_BITS or not len(table.numbers):
             return numbers
-        masks = b"".join(mask.to_bytes(BLOCK_BYTES, "little") for mask in masks_of(digest))
-        wanted = np.frombuffer(masks, _WORD).reshape(-1, _WORDS)[table.hashes]
+        wanted = np.frombuffer(masks_of(digest), _WORD).reshape(-1, _WORDS)[table.hashes]
         block = (table.blocks * np.uint64(digest) >> np.uint64(32)).astype(np.int64)
         may_hold = ((table.rows[table.begins + block] & wanted) == wanted).all(axis=1)
         at = np.minimum(np.searchsorted(table.numbers, numbers), len(table.numbers) - 1)

@@ -10,11 +10,10 @@ Invariants: nothing is allocated before the number of rows is known to be the di
 offsets of each block are those of the directory; every number fits its field of a record.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from kvstore.core.buffers cimport View, numbers_of, room_of
-from kvstore.core.columns.int_columns cimport cut_short, take_column, take_signed, take_varint
+from kvstore.core.columns.int_columns cimport Cursor, cut_short, take_signed
 from kvstore.core.columns.record_columns cimport (
     BORN_AT, BORN_HOST, FLAGS, NUMBERS, OFFSET, POSITION, PREPARED_POSITION, QUEUE,
     RECONSUME_TIMES, STORED_AT, STORE_HOST, SYSTEM_FLAGS, VERSION,
@@ -49,18 +48,11 @@ cdef inline int64_t _plus(int64_t a, int64_t b) noexcept nogil:
     return <int64_t>(<uint64_t>a + <uint64_t>b)
 
 
-cdef class Payload:
-    # The bytes that are read, how far, and the blocks that the rows belong to.
-    cdef bytes kept
-    cdef const uint8_t *data
-    cdef Py_ssize_t size, at, rows, blocks
+cdef class Payload(Cursor):
+    # With the blocks that the rows belong to.
+    cdef Py_ssize_t rows, blocks
     cdef View counts
     cdef const int64_t *count_of
-
-    cdef int column(self, int64_t *out, Py_ssize_t count) except -1:
-        if count:
-            take_column(self.data, self.size, &self.at, out, count)
-        return 0
 
     cdef bint take_kind(self, int kind) except -1:
         # Whether the next column is of that kind, whose byte is then read.
@@ -84,9 +76,7 @@ cdef class Payload:
             self.rows = <Py_ssize_t>min(self.rows + min(self.count_of[i], ROWS_MAX), 2 * ROWS_MAX)
         if not self.blocks:
             raise ArchiveDamaged("it has a block without messages, as the directory says")
-        self.at = 1
-        if not self.size or not take_varint(self.data, self.size, &self.at, &rows):
-            raise cut_short()
+        rows = self.number()
         if not 1 <= rows <= ROWS_MAX:
             raise ArchiveDamaged(f"it has {rows} messages, 1 to {<int>ROWS_MAX} may be")
         if rows != <uint64_t>self.rows:
@@ -171,8 +161,9 @@ def decode_heads(bytes data not None, queues, counts, first_offsets, last_offset
     cdef int64_t value
     cdef int kind
     cdef bint is_constant = True, is_wrong = False
-    payload.kept, payload.counts = data, numbers_of(counts)
-    payload.data, payload.size = <const uint8_t *>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)
+    # The first byte is the format.
+    payload.begin(data, 1)
+    payload.counts = numbers_of(counts)
     payload.count_of = payload.counts.numbers
     if not payload.counts.count == of_queues.count == firsts.count == lasts.count:
         raise ValueError("every block has a queue, a number of messages, a first and a last offset")

@@ -22,9 +22,6 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 def write_signed(value: int) -> bytes:
     """`value`, any int64, as a zigzag varint."""
 
-def read_signed(data: bytes, at: int) -> tuple[int, int]:
-    """Like `read_varint`, with a sign. Raises ArchiveDamaged."""
-
 def encode_columns(values: Column, bounds: Column) -> list[bytes]:
     """Encodes one column for each slice of `values`, from `bounds[i]` to `bounds[i + 1]`. Raises
     ValueError for an empty slice, or one that is not in `values`.

@@ -77,7 +77,7 @@ cdef inline int64_t _of_zigzag(uint64_t value) noexcept nogil:
     return <int64_t>(value >> 1 ^ (0 - (value & 1)))
 
 
-cdef bint take_varint(
+cdef bint _take_varint(
     const uint8_t *data, Py_ssize_t size, Py_ssize_t *at, uint64_t *value
 ) noexcept nogil:
     # False if it is not all there.
@@ -111,16 +111,9 @@ def write_signed(int64_t value):
 
 def read_varint(bytes data not None, Py_ssize_t at):
     cdef uint64_t value
-    if not take_varint(<const uint8_t *>PyBytes_AS_STRING(data), len(data), &at, &value):
+    if not _take_varint(<const uint8_t *>PyBytes_AS_STRING(data), len(data), &at, &value):
         raise cut_short()
     return value, at
-
-
-def read_signed(bytes data not None, Py_ssize_t at):
-    cdef uint64_t value
-    if not take_varint(<const uint8_t *>PyBytes_AS_STRING(data), len(data), &at, &value):
-        raise cut_short()
-    return _of_zigzag(value), at
 
 
 # --- encoding ---
@@ -295,7 +288,7 @@ cdef int take_signed(
     const uint8_t *data, Py_ssize_t size, Py_ssize_t *at, int64_t *value
 ) except -1:
     cdef uint64_t found
-    if not take_varint(data, size, at, &found):
+    if not _take_varint(data, size, at, &found):
         raise cut_short()
     value[0] = _of_zigzag(found)
     return 0
@@ -307,7 +300,7 @@ cdef int _decode_distinct(
     cdef int64_t known[DISTINCT_MAX]
     cdef uint64_t number, largest = 0
     cdef Py_ssize_t i
-    if not take_varint(data, size, at, &number):
+    if not _take_varint(data, size, at, &number):
         raise cut_short()
     if not 1 <= number <= DISTINCT_MAX:
         raise ArchiveDamaged(
@@ -325,7 +318,7 @@ cdef int _decode_distinct(
     return 0
 
 
-cdef int take_column(
+cdef int _take_column(
     const uint8_t *data, Py_ssize_t size, Py_ssize_t *at, int64_t *out, Py_ssize_t count
 ) except -1:
     # `count` values, one or more, into `out`; `at` becomes the index behind them.
@@ -360,11 +353,28 @@ cdef int take_column(
     return 0
 
 
+cdef class Cursor:
+    cdef void begin(self, bytes data, Py_ssize_t at) noexcept:
+        self.kept, self.at = data, at
+        self.data, self.size = <const uint8_t *>PyBytes_AS_STRING(data), len(data)
+
+    cdef uint64_t number(self) except? 0:
+        cdef uint64_t found
+        if not _take_varint(self.data, self.size, &self.at, &found):
+            raise cut_short()
+        return found
+
+    cdef int column(self, int64_t *out, Py_ssize_t count) except -1:
+        if count:
+            _take_column(self.data, self.size, &self.at, out, count)
+        return 0
+
+
 def decode_column(bytes data not None, Py_ssize_t at, Py_ssize_t count):
     if not 0 <= count < COUNT_MAX:
         raise ArchiveDamaged("a column has no rows")
     found = _empty(count, _int64)
     cdef View room = room_of(found)
     if count:
-        take_column(<const uint8_t *>PyBytes_AS_STRING(data), len(data), &at, room.numbers, count)
+        _take_column(<const uint8_t *>PyBytes_AS_STRING(data), len(data), &at, room.numbers, count)
     return found, at

@@ -1,8 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, binding=False
 """Record columns: properties fields and whole records, joined from the columns of many.
 
-The idea: the inverse of `packed_texts.split_fields`, and of the columns of head fields that archives keep.
-One pass measures every row; a second one writes all rows side by side into bytes of that size.
+The idea: the inverse of `packed_texts.split_fields`, and of the columns of head fields that
+archives keep. One pass measures every row; a second one writes all rows side by side into bytes of
+that size.
 
 Invariants: no column is read beyond its end; what is written is what was measured.
 """
@@ -221,6 +222,7 @@ def join_records(
     cdef const int64_t *crc_of = NULL
     cdef uint8_t *out
     cdef uint8_t *end
+    cdef uint32_t crc
     cdef bint is_first, is_good = True
     if (
         heads.count != NUMBERS * rows or which.count != rows or fields.count != rows
@@ -243,7 +245,9 @@ def join_records(
         is_good &= field_size <= LENGTH_MAX
         born_at += V6_EXTRA if flags & BORN_V6 else 0
         store_at += V6_EXTRA if flags & STORE_V6 else 0
-        total += HEAD_SIZE + (V6_EXTRA if flags & BORN_V6 else 0) + (V6_EXTRA if flags & STORE_V6 else 0)
+        total += HEAD_SIZE
+        total += V6_EXTRA if flags & BORN_V6 else 0
+        total += V6_EXTRA if flags & STORE_V6 else 0
         total += body.bounds[row + 1] - body.bounds[row] + topic_size + field_size
         total += 3 if is_first else 4
         if total > _SIZE_MAX:
@@ -265,9 +269,10 @@ def join_records(
             store_be32(out, <uint32_t>size)
             store_be32(out + 4, RECORD_V1 if is_first else RECORD_V2)
             if crc_of != NULL:
-                store_be32(out + 8, <uint32_t>crc_of[row])
+                crc = <uint32_t>crc_of[row]
             else:
-                store_be32(out + 8, crc32_of(body.bytes + body.bounds[row], body_size) & RECORD_CRC_MASK)
+                crc = crc32_of(body.bytes + body.bounds[row], body_size) & RECORD_CRC_MASK
+            store_be32(out + 8, crc)
             store_be32(out + 12, <uint32_t>of[QUEUE * rows + row])
             store_be32(out + 16, <uint32_t>of[FLAGS * rows + row])
             store_be64(out + 20, <uint64_t>of[OFFSET * rows + row])

@@ -10,12 +10,12 @@ Invariants: any bytes give as many texts as there are rows, of at most `limit` b
 for the digits of numbers), or raise ArchiveDamaged; nothing is allocated before that is known.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.string cimport memcpy
 
 from kvstore.core.buffers cimport View, numbers_of, room_of
-from kvstore.core.columns.int_columns cimport take_column, take_varint
+from kvstore.core.columns.int_columns cimport Cursor
 
 import numpy as np
 
@@ -40,11 +40,10 @@ cdef object _int64 = np.dtype(np.int64)
 cdef const char *_DIGITS = b"0123456789ABCDEF"
 
 
-cdef class Reader:
-    # The bytes that are read, how far, and how many bytes texts may take; then the texts.
-    cdef bytes kept, joined
-    cdef const uint8_t *data
-    cdef Py_ssize_t size, at, count, taken
+cdef class Reader(Cursor):
+    # With how many bytes texts may take; then the texts.
+    cdef bytes joined
+    cdef Py_ssize_t count, taken
     cdef int64_t limit
     cdef int64_t *bounds
 
@@ -52,12 +51,6 @@ cdef class Reader:
         return ArchiveDamaged(
             f"the properties of a block take more than the {self.limit} bytes there are"
         )
-
-    cdef uint64_t number(self) except? 0:
-        cdef uint64_t found
-        if not take_varint(self.data, self.size, &self.at, &found):
-            raise ArchiveDamaged("a block ends in the middle of a column")
-        return found
 
     cdef Py_ssize_t span(self) except -1:
         # The size of the bytes that begin at `at`, behind the number that states it.
@@ -67,9 +60,6 @@ cdef class Reader:
                 f"{found} bytes should follow in a block, {self.size - self.at} do"
             )
         return found
-
-    cdef int column(self, int64_t *out) except -1:
-        return take_column(self.data, self.size, &self.at, out, self.count)
 
     cdef uint8_t *room(self, Py_ssize_t size) except NULL:
         self.joined = PyBytes_FromStringAndSize(NULL, size)
@@ -99,7 +89,7 @@ cdef class Reader:
         cdef View room = room_of(parts)
         cdef const uint64_t *of = <const uint64_t *>room.numbers
         for part in range(ID_PARTS):
-            self.column(room.numbers + part * self.count)
+            self.column(room.numbers + part * self.count, self.count)
         out = self.room(ID_DIGITS * self.count)
         for i in range(self.count):
             high = of[i]
@@ -127,7 +117,7 @@ cdef class Reader:
             raise self.too_large()
         values = _empty(self.count, _int64)
         cdef View room = room_of(values)
-        self.column(room.numbers)
+        self.column(room.numbers, self.count)
         for i in range(self.count):
             size = stem + _digits_of(room.numbers[i], width)
             self.bounds[i + 1] = self.bounds[i] + size
@@ -157,7 +147,7 @@ cdef class Reader:
             length[i] = self.span()
             begin[i] = self.at
             self.at += length[i]
-        self.column(of_index.numbers)
+        self.column(of_index.numbers, self.count)
         for i in range(self.count):
             which = of_index.numbers[i]
             if which < 0 or <uint64_t>which >= number:
@@ -176,7 +166,7 @@ cdef class Reader:
     cdef int text(self) except -1:
         cdef Py_ssize_t i
         cdef int64_t most
-        self.column(self.bounds + 1)
+        self.column(self.bounds + 1, self.count)
         most = min(self.limit, self.size - self.at)
         for i in range(self.count):
             if not 0 <= self.bounds[i + 1] <= most - self.bounds[i]:
@@ -213,16 +203,16 @@ cdef inline void _put_number(uint8_t *out, int64_t number, Py_ssize_t size) noex
 def decode_texts(bytes data not None, Py_ssize_t at, born, Py_ssize_t limit):
     cdef Reader reader = Reader.__new__(Reader)
     cdef View times = numbers_of(born), room
-    cdef int kind
+    cdef int kind = -1
     bounds = _zeros(times.count + 1, _int64)
     if not times.count:
         return b"", bounds, at, 0
     room = room_of(bounds)
-    reader.kept, reader.count, reader.limit = data, times.count, max(limit, 0)
-    reader.data, reader.size = <const uint8_t *>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)
-    reader.bounds = room.numbers
-    kind = reader.data[at] if 0 <= at < reader.size else -1
-    reader.at = at + 1 if kind >= 0 else 0
+    reader.count, reader.limit, reader.bounds = times.count, max(limit, 0), room.numbers
+    reader.begin(data, at)
+    if 0 <= at < reader.size:
+        kind = reader.data[at]
+        reader.at = at + 1
     if kind == CONSTANT:
         reader.constant()
     elif kind == IDS:

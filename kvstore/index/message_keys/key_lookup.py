@@ -180,7 +180,7 @@ class MessageKeys:
         is_one = digest == high >> _DIGEST_SHIFT
         newest = -1
         stretch = range(first * self._segment_size, (last + 1) * self._segment_size)
-        for together in self._newest_first(every):
+        for together in self._groups_of(every):
             found = list[Iterator[int]]()
             for part in together:
                 if part.segment > last or part.end <= first:
@@ -195,8 +195,8 @@ class MessageKeys:
                     yield position
                 newest = position
 
-    def _newest_first(self, parts: Parts) -> list[list[Part]]:
-        """Parts, newest first; those that reach into each other's segments together."""
+    def _groups_of(self, parts: Parts) -> list[list[Part]]:
+        """The groups of `_newest_first`, kept until the parts change."""
         known, groups = self._grouped
         if known is not parts:
             groups = list(_newest_first(parts))
