@@ -110,6 +110,9 @@ MAY_IMPORT_TIERING: Final = ("kvstore.api.store", "kvstore.cli")
 # A forked child calls what its parent's objects asked for, as with `os.register_at_fork`.
 MAY_KEEP_CALLS: Final = frozenset({"kvstore.process.forking"})
 
+# `is_url` and `is_remote` are here, so that every room means the same by a URL.
+KNOWS_URLS: Final = "tiering.places.settings"
+
 SEAMS: Final = frozenset({"kvstore.files", "kvstore.clock"})
 OF_OS: Final = ("open", "fdopen", "fsync", "fdatasync", "sync", "posix_fallocate", "truncate")
 OF_OS_TOO: Final = ("ftruncate", "rename", "replace", "remove", "unlink", "link")
@@ -365,6 +368,20 @@ def _makes_collection(call: ast.Call) -> bool:
     return name.startswith("Weak") or (name in ("dict", "list", "set") and not call.args)
 
 
+def urls_looked_for(modules: list[Module]) -> list[str]:
+    """Looks for `://` in a text: whether a place is a URL is asked of the places' settings."""
+    return [
+        f"{module.name}:{node.lineno}"
+        for module in modules
+        if module.name != KNOWS_URLS
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Compare)
+        and isinstance(node.ops[0], ast.In | ast.NotIn)
+        and isinstance(node.left, ast.Constant)
+        and node.left.value == "://"
+    ]
+
+
 def ways_past_the_seams(modules: list[Module]) -> list[str]:
     outside = [module for module in modules if module.name not in SEAMS]
     uses = [
@@ -598,6 +615,10 @@ def test_no_module_keeps_a_registry_for_others(
     assert registries(kvstore + tiering) == []
 
 
+def test_one_module_knows_whether_a_place_is_a_url(tiering: list[Module]) -> None:
+    assert urls_looked_for(tiering) == []
+
+
 def test_files_and_time_are_reached_through_the_seams_only(kvstore: list[Module]) -> None:
     assert ways_past_the_seams(kvstore) == []
 
@@ -817,6 +838,12 @@ CATCHES: Final = """def f(why: Exception, found: int | OSError) -> None:
 def test_an_error_that_is_logged_itself_is_found(source: str) -> None:
     found = logged_errors([module("tiering/worker/worker.py", CATCHES + source)])
     assert found == ["tiering.worker.worker:5"]
+
+
+def test_a_module_that_looks_for_urls_itself_is_found() -> None:
+    source = "def f(where: str) -> bool:\n    return '://' not in where"
+    assert urls_looked_for([module("tiering/spark/options.py", source)])
+    assert not urls_looked_for([module("tiering/places/settings.py", source)])
 
 
 def test_the_text_of_an_error_may_be_logged() -> None:

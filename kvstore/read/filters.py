@@ -24,8 +24,8 @@ from kvstore.errors import (
     FilterIllegal,
     shown,
 )
-from kvstore.read.filter_faults import check_length, fault
 from kvstore.read.sql import SqlFilter, sql
+from kvstore.read.sql.filter_faults import check_length, fault
 from kvstore.record.names import TAG_SEPARATOR
 
 Filter = Callable[[StoredMessage], bool]

@@ -12,8 +12,8 @@ import pytest
 
 import kvstore
 from kvstore import CallerError, FilterIllegal, Message, PullStatus, SqlFilter, Store, StoreConfig
-from kvstore.read.filter_faults import LENGTH_MAX
 from kvstore.read.filters import compile_filter
+from kvstore.read.sql.filter_faults import LENGTH_MAX
 
 pytestmark = pytest.mark.topic(queues=1)
 

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore import SqlFilter, StoredMessage, sql
-from kvstore.read.filter_faults import LENGTH_MAX
+from kvstore.read.sql.filter_faults import LENGTH_MAX
 from kvstore.read.sql.grammar import DEPTH_MAX, KEYWORDS
 from kvstore.record.properties import encode_properties
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore import CallerError, FilterIllegal, sql
-from kvstore.read.filter_faults import LENGTH_MAX
+from kvstore.read.sql.filter_faults import LENGTH_MAX
 from kvstore.read.sql.grammar import DEPTH_MAX, KEYWORDS
 from tests.read.test_sql import asks
 

@@ -26,6 +26,7 @@ from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import ArchivedTopic as TopicOfArchive
 from tiering.archive.manifest import Manifest
 from tiering.places.objects import jobs_folder
+from tiering.places.settings import is_url
 
 Tier = Literal["warm", "cold"]
 State = Literal["live", "retired"]
@@ -113,7 +114,7 @@ def is_own(row: ArchiveRow, store_id: bytes) -> bool:
     """Whether the store may remove an archive's object. An archive that was restored without being
     adopted belongs to another store.
     """
-    is_inside = "://" not in row.place and not Path(row.place).is_absolute()
+    is_inside = not is_url(row.place) and not Path(row.place).is_absolute()
     store = store_id.hex()
     return is_inside or row.key.startswith((f"{store}/", jobs_folder(store)))
 
@@ -122,7 +123,7 @@ def kept_as(place: str, folder: Path) -> str:
     """The catalog's name of a place. A place inside the store's folder is named relative to the
     folder, so that a store that is moved takes its archives along.
     """
-    if "://" in place:
+    if is_url(place):
         return place
     path = Path(place).absolute()
     inside = folder.absolute()

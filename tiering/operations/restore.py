@@ -67,6 +67,7 @@ from tiering.places.failures import typed
 from tiering.places.objects import object_key
 from tiering.places.place import open_place
 from tiering.places.publish import fetch
+from tiering.places.settings import is_remote
 from tiering.worker.store_protocols import Progress
 
 
@@ -173,7 +174,7 @@ class _Restore:
         self._source = wish.source
         self._place = wish.source.place
         self._files = wish.source.config.files
-        self._tier: Tier = "cold" if "://" in self._place.name else "warm"
+        self._tier: Tier = "cold" if is_remote(self._place.name) else "warm"
         self._problems: list[RestoreProblem] = []
         self._unreadable: dict[str, str] = {}
         self._rows: list[ArchiveRow] = []

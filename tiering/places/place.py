@@ -24,7 +24,7 @@ from tiering.errors import PlaceIllegal
 from tiering.places.local import LocalPlace
 from tiering.places.object_store import ObjectPlace
 from tiering.places.objects import Given, ObjectInfo, ObjectSource, Pace
-from tiering.places.settings import Address, is_remote, seconds, settings_of
+from tiering.places.settings import Address, is_remote, is_url, seconds, settings_of
 
 __all__ = ["Given", "ObjectInfo", "ObjectSource", "Pace", "Place", "open_kept", "open_place"]
 
@@ -144,7 +144,7 @@ def open_kept(
     settings of the object stores.
     """
     # Relative to the store, so that a store that moved takes its archives along.
-    if "://" not in where:
+    if not is_url(where):
         return open_place(folder / where, files=files, clock=clock)
     used = options if is_remote(where) else None
     return open_place(where, options=used, files=files, clock=clock)

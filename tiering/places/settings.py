@@ -25,9 +25,14 @@ _BUCKET_SIZES: Final = range(3, 256)
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\]")
 
 
+def is_url(where: str) -> bool:
+    """Whether a place is given by a URL, not by a path."""
+    return "://" in where
+
+
 def is_remote(where: str) -> bool:
     """Whether a place's path or URL leads to anything but a folder of this machine."""
-    return "://" in where and not where.startswith("file://")
+    return is_url(where) and not where.startswith("file://")
 
 
 class Address(NamedTuple):

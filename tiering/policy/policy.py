@@ -34,7 +34,7 @@ from kvstore.files import local_path
 from tiering.archive.coder import LEVELS
 from tiering.errors import PolicyIllegal
 from tiering.places.objects import ARCHIVE_MAX
-from tiering.places.settings import is_remote
+from tiering.places.settings import is_remote, is_url
 
 _UNITS: Final = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 _TEXT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|[dhms])")
@@ -289,7 +289,7 @@ def _seconds(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _placed(place: object, folder: Path) -> object:
     """A place of a policy that is in a file in `folder`; a value that is no path stays as it is."""
-    if not isinstance(place, str) or not place.strip() or "://" in place:
+    if not isinstance(place, str) or not place.strip() or is_url(place):
         return place
     return str(folder / expanded(place))
 

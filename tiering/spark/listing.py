@@ -30,7 +30,7 @@ from tiering.executor.segment import Damage
 from tiering.keys.key_file import provider_of
 from tiering.places.commits import CommitLogs
 from tiering.places.place import Place
-from tiering.places.settings import is_remote
+from tiering.places.settings import is_remote, is_url
 from tiering.spark.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def is_store(options: ReadOptions) -> bool:
     """Whether there is a store at the path, and not archives alone. Raises StoreNotFound if there
     is nothing.
     """
-    if "://" in options.path:
+    if is_url(options.path):
         return False
     folder = Path(options.path)
     if (folder / "index").is_dir():
@@ -191,7 +191,7 @@ def live_rows(folder: Path, view: View) -> list[tuple[ArchiveRow, ListedArchive]
     found = []
     for row in decode_rows(view.catalog.rows):
         if row.state == "live":
-            where = row.place if "://" in row.place else str((folder / row.place).absolute())
+            where = row.place if is_url(row.place) else str((folder / row.place).absolute())
             found.append((row, ListedArchive(where, row.key, row.size, row.tier)))
     return found
 

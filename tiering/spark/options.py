@@ -22,7 +22,7 @@ from kvstore.files import local_path
 from tiering.archive.coder import CodecName
 from tiering.archive.layout import BLOCK_BYTES_DEFAULT
 from tiering.places.place import Place, open_place
-from tiering.places.settings import is_remote
+from tiering.places.settings import is_remote, is_url
 from tiering.policy.retention_classes import RetentionClass, read_class
 
 PLACE: Final = "place."
@@ -151,7 +151,7 @@ def _converted(
                 f"there is no option {name!r}{of}; there are {', '.join(sorted(types))}, "
                 f"and {PLACE}NAME for settings of a place"
             )
-    if "://" not in found["path"]:
+    if not is_url(found["path"]):
         found["path"] = str(local_path(found["path"], "what Spark reads or writes"))
     return kind(**found, place=place)
 
@@ -177,7 +177,7 @@ def _listed(text: str) -> object:
 
 
 def _check_folder(path: str) -> None:
-    if "://" in path:
+    if is_url(path):
         return
     folder = Path(path)
     for store in (folder, folder.parent):

@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
-from urllib.parse import unquote, urlsplit
 
 from kvstore.clock import Clock, cut_ms, whole_ms
 from kvstore.errors import KeyMissing, StoreError
@@ -38,7 +37,7 @@ from tiering.merge.partition import MergeInput
 from tiering.places.objects import object_key
 from tiering.places.place import Place, open_kept
 from tiering.places.publish import Intent, Intents, Pacing, publish, remove_announced
-from tiering.places.settings import is_remote
+from tiering.places.settings import is_remote, is_url
 from tiering.places.work_folder import WORK
 from tiering.policy.policy import Policy, expanded
 from tiering.policy.trusted_clock import TrustedClock
@@ -58,7 +57,7 @@ def open_places(
     tiers: tuple[tuple[Tier, str | None], ...] = ("warm", policy.warm), ("cold", policy.cold)
     for tier, where in tiers:
         if where is not None:
-            kept = where if "://" in where else expanded(where)
+            kept = where if is_url(where) else expanded(where)
             place = open_kept(kept, folder, options=options, files=files, clock=clock)
             _check_outside(tier, place, folder)
             found[tier] = place
@@ -71,12 +70,10 @@ def open_places(
 
 
 def _identity(place: Place) -> str:
-    """A place's identity under all its names: its URL, or its folder's real path."""
-    if is_remote(place.name):
-        return place.name
-    is_url = place.name.startswith("file://")
-    path = unquote(urlsplit(place.name).path) if is_url else place.name
-    return str(Path(path).resolve())
+    """A place's identity under all its names: its URL, or its folder's real path. A folder's place
+    is named by a path, also where it was given by a `file://` URL.
+    """
+    return place.name if is_remote(place.name) else str(Path(place.name).resolve())
 
 
 def _check_outside(tier: Tier, place: Place, folder: Path) -> None:
@@ -209,7 +206,7 @@ class WorkContext:
 
     def overwrite(self, place: Place, key: str) -> None:
         """Overwrites an object that is a file; not if it has another name, under which it stays."""
-        if "://" not in place.name:
+        if not is_remote(place.name):
             path = Path(place.name) / key
             if self.files.size(path) is not None and self.files.links(path) == 1:
                 self.files.erase(path)

@@ -2,10 +2,10 @@
 
 The idea: `sql` reads an expression once and keeps the result, so that an expression written in a
 loop costs one look-up. `grammar` is the language, which a library parses; `compiler` makes one
-function of what it finds; `texts` is how a property's text is read. The language, and how it
-differs from RocketMQ's and JMS's selectors, is docs/filters.md. Not in here: tag expressions, which
-are `read.filters`. Begin with `grammar`. May import `read.filter_faults` and the rooms below
-`read`.
+function of what it finds; `texts` is how a property's text is read; `filter_faults` is the error
+for a wrong expression, of tags too. The language, and how it differs from RocketMQ's and JMS's
+selectors, is docs/filters.md. Not in here: tag expressions, which are `read.filters`. Begin with
+`grammar`. May import the rooms below `read`, and nothing of `read` itself.
 
 Invariants: a `SqlFilter` that exists is right: a bad expression raised `FilterIllegal`, with the
 place, when it was made; asking it never raises, whatever the properties."""

@@ -18,8 +18,8 @@ from typing import Final
 from lark import Lark, Token, UnexpectedCharacters, UnexpectedToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
-from kvstore.read.filter_faults import check_length, fault
 from kvstore.read.sql.compiler import RULES, Test, WrongAt
+from kvstore.read.sql.filter_faults import check_length, fault
 
 DEPTH_MAX: Final = 100
 """Open parentheses. Each takes up to three of the 1,000 frames that Python allows."""

@@ -32,6 +32,7 @@ from kvstore.files import LocalFiles
 from tiering.errors import PlaceError
 from tiering.places.commits import CommitLog, CommittedArchive
 from tiering.places.dead_jobs import abort, sweep, sweep_jobs
+from tiering.places.settings import is_url
 from tiering.spark.options import SinkOptions, sink_options
 from tiering.spark.sink.archives import write_task
 from tiering.spark.sink.frame_columns import check_schema
@@ -82,7 +83,7 @@ def _begin(
     check_schema(schema)
     options = sink_options(given)
     place = options.open()
-    if "://" not in options.path:
+    if not is_url(options.path):
         LocalFiles().make_dir(Path(options.path))
     state = read_state(place, options, overwrite=overwrite)
     now = SystemClock().now_ms()
