@@ -10,8 +10,9 @@ from pathlib import Path
 
 import kvstore
 from bench.figure import Figure, Options
+from bench.loads import load_store
 from bench.memory import Peak
-from kvstore.cli.trial.measure import Load, index_sizes, load_store
+from kvstore.cli.trial.measure import Load, index_sizes
 
 _MEMORY_TARGET = 400.0
 _KEY_TARGET = 9.0

@@ -12,7 +12,8 @@ from itertools import islice
 from pathlib import Path
 
 from bench.figure import Figure, Options
-from kvstore.cli.trial.measure import Load, load_store, messages
+from bench.loads import load_store
+from kvstore.cli.trial.measure import Load, messages
 
 _SCHEMA = """
 PRAGMA journal_mode = WAL;

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.figure import Figure, Options
-from kvstore.cli.trial.measure import Load, load_store
+from bench.loads import load_store
+from kvstore.cli.trial.measure import Load
 
 _TARGETS = {128: 300_000, 1024: 250_000}
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import kvstore
 from bench.figure import Figure, Options
+from bench.loads import put_singly
 from kvstore.cli.trial import measure
 
 
@@ -15,6 +16,6 @@ def run(folder: Path, options: Options) -> list[Figure]:
     load = measure.Load(messages=options.messages or 300_000, body=size)
     with kvstore.open(folder / "store") as store:
         measure.create_topics(store, load)
-        timed = measure.put_singly(store, load)
+        timed = put_singly(store, load)
     target = 150_000 if size == 128 else None
     return [Figure(f"put, {size} B", timed.rate, "msg/s", target)]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import kvstore
 from bench.figure import Figure, Options
+from bench.loads import load_store
 from kvstore import Store
 from kvstore.cli.trial import measure
 from kvstore.cli.trial.measure import Load, Timed
@@ -42,7 +43,7 @@ def _read(
         topics=options.topics or 8,
         queues=options.queues or 8,
     )
-    measure.load_store(folder / "store", load)
+    load_store(folder / "store", load)
     with kvstore.open(folder / "store", read_only=True) as store:
         return measured(store, load), size
 

@@ -224,9 +224,9 @@ class Store(Calls):
         seconds, pop = check_wait(wait), self._engine.popping.pop
         limit, max_bytes, invisible_for, queue, filter, attempt_id = asked
         if filter is None and max_bytes is None and attempt_id is None:
-            quick = self._engine.popping.fast_path.pop(known, used, limit, invisible_for, queue)
-            if quick is not None:
-                return quick, None
+            found = self._engine.popping.fast_path.pop(known, used, limit, invisible_for, queue)
+            if found is not None:
+                return found, None
         wanted = pop.wanted(used, asked)
         found = pop.claim(known, used, wanted).popped
         if found or not seconds:

@@ -310,12 +310,12 @@ def _segment_size(folder: Path, config: StoreConfig) -> int:
         if (start := named_position(name)) is not None and (commitlog / name).is_file()
     }
     sizes = Counter(_size(commitlog / name, config.files) for name in starts)
-    fitting = [
+    sizes_that_fit = [
         (count, size)
         for size, count in sizes.items()
         if size and not any(start % size for start in starts.values())
     ]
-    return max(fitting)[1] if fitting else config.segment_size
+    return max(sizes_that_fit)[1] if sizes_that_fit else config.segment_size
 
 
 def _size(path: Path, files: Files) -> int:

@@ -46,7 +46,7 @@ from tiering.worker.archive_segment import SegmentArchiver
 from tiering.worker.context import WorkContext
 from tiering.worker.replace import Replacement, Replacer
 from tiering.worker.run_due import name_of
-from tiering.worker.runs import noting_errors
+from tiering.worker.runs import record_errors
 
 WINDOW_BYTES = 8 << 20
 
@@ -280,7 +280,7 @@ class Eraser:
         note = _noted_in(plan.failed)
         for segment in self._search.segments():
             self._context.check()
-            with noting_errors(note, name_of(segment.number), StoreError, OSError):
+            with record_errors(note, name_of(segment.number), StoreError, OSError):
                 counted = self._search.in_segment(segment, match, self._context.check)
                 if counted.found or counted.unreadable:
                     plan = msgspec.structs.replace(
@@ -290,7 +290,7 @@ class Eraser:
                     )  # fmt: skip
         for row in self._context.rows():
             self._context.check()
-            with noting_errors(note, row.name, StoreError, OSError):
+            with record_errors(note, row.name, StoreError, OSError):
                 counted = self._search.in_archive(row, match, self._context.check)
                 if counted.found:
                     plan = msgspec.structs.replace(
@@ -324,11 +324,11 @@ class Eraser:
         more: of retired archives those that must go. Returns their names.
         """
         note = _noted_in(failed)
-        with noting_errors(note, "files of segments", StoreError, OSError):
+        with record_errors(note, "files of segments", StoreError, OSError):
             self._handover.remove_left()
         removed = []
         for row in self._replacer.hasten_retired(must_go):
-            with noting_errors(note, row.name, StoreError, OSError):
+            with record_errors(note, row.name, StoreError, OSError):
                 if self._context.remove_retired(row):
                     removed.append(row.name)
         leftovers, stay = self._replacer.erase_leftovers()
@@ -357,7 +357,7 @@ class Eraser:
         with closing(self._context.pipelined(self._handover.sealed(), build)) as coming:
             for segment, built in coming:
                 self._context.check()
-                with noting_errors(note, name_of(segment.number), StoreError, OSError):
+                with record_errors(note, name_of(segment.number), StoreError, OSError):
                     found = built()
                     if found is not None:
                         counted, due, encoded = found
@@ -377,7 +377,7 @@ class Eraser:
             for at, (row, built) in enumerate(coming):
                 self._context.check()
                 self._context.tell(f"erasing {match}", at, len(rows))
-                with noting_errors(note, row.name, StoreError, OSError):
+                with record_errors(note, row.name, StoreError, OSError):
                     replacement = built()
                     if replacement is not None:
                         self._replace(replacement, report)
@@ -439,7 +439,7 @@ class Eraser:
                 progress = f"proving that nothing is left: {match}"
                 self._context.tell(progress, at, len(everything))
                 name = one.name if isinstance(one, ArchiveRow) else name_of(one.number)
-                with noting_errors(note, name, StoreError, OSError):
+                with record_errors(note, name, StoreError, OSError):
                     counted = counting()
                     if isinstance(one, ArchiveRow):
                         _add(report, counted)

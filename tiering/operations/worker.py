@@ -53,7 +53,7 @@ from tiering.worker.context import Publisher, WorkContext, open_places
 from tiering.worker.replace import Replacer
 from tiering.worker.rewriting import MergeScheduler, Rewriter, TopicSeparator
 from tiering.worker.run_due import MOVING, AgendaRunner, Relocator, name_of
-from tiering.worker.runs import History, Run, RunReport, noting_errors
+from tiering.worker.runs import History, Run, RunReport, record_errors
 from tiering.worker.store_protocols import Progress, Store
 from tiering.worker.store_snapshot import Snapshotter, StoreSnapshot
 
@@ -382,7 +382,7 @@ class Worker:
         known = {row.key for row in decode_rows(self._handover.rows())}
         places = self._context.places.values()
         self._try_places(run, anew=anew)
-        with noting_errors(run.note_failure, _TIDYING, StoreError):
+        with record_errors(run.note_failure, _TIDYING, StoreError):
             run.removed += self._context.publisher.clean_up(places, known, run.note_failure)
             run.removed += overwrite_all(self._store.path / WORK / _BUILT, self._files)
             run.removed += self._relocator.remove_copies()

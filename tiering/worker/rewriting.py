@@ -52,7 +52,7 @@ from tiering.policy.retention_classes import class_of_archive, life_of
 from tiering.policy.schedule import Agenda
 from tiering.worker.context import WorkContext
 from tiering.worker.replace import Replacement, Replacer, is_compacted
-from tiering.worker.runs import Run, noting_errors
+from tiering.worker.runs import Run, record_errors
 from tiering.worker.store_protocols import TopicFacts
 from tiering.worker.store_snapshot import Snapshotter, StoreSnapshot
 
@@ -114,7 +114,7 @@ class MergeScheduler:
         left = sum(row.size for one in groups for row in one)
         self._context.tell(MERGING, self._merged_bytes, self._merged_bytes + left)
         # After any error, others may still be merged.
-        with noting_errors(lambda _, e: self._back_off(groups, e, run), "", Exception):
+        with record_errors(lambda _, e: self._back_off(groups, e, run), "", Exception):
             done = self._replacer.merge(group, snapshot.today.traits, now_ms)
             run.replaced(done, self._context.clock.monotonic() - began)
         self._merged_bytes += sum(row.size for row in group)
@@ -192,7 +192,7 @@ class Rewriter:
     def _is_worth_it(self, row: ArchiveRow, now: int, run: Run) -> bool:
         """Whether anything in an archive that stands alone is superseded."""
         superseded = 0
-        with noting_errors(run.note_failure, row.key, StoreError, OSError):
+        with record_errors(run.note_failure, row.key, StoreError, OSError):
             manifest = self._context.manifest_of(row)
             compaction = self._replacer.compaction_of([row], now)
             job = self._replacer.merge_job([row], [manifest], compaction=compaction)
@@ -229,7 +229,7 @@ class Rewriter:
                 context.check()
                 context.tell("re-encrypting archives", done, total)
                 began = context.clock.monotonic()
-                with noting_errors(run.note_failure, row.key, StoreError, OSError):
+                with record_errors(run.note_failure, row.key, StoreError, OSError):
                     replacement = built()
                     if replacement is not None:
                         found = self._replacer.replace(replacement)
@@ -304,7 +304,7 @@ class TopicSeparator:
             context.tell(f"parting archives of topic {topic.name}", done, total)
             done += row.size
             began = context.clock.monotonic()
-            with noting_errors(run.note_failure, row.key, StoreError, OSError):
+            with record_errors(run.note_failure, row.key, StoreError, OSError):
                 parted = self._part(row, topic, today)
                 if parted:
                     run.parted(row, parted, context.clock.monotonic() - began)

@@ -45,7 +45,7 @@ from tiering.policy.retention_classes import RetentionClass
 from tiering.policy.schedule import Agenda, ArchiveDue, SegmentDue
 from tiering.worker.archive_segment import SegmentArchiver
 from tiering.worker.context import WorkContext
-from tiering.worker.runs import History, Run, noting_errors
+from tiering.worker.runs import History, Run, record_errors
 from tiering.worker.store_snapshot import Snapshotter, StoreSnapshot
 
 
@@ -247,7 +247,7 @@ class AgendaRunner:
             for (row, _), copied in coming:
                 self._context.tell(MOVING, done, total)
                 self._context.check()
-                with noting_errors(failed, row.key, Exception):
+                with record_errors(failed, row.key, Exception):
                     self._relocator.switch(row, copied())
                     for name in (row.key, self._place_of("cold")):
                         self._waits.over(name)
@@ -267,7 +267,7 @@ class AgendaRunner:
 
     def _expire(self, row: ArchiveRow, snapshot: StoreSnapshot, run: Run) -> bool:
         self._context.check()
-        with noting_errors(run.note_failure, row.key, Exception):
+        with record_errors(run.note_failure, row.key, Exception):
             topics = self._snapshots.resolver.topics_of(row)
             kind = snapshot.today.class_of(row.retention_class, topics)
             if self._relocator.expire(row, kind, self._context.trusted.now_ms()):
@@ -289,7 +289,7 @@ class AgendaRunner:
         for row in retired:
             place = self._context.place_of(row).name
             if (row.delete_at is None or now >= row.delete_at) and not self._waits.is_on(place):
-                with noting_errors(failed, row.key, Exception):
+                with record_errors(failed, row.key, Exception):
                     if self._context.remove_retired(row):
                         run.removed.append(row.name)
 

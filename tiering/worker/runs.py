@@ -185,7 +185,7 @@ class Run:
 
 
 @contextmanager
-def noting_errors(
+def record_errors(
     note: Callable[[str, Exception], object], step: str, *kinds: type[Exception]
 ) -> Iterator[None]:
     """Gives the block's errors of these kinds to `note`, with the name of the step; they go no

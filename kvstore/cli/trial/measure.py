@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kvstore
-from kvstore import Message, Store, StoreConfig, TopicConfig
+from kvstore import Message, Store, TopicConfig
 from kvstore.cli.terminal.options import LocalPath
 from kvstore.cli.terminal.output import Output, Report, output_option
 from kvstore.clock import SystemClock
@@ -110,26 +110,14 @@ def put_batches(store: Store, load: Load, report: Report | None = None) -> Timed
         for at in range(0, len(chunk), size):
             store.put_batch(chunk[at : at + size])
 
-    return _put(store, load, put, max(_CHUNK // size, 1) * size, report)
+    return put_timed(store, load, put, max(_CHUNK // size, 1) * size, report)
 
 
-def put_singly(store: Store, load: Load) -> Timed:
-    """Put everything one by one, and checkpoint."""
-
-    def put(chunk: list[Message]) -> None:
-        for m in chunk:
-            store.put(
-                m.topic, m.body, queue=m.queue, tag=m.tag, keys=m.keys, properties=m.properties
-            )
-
-    return _put(store, load, put, _CHUNK)
-
-
-def _put(
-    store: Store, load: Load, put: Callable[[list[Message]], None], size: int,
+def put_timed(
+    store: Store, load: Load, put: Callable[[list[Message]], None], size: int = _CHUNK,
     report: Report | None = None,
 ) -> Timed:  # fmt: skip
-    """Make `size` messages at a time, and measure how long they take to be put."""
+    """Make `size` messages at a time, and measure how long they take to be put and checkpointed."""
     clock = SystemClock()
     seconds = 0.0
     done = 0
@@ -199,15 +187,6 @@ def _complete(timed: Timed, expected: int) -> Timed:
     if timed.count != expected:
         raise AssertionError(f"{timed.count:,} messages were found, not {expected:,}")
     return timed
-
-
-def load_store(folder: Path, load: Load, config: StoreConfig | None = None) -> Timed:
-    """Make a store that holds a load, and close it."""
-    import kvstore
-
-    with kvstore.open(folder, config=config or StoreConfig()) as store:
-        create_topics(store, load)
-        return put_batches(store, load)
 
 
 ROCKETMQ_ENTRY: Final = 20
