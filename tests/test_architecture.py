@@ -88,12 +88,10 @@ CORE_MAY_IMPORT: Final = (
     "kvstore.core", "kvstore.errors", "kvstore.record.names", "numpy", "cpython", "libc", "cython",
     "collections", "enum", "types",
 )  # fmt: skip
-# The configuration because a topic's own Retention goes before a tiering policy, and a store's says
-# with what its archives are read.
+# Decision 0014 says why, for each.
 TIERING_MAY_IMPORT: Final = (
     "kvstore.config",
     "kvstore.index.archived",
-    # How a store is founded on archives, and looked at without opening it.
     "kvstore.opening.restoring",
     "kvstore.opening.viewing",
     "kvstore.record",
@@ -645,6 +643,12 @@ def test_tiering_imports_formats_and_seams_of_kvstore_only(
     tiering: list[Module], kvstore: list[Module]
 ) -> None:
     assert misplaced_imports_by_tiering(tiering, kvstore) == []
+
+
+def test_each_part_of_kvstore_that_tiering_imports_has_its_reason_in_the_decision() -> None:
+    decision = ROOT / "docs/decisions/0014-rooms-that-the-drawing-lacks.md"
+    section = decision.read_text(encoding="utf-8").partition("## Parts of kvstore")[2]
+    assert set(re.findall(r"`(kvstore\.[a-z_.]+)`", section)) == set(TIERING_MAY_IMPORT)
 
 
 def test_no_module_keeps_a_registry_for_others(

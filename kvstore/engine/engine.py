@@ -26,7 +26,13 @@ from kvstore.config import StoreConfig
 from kvstore.engine.engine_context import EngineContext
 from kvstore.engine.following import Follower
 from kvstore.engine.segment_handover import SegmentHandover
-from kvstore.engine.upkeep import HOUSEKEEPING_INTERVAL, Housekeeper, Job, Upkeep, drop_orphans
+from kvstore.engine.upkeep import (
+    HOUSEKEEPING_INTERVAL,
+    Housekeeper,
+    Upkeep,
+    UpkeepJob,
+    drop_orphans,
+)
 from kvstore.engine.writer import Writer, store_host
 from kvstore.errors import StoreError
 from kvstore.index.archived import Archived, OpenArchives
@@ -246,7 +252,7 @@ class Engine:
         promised = config.offset_sync_interval
         if promised is not None:
             # By itself: a checkpoint, or the overwriting of a segment, takes longer than promised.
-            jobs = [Job("offsets to the disk", self.offsets.sync_due, self.offsets.sync)]
+            jobs = [UpkeepJob("offsets to the disk", self.offsets.sync_due, self.offsets.sync)]
             often = min(promised or interval, interval)
             begun.append(Housekeeper("kvmq-offsets", clock, Signal(), jobs, often))
         for one in begun:
@@ -254,7 +260,7 @@ class Engine:
             self.threads.append(one.thread)
         return begun
 
-    def _jobs(self) -> list[Job]:
+    def _jobs(self) -> list[UpkeepJob]:
         """The jobs of the first housekeeper."""
         upkeep, index, topics, history = (
             self.upkeep,
@@ -263,20 +269,22 @@ class Engine:
             self.offsets.history_rows,
         )
         return [
-            Job("the next segment", self.log.needs_next, self.log.prepare_next),
-            Job("a checkpoint", upkeep.checkpoint_due, self.checkpoint),
-            Job("sealing", index.seal_due, index.seal_next),
-            Job("merging keys", index.merge_due, partial(self._one_step, index.merge_next)),
-            Job("compacting keys", index.compact_due, partial(self._one_step, index.compact_next)),
-            Job(
+            UpkeepJob("the next segment", self.log.needs_next, self.log.prepare_next),
+            UpkeepJob("a checkpoint", upkeep.checkpoint_due, self.checkpoint),
+            UpkeepJob("sealing", index.seal_due, index.seal_next),
+            UpkeepJob("merging keys", index.merge_due, partial(self._one_step, index.merge_next)),
+            UpkeepJob(
+                "compacting keys", index.compact_due, partial(self._one_step, index.compact_next)
+            ),
+            UpkeepJob(
                 "dead keys",
                 index.dead_keys.due,
                 partial(self._one_step, index.dead_keys.drop),
             ),
-            Job("history of what is done", self.progress.due, self.progress.sample),
-            Job("old offset history", history.sweep_due, history.sweep),
-            Job("retention", upkeep.retention_due, upkeep.drop_next),
-            Job(
+            UpkeepJob("history of what is done", self.progress.due, self.progress.sample),
+            UpkeepJob("old offset history", history.sweep_due, history.sweep),
+            UpkeepJob("retention", upkeep.retention_due, upkeep.drop_next),
+            UpkeepJob(
                 "ends of deleted topics",
                 lambda: topics.has_dropped(self.log.first),
                 lambda: topics.forget_dropped(self.log.first),

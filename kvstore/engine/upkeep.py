@@ -56,7 +56,7 @@ class Again(NamedTuple):
     seconds: float
 
 
-class Job:
+class UpkeepJob:
     """Something to do: `due` is asked often and must be cheap."""
 
     def __init__(self, name: str, due: Callable[[], bool], run: Callable[[], object]) -> None:
@@ -71,7 +71,7 @@ class Housekeeper:
     """A thread that runs jobs, see the module. `interval` is in seconds."""
 
     def __init__(
-        self, name: str, clock: Clock, wake: threading.Event, jobs: list[Job], interval: float
+        self, name: str, clock: Clock, wake: threading.Event, jobs: list[UpkeepJob], interval: float
     ) -> None:
         self.jobs = jobs
         self.thread = Background(name, self._turn, clock, interval, wake=wake)
@@ -85,7 +85,7 @@ class Housekeeper:
         for job in self.jobs:
             self._do(job)
 
-    def _do(self, job: Job) -> None:
+    def _do(self, job: UpkeepJob) -> None:
         if self.thread.is_stopping:
             return
         was_due = False
@@ -105,7 +105,7 @@ class Housekeeper:
         failures = [job.failure for job in self.jobs if job.failure is not None]
         self.thread.failing("; ".join(failures) or None)
 
-    def _failed(self, job: Job, why: BaseException, *, was_due: bool) -> None:
+    def _failed(self, job: UpkeepJob, why: BaseException, *, was_due: bool) -> None:
         failure = f"{job.name}: {type(why).__name__}: {why}"
         if failure != job.failure:
             told = str(why) if isinstance(why, StoreError | OSError) else traced(why)

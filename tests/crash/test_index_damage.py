@@ -24,7 +24,7 @@ from kvstore import (
     StoreConfig,
     StoreError,
 )
-from kvstore.engine.upkeep import Job
+from kvstore.engine.upkeep import UpkeepJob
 from kvstore.index import families
 from kvstore.index.families import Batch, Families
 from kvstore.index.index import Index
@@ -560,7 +560,7 @@ def test_a_store_opens_again_though_a_log_keeps_what_the_housekeeper_failed_of(
             it = inside.families(store).iter("topics")
             raise DiskFull(f"no room beside {it}")
 
-        housekeeper._do(Job("failing", lambda: True, fail))
+        housekeeper._do(UpkeepJob("failing", lambda: True, fail))
     assert any("no room" in r.getMessage() for r in caplog.records)
     with opened(tmp_path / "a"):
         pass

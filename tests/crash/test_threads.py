@@ -24,7 +24,7 @@ from kvstore import (
     StoreError,
 )
 from kvstore.clock import SystemClock
-from kvstore.engine.upkeep import Housekeeper, Job
+from kvstore.engine.upkeep import Housekeeper, UpkeepJob
 from kvstore.process.background import Background, ThreadStats
 from tests.support import inside
 from tests.support.clock import VirtualClock
@@ -247,7 +247,7 @@ def test_a_job_that_failed_is_shown_while_it_waits_to_be_tried_again() -> None:
             raise OSError("the disk is away")
 
     keeper = Housekeeper(
-        "kvmq-test", SystemClock(), threading.Event(), [Job("a job", due, run)], 60.0
+        "kvmq-test", SystemClock(), threading.Event(), [UpkeepJob("a job", due, run)], 60.0
     )
     shown = []
     for count in range(1, 5):
@@ -387,8 +387,8 @@ def test_the_housekeeper_that_is_stopped_in_a_job_begins_no_other() -> None:
         keeper.thread.end()
 
     jobs = [
-        Job("the first", lambda: True, first),
-        Job("the second", lambda: True, lambda: done.append("second")),
+        UpkeepJob("the first", lambda: True, first),
+        UpkeepJob("the second", lambda: True, lambda: done.append("second")),
     ]
     keeper = Housekeeper("kvmq-test", SystemClock(), threading.Event(), jobs, 60.0)
     keeper.thread.wake.set()
@@ -403,8 +403,8 @@ def test_a_job_that_fails_keeps_none_behind_it_from_being_done() -> None:
         raise SystemExit("no")
 
     jobs = [
-        Job("the first", lambda: True, fail),
-        Job("the second", lambda: True, lambda: done.append("second")),
+        UpkeepJob("the first", lambda: True, fail),
+        UpkeepJob("the second", lambda: True, lambda: done.append("second")),
     ]
     keeper = Housekeeper("kvmq-test", SystemClock(), threading.Event(), jobs, 60.0)
     keeper.thread.wake.set()
