@@ -18,14 +18,22 @@ ROOT: Final = HERE.parent.parent
 CACHE: Final = HERE / ".cache"
 NATS: Final = "github.com/nats-io/nats-server/v2@v2.15.2"
 JAVA: Final = ("-Xms1g", "-Xmx4g", "-XX:+UseG1GC")
+IN_MEMORY: Final = "RocketMQ, files, locks in memory"
+_POPS: Final = ("pop_batch", "pop_one", "pop_threads")
+_OF_ONE_QUEUE: Final = ("put", "pop_one", "pop_threads")
+"""Of a queue without topics, batches, and reading."""
 
 
 class Runner(NamedTuple):
-    """How a peer is run: what comes before WORK FOLDER N, its variables, and its version."""
+    """How a peer is run: what comes before WORK FOLDER N, its variables, and its version.
+
+    Without `works` it does all of them.
+    """
 
     command: tuple[str, ...]
     version: str
     environment: dict[str, str] = {}  # noqa: RUF012 # nobody changes it
+    works: tuple[str, ...] = ()
 
 
 def runners() -> dict[str, Runner]:
@@ -42,6 +50,7 @@ def runners() -> dict[str, Runner]:
         version = f"{_version_of(classes)}, {_said('java', '--version').splitlines()[0]}"
         found["RocketMQ, files"] = Runner((*java, "files"), version)
         found["RocketMQ, RocksDB"] = Runner((*java, "rocksdb"), version)
+        found[IN_MEMORY] = Runner((*java, "memory"), version, works=_POPS)
     if server := _nats():
         version = f"{_said(server, '--version')}, nats-py {_package(python, 'nats-py')}"
         found["NATS JetStream"] = Runner(client("nats"), version, {"NATS_SERVER": server})
@@ -52,7 +61,7 @@ def runners() -> dict[str, Runner]:
     version = _said(str(python), "-c", "import sqlite3; print(sqlite3.sqlite_version)")
     found["SQLite lease table"] = Runner(client("sqlite"), version)
     for name in ("persist-queue", "litequeue"):
-        found[name] = Runner(client(name), _package(python, name))
+        found[name] = Runner(client(name), _package(python, name), works=_OF_ONE_QUEUE)
     return found
 
 
@@ -85,12 +94,20 @@ def _package(python: Path, name: str) -> str:
 
 def _rocketmq() -> str:
     """The class path, of a program that Maven compiled and what it needs."""
-    folder = CACHE / "rocketmq"
-    if not (folder / "target/dependency").exists():
-        shutil.copytree(HERE / "rocketmq", folder, dirs_exist_ok=True)
+    folder, source = CACHE / "rocketmq", HERE / "rocketmq"
+    made = (folder / "target/classes/Peer.class").exists()
+    if not made or _texts(source) != _texts(folder / "pom.xml", folder / "src"):
+        shutil.rmtree(folder / "target/classes", ignore_errors=True)
+        shutil.copytree(source, folder, dirs_exist_ok=True)
         goals = ("compile", "dependency:copy-dependencies")
         _run("mvn", "-q", "-B", "-f", str(folder / "pom.xml"), *goals)
     return f"{folder / 'target/classes'}:{folder / 'target/dependency'}/*"
+
+
+def _texts(*places: Path) -> list[bytes]:
+    """The contents of a program's files, in the order of their names."""
+    found = {f for p in places for f in (p, *p.rglob("*")) if f.is_file()}
+    return [f.read_bytes() for f in sorted(found, key=lambda f: f.name)]
 
 
 def _version_of(classes: str) -> str:

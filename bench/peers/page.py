@@ -1,19 +1,19 @@
-"""docs/benchmarks.md, its plots, and README's row of rates, from the results of a run."""
+"""docs/benchmarks.md, its plots, its targets, and README's rows, from the results of a run."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from bench.peers.installing import CACHE, HERE, ROOT
+from bench.peers.installing import CACHE, HERE, IN_MEMORY, ROOT
 from bench.peers.work import Figures
 
 _ROWS: Final = {
     "put_batch": "put, batches of 32, 128 B",
     "put_batch_1k": "put, batches of 32, 1 KiB",
     "put": "put, one by one, 128 B",
-    "topics_5000": "put over 5,000 topics of 8 queues",
+    "topics_5000": "put over 5,000 topics of 8 queues, batches of 32",
+    "topics_5000_single": "put over 5,000 topics of 8 queues, one by one",
     "put_sync": "put, each synced, 16 threads",
     "pull": "pull of 32, every field read",
     "get": "get at random positions",
@@ -23,21 +23,67 @@ _ROWS: Final = {
     "pop_threads": "pop of 1 and ack, 16 threads",
 }
 _SWEEP: Final = {"topics_8": 8, "topics_500": 500, "topics_5000": 5000}
-_README: Final = {
-    "kvmq": "kvmq",
-    "RocketMQ 5": "RocketMQ, files",
-    "Kafka 4": "",
-    "NATS JetStream": "NATS JetStream",
-    "Redis Streams": "Redis Streams",
-    "a SQLite queue": "SQLite lease table",
+_FILES, _ROCKSDB = "RocketMQ, files", "RocketMQ, RocksDB"
+_STORES: Final = (_FILES, _ROCKSDB)
+
+
+class _Target(NamedTuple):
+    """kvmq's figure divided by the best one of some peers."""
+
+    work: str
+    against: tuple[str, ...]
+    bound: float
+    figure: str = "rate"
+    """Of a rate the bound is the least, of memory the most."""
+
+
+_TARGETS: Final = (
+    _Target("put_batch", (_ROCKSDB,), 3),
+    _Target("put_batch", (_FILES,), 1.2),
+    _Target("put_batch_1k", (_ROCKSDB,), 2),
+    _Target("put_batch_1k", (_FILES,), 1.2),
+    _Target("put", (_ROCKSDB,), 2),
+    _Target("put", (_FILES,), 1.2),
+    _Target("topics_5000", (_ROCKSDB,), 4),
+    _Target("topics_5000_single", (_ROCKSDB,), 4),
+    _Target("put_sync", _STORES, 1.2),
+    _Target("pull", (_ROCKSDB,), 3),
+    _Target("pull", (_FILES,), 1.2),
+    _Target("get", _STORES, 1),
+    _Target("query", _STORES, 0.5),
+    _Target("pop_batch", (IN_MEMORY,), 2),
+    _Target("pop_batch", _STORES, 40),
+    _Target("pop_one", ("SQLite lease table",), 5),
+    _Target("pop_threads", ("NATS JetStream", "Redis Streams"), 5),
+    _Target("topics_5000", _STORES, 0.1, "memory"),
+)
+_TARGETS_HEAD: Final = """
+
+kvmq's figure divided by that of the peer, or of the better one of two. Targets that need no peer
+are not of this page.
+
+"""
+_README: Final = (
+    ("kvmq",),
+    (_FILES, _ROCKSDB, IN_MEMORY),
+    (),
+    ("NATS JetStream",),
+    ("Redis Streams",),
+    ("SQLite lease table",),
+)
+"""The peers of README's columns, of which the best counts; Kafka was not run."""
+README_ROWS: Final = {
+    "put, batches of 32; one by one (128 B, indexed, two cores)": ("put_batch", "put"),
+    "pull of 32, every field read; pop of 32 and ack": ("pull", "pop_batch"),
+    "memory over 5,000 topics of 8 queues": ("topics_5000",),
 }
+_README_BEGIN: Final = "| put, batches of 32"
 _HEAD: Final = HERE / "head.md"
 _SHORT: Final = """
-**This was a short run, which shows that the comparison works; its figures must not be quoted.** The
-JVM was cold and other work went on, so no ratios are shown; some works may be missing. README keeps
-the figures of [figures.md](figures.md) until there is a full run.
+**This was a short run, which shows that the comparison works; its figures must not be quoted.** It
+has no ratios and no targets, and some works may be missing. README keeps the figures of
+[figures.md](figures.md) until there is a full run.
 """
-README_ROW: Final = "| put, batches of 32, 128 B, indexed, two cores |"
 
 Runs = dict[str, tuple[tuple[str, ...], str]]
 """By peer: its command, and its version."""
@@ -45,10 +91,11 @@ Results = dict[str, dict[str, Figures]]
 
 
 def write(facts: dict[str, str], peers: Runs, results: Results, full: bool) -> None:
-    """Write them all; README's row only from a full run."""
+    """Write them all; targets and README's rows only from a full run."""
     text = (
         f"{_HEAD.read_text(encoding='utf-8')}\n{_facts(facts)}{'' if full else _SHORT}"
         f"\n## Rates\n\n{_rates(results, full)}\n"
+        f"{f'## Targets{_targets(results)}' if full else ''}"
         f"## Over the number of topics\n\n{_sweep(results)}\n{_plots(results)}"
         f"\n## Versions and commands\n\n{_versions(peers)}"
     )
@@ -91,7 +138,6 @@ def _rates(results: Results, full: bool) -> str:
 def _sweep(results: Results) -> str:
     rows = []
     for figure, title, unit in (
-        ("rate", "put", "msg/s"),
         ("disk", "disk, a message", "B"),
         ("memory", "memory", "MB"),
     ):
@@ -118,7 +164,7 @@ def _plots(results: Results) -> str:
         made.append(_save(figure, "throughput"))
     for key, label in (("disk", "bytes a message"), ("memory", "memory, MB")):
         lines = {
-            name: [(_SWEEP[w], by_work[w][key]) for w in _SWEEP if by_work.get(w)]
+            name: [(n, by_work[w][key]) for w, n in _SWEEP.items() if key in by_work.get(w, {})]
             for name, by_work in results.items()
         }
         if not any(lines.values()):
@@ -159,13 +205,51 @@ def _command(command: tuple[str, ...]) -> str:
     return text.replace(str(CACHE), ".cache").replace(str(ROOT), ".")
 
 
+def _best(results: Results, peers: tuple[str, ...], work: str, figure: str) -> float | None:
+    """The best figure of some peers: the highest rate, or the least memory.
+
+    A store that failed has no rate, and its memory is not that of the whole work.
+    """
+    rows = [results.get(name, {}).get(work, {}) for name in peers]
+    measured = [row[figure] for row in rows if row.get("rate") and figure in row]
+    if not measured:
+        return None
+    return max(measured) if figure == "rate" else min(measured)
+
+
+def _targets(results: Results) -> str:
+    rows = []
+    for target in _TARGETS:
+        rate = target.figure == "rate"
+        title = _ROWS[target.work] if rate else f"{target.figure}, {_SWEEP[target.work]:,} topics"
+        own = _best(results, ("kvmq",), target.work, target.figure)
+        other = _best(results, target.against, target.work, target.figure)
+        measured, met = "–", "not measured"
+        if own and other:
+            ratio = own / other
+            measured = f"{ratio:.2f} ×"
+            met = "yes" if (ratio >= target.bound if rate else ratio <= target.bound) else "no"
+        bound = f"{'at least' if rate else 'at most'} {target.bound:g} ×"
+        rows.append((title, [" or ".join(target.against), bound, measured, met]))
+    return _TARGETS_HEAD + _table(["against the better of", "target", "measured", "met"], rows)
+
+
 def _write_readme(results: Results) -> None:
-    """README's row takes the rates of this page."""
-    cells = []
-    for name in _README.values():
-        rate = results.get(name, {}).get("put_batch", {}).get("rate")
-        cells.append(f"{shown(rate)}/s" if rate else "not measured")
+    """README's rows take the figures of this page, and stand where they stood."""
     path = ROOT / "README.md"
-    row = f"{README_ROW} {' | '.join(cells)} |"
-    text = re.sub(rf"^{re.escape(README_ROW)}.*$", row, path.read_text("utf-8"), flags=re.MULTILINE)
-    path.write_text(text, encoding="utf-8")
+    lines = path.read_text("utf-8").splitlines(keepends=True)
+    at = next(n for n, line in enumerate(lines) if line.startswith(_README_BEGIN))
+    old = (_README_BEGIN, *(f"| {title} |" for title in README_ROWS))
+    kept = [line for line in lines if not line.startswith(old)]
+    kept[at:at] = [_readme_row(results, title, works) for title, works in README_ROWS.items()]
+    path.write_text("".join(kept), encoding="utf-8")
+
+
+def _readme_row(results: Results, title: str, works: tuple[str, ...]) -> str:
+    memory = len(works) == 1
+    cells = []
+    for peers in _README:
+        found = [_best(results, peers, w, "memory" if memory else "rate") for w in works]
+        texts = [f"{shown(v)}{' MB' if memory else '/s'}" if v else "not measured" for v in found]
+        cells.append("; ".join(texts) if any(found) else "not measured")
+    return f"| {title} | {' | '.join(cells)} |\n"

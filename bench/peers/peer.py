@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count as counting
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -22,13 +24,12 @@ class Item(NamedTuple):
     unique: str
 
 
-def items(count: int, size: int, topics: int, queues: int, begin: int = 0) -> Iterator[Item]:
-    """Messages over queues drawn at random, the same ones for every store."""
+def items(count: int | None, size: int, topics: int, queues: int, begin: int = 0) -> Iterator[Item]:
+    """Messages over queues drawn at random, the same ones for every store; None is without end."""
     rng = Random(begin)
     body = rng.randbytes(size)
-    for n in range(begin, begin + count):
-        place = rng.randrange(topics * queues)
-        topic, queue = divmod(place, queues)
+    for n in islice(counting(begin), count):
+        topic, queue = divmod(int(rng.random() * topics * queues), queues)
         yield Item(topic, queue, body, TAGS[n % 8], f"order-{n}", "eu", f"{n:032X}")
 
 

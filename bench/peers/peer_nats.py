@@ -120,6 +120,7 @@ class JetStream(Peer):
         async def pop() -> list[Any]:
             if self._subscription is None:
                 self._subscription = await self._js.pull_subscribe_bind("group", _STREAM)
+            if not self._left:
                 self._left = (await self._subscription.consumer_info()).num_pending
             if not self._left:
                 return []

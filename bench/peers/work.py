@@ -1,7 +1,12 @@
 """Does one work with one store, in this process: `python -m bench.peers.work PEER WORK FOLDER N`.
 
-Prints figures as JSON, by name; none where the store has no such call. Whatever takes longer than
-`SECONDS` ends there, and counts what was done.
+Prints figures as JSON, by row and name; none where the store has no such call. The clock runs in
+the calls alone, not while messages are made or loaded. It runs `WARM_S` seconds that do not count,
+and then `SECONDS` that do, whatever the store does in them.
+
+Invariants:
+- Messages that a work consumes are loaded again and again, off the clock, so it never runs dry.
+- Memory and disk are read after the same number of messages in every store.
 """
 
 from __future__ import annotations
@@ -9,10 +14,10 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle, islice
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -22,7 +27,10 @@ from bench.peers.peer import Item, Peer, items, on_disk, resident
 BATCH: Final = 32
 QUEUES: Final = 8
 THREADS: Final = 16
-SECONDS: Final = 3.0
+WARM_S = 4.0
+SECONDS = 3.0
+LOAD_S = 1.0
+"""A load of messages that are consumed ends here, and the next begins when they are gone."""
 _CHUNK: Final = 128
 """Batches made at once, before the clock starts."""
 PEERS: Final = {
@@ -35,177 +43,228 @@ PEERS: Final = {
 }
 
 Figures = dict[str, float]
+Rows = dict[str, Figures]
 Open = Callable[[bool], Peer]
+Turn = Callable[[float], tuple[int, float]]
+"""Works for at most so many seconds; how much it did, and in how many."""
 
 
-def _batches(coming: Iterator[Item], size: int) -> Iterator[list[list[Item]]]:
-    while batch := list(islice(coming, size * _CHUNK)):
-        yield [batch[at : at + size] for at in range(0, len(batch), size)]
-
-
-def load(peer: Peer, coming: Iterator[Item], size: int, places: list[Any] | None = None) -> float:
-    """Put messages in batches of `size`; how many a second."""
-    seconds, count = 0.0, 0
-    for chunk in _batches(coming, size):
+def measured(turn: Turn, settle: Callable[[], None] = lambda: None) -> Figures:
+    """The rate of a work that is warm; settling is on its clock."""
+    rate = 0.0
+    for seconds in (WARM_S, SECONDS):
+        total, spent = 0, 0.0
+        while spent < seconds:
+            done, took = turn(seconds - spent)
+            if not done:
+                raise RuntimeError("a work did nothing")
+            total, spent = total + done, spent + took
         begin = time.perf_counter()
-        for batch in chunk:
+        settle()
+        rate = total / (spent + time.perf_counter() - begin)
+    return {"rate": rate}
+
+
+def putting(peer: Peer, coming: Iterator[Item], size: int, places: list[Any] | None = None) -> Turn:
+    """Puts the next messages, in batches of `size`."""
+
+    def turn(seconds: float) -> tuple[int, float]:
+        made = list(islice(coming, size * _CHUNK))
+        batches = [made[at : at + size] for at in range(0, len(made), size)]
+        done, begin = 0, time.perf_counter()
+        for batch in batches:
             found = peer.put_batch(batch) if size > 1 else [peer.put(batch[0])]
+            done += len(batch)
             if places is not None:
-                places += found
-        seconds += time.perf_counter() - begin
-        count += sum(map(len, chunk))
-        if seconds > SECONDS:
+                places.extend(found)
+            if time.perf_counter() - begin > seconds:
+                break
+        return done, time.perf_counter() - begin
+
+    return turn
+
+
+def load(turn: Turn, seconds: float) -> int:
+    """Puts until there are no more messages, or the time is over."""
+    total, spent = 0, 0.0
+    while spent < seconds:
+        done, took = turn(seconds - spent)
+        if not done:
             break
+        total, spent = total + done, spent + took
+    return total
+
+
+def _calling(calls: Iterator[int]) -> Turn:
+    def turn(seconds: float) -> tuple[int, float]:
+        done, begin = 0, time.perf_counter()
+        for count in calls:
+            done += count
+            if time.perf_counter() - begin > seconds:
+                break
+        return done, time.perf_counter() - begin
+
+    return turn
+
+
+def _together(pool: ThreadPoolExecutor, work: Callable[[int], int]) -> tuple[int, float]:
     begin = time.perf_counter()
-    peer.settle()
-    return count / (seconds + time.perf_counter() - begin)
+    done = sum(pool.map(work, range(THREADS)))
+    return done, time.perf_counter() - begin
 
 
-def _put(size: int, body: int) -> Callable[[Open, int], Figures]:
-    def work(opens: Open, count: int) -> Figures:
+def _put(row: str, size: int, body: int) -> Callable[[Open, int], Rows]:
+    def work(opens: Open, _: int) -> Rows:
         peer = opens(False)
         peer.create(8, QUEUES)
-        load(peer, items(count // 5, body, 8, QUEUES), size)
-        rate = load(peer, items(count, body, 8, QUEUES, count // 5), size)
-        peer.close()
-        return {"rate": rate}
+        coming = items(None, body, 8, QUEUES)
+        return {row: measured(putting(peer, coming, size), peer.settle)}
 
     return work
 
 
-def _put_sync(opens: Open, count: int) -> Figures:
+def _put_sync(opens: Open, _: int) -> Rows:
     peer = opens(True)
     peer.create(8, QUEUES)
-    each = max(1, count // 20 // THREADS)
+    own = [peer.another() for _ in range(THREADS)]
+    made = [cycle(list(items(1000, 128, 8, QUEUES, n * 1000))) for n in range(THREADS)]
 
-    def put(thread: int) -> int:
-        own, done, end = peer.another(), 0, time.perf_counter() + SECONDS
-        for item in list(items(each, 128, 8, QUEUES, thread * each)):
-            own.put(item)
-            done += 1
-            if time.perf_counter() > end:
-                break
-        return done
+    def turn(seconds: float) -> tuple[int, float]:
+        end = time.perf_counter() + seconds
 
-    rate = _together(put)
-    peer.close()
-    return {"rate": rate}
+        def put(number: int) -> int:
+            done = 0
+            while time.perf_counter() < end:
+                own[number].put(next(made[number]))
+                done += 1
+            return done
 
+        return _together(pool, put)
 
-def _together(work: Callable[[int], int]) -> float:
-    counts: list[int] = []
-    threads = [threading.Thread(target=lambda n=n: counts.append(work(n))) for n in range(THREADS)]
-    begin = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if len(counts) < THREADS:
-        raise RuntimeError("a thread ended by an error")
-    return sum(counts) / (time.perf_counter() - begin)
+    with ThreadPoolExecutor(THREADS) as pool:
+        return {"put_sync": measured(turn)}
 
 
-def _timed(calls: Iterator[int]) -> float:
-    """The rate of some calls, a second; the first fifth of the time does not count."""
-    begin = time.perf_counter()
-    done = [(begin, 0)]
-    for count in calls:
-        done.append((time.perf_counter(), done[-1][1] + count))
-        if done[-1][0] > begin + SECONDS:
-            break
-    at, before = done[len(done) // 5]
-    return (done[-1][1] - before) / max(done[-1][0] - at, 1e-9)
-
-
-def _loaded(opens: Open, count: int, topics: int = 1) -> tuple[Peer, list[Any]]:
+def _read(opens: Open, count: int) -> Rows:
+    """Pull, get and query, of one load."""
     peer, places = opens(False), list[Any]()
-    peer.create(topics, QUEUES)
-    load(peer, items(count, 128, topics, QUEUES), BATCH, places)
-    return peer, places
+    peer.create(1, QUEUES)
+    load(putting(peer, items(count, 128, 1, QUEUES), BATCH, places), 5 * LOAD_S)
+    peer.settle()
+
+    def pulls() -> Iterator[int]:
+        while True:
+            for queue in range(QUEUES if peer.queues_of_own else 1):
+                cursor = None
+                while True:
+                    found, cursor = peer.pull(0, queue, cursor)
+                    if not found:
+                        break
+                    yield len(found)
+
+    random = Random(2)
+    drawn = cycle(random.choices(places, k=len(places)))
+    keys = cycle([f"order-{random.randrange(len(places))}" for _ in places])
+    rows: Rows = {}
+    for row, calls in (
+        ("pull", pulls()),
+        ("get", (len(peer.get(place)) > 0 for place in drawn)),
+        ("query", (peer.query(0, key) for key in keys)),
+    ):
+        try:
+            rows[row] = measured(_calling(calls))
+        except NotImplementedError:
+            continue
+    return rows
 
 
-def _pull(opens: Open, count: int) -> Figures:
-    peer, _ = _loaded(opens, count)
+def _pop(row: str, size: int) -> Callable[[Open, int], Rows]:
+    def work(opens: Open, count: int) -> Rows:
+        peer = opens(False)
+        peer.create(1, QUEUES)
+        coming = items(None, 128, 1, QUEUES)
 
-    def calls() -> Iterator[int]:
-        for queue in range(QUEUES if peer.queues_of_own else 1):
-            cursor = None
-            while True:
-                found, cursor = peer.pull(0, queue, cursor)
-                if not found:
-                    break
-                yield len(found)
-
-    return {"rate": _timed(calls())}
-
-
-def _get(opens: Open, count: int) -> Figures:
-    peer, places = _loaded(opens, count)
-    drawn = Random(2).choices(places, k=max(count // 5, 5))
-    return {"rate": _timed(1 for place in drawn if peer.get(place))}
-
-
-def _query(opens: Open, count: int) -> Figures:
-    peer, places = _loaded(opens, count)
-    drawn = (f"order-{Random(n).randrange(len(places))}" for n in range(max(count // 10, 5)))
-    return {"rate": _timed(peer.query(0, key) for key in drawn)}
-
-
-def _pop(size: int, share: int) -> Callable[[Open, int], Figures]:
-    def work(opens: Open, count: int) -> Figures:
-        peer, _ = _loaded(opens, count // share)
-
-        def calls() -> Iterator[int]:
+        def pops() -> Iterator[int]:
             while handles := peer.pop(size):
                 peer.ack(handles)
                 yield len(handles)
 
-        return {"rate": _timed(calls())}
+        def turn(seconds: float) -> tuple[int, float]:
+            load(putting(peer, islice(coming, count), BATCH), LOAD_S)
+            peer.settle()
+            return _calling(pops())(seconds)
+
+        return {row: measured(turn)}
 
     return work
 
 
-def _pop_threads(opens: Open, count: int) -> Figures:
-    peer, places = _loaded(opens, count // 5)
-    each = len(places) // THREADS
+def _pop_threads(opens: Open, count: int) -> Rows:
+    peer = opens(False)
+    peer.create(1, QUEUES)
+    coming = items(None, 128, 1, QUEUES)
+    own = [peer.another() for _ in range(THREADS)]
 
-    def pop(_: int) -> int:
-        own, done, end = peer.another(), 0, time.perf_counter() + SECONDS
-        while done < each and time.perf_counter() < end and (handles := own.pop(1)):
-            own.ack(handles)
-            done += 1
-        return done
+    def turn(seconds: float) -> tuple[int, float]:
+        each = load(putting(peer, islice(coming, count), BATCH), LOAD_S) // THREADS
+        peer.settle()
+        end = time.perf_counter() + seconds
 
-    return {"rate": _together(pop)}
+        def pop(number: int) -> int:
+            done = 0
+            while done < each and time.perf_counter() < end and (handles := own[number].pop(1)):
+                own[number].ack(handles)
+                done += 1
+            return done
+
+        return _together(pool, pop)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return {"pop_threads": measured(turn)}
 
 
-def _topics(topics: int) -> Callable[[Open, int], Figures]:
-    def work(opens: Open, count: int) -> Figures:
+def _topics(row: str, topics: int, rates: bool) -> Callable[[Open, int], Rows]:
+    """Memory and disk of the same messages, of which each queue has one; then rates."""
+
+    def work(opens: Open, count: int) -> Rows:
         peer = opens(False)
         peer.create(topics, QUEUES)
-        rate = load(peer, items(count, 128, topics, QUEUES), BATCH)
-        memory = resident(peer.pids())
-        peer.close()
-        return {"rate": rate, "memory": memory / 1e6, "disk": on_disk(peer.folder) / count}
+        first, queues = items(None, 128, topics, QUEUES), topics * QUEUES
+        spread = (
+            item._replace(topic=n // QUEUES, queue=n % QUEUES)
+            for n, item in enumerate(islice(first, queues))
+        )
+        load(putting(peer, spread, BATCH), float("inf"))
+        more = max(count // 4 - queues, 0)
+        load(putting(peer, islice(first, more), BATCH), float("inf"))
+        peer.settle()
+        own = {
+            "memory": resident(peer.pids()) / 1e6,
+            "disk": on_disk(peer.folder) / (queues + more),
+        }
+        if not rates:
+            return {row: own}
+        batches = measured(putting(peer, first, BATCH), peer.settle)
+        single = measured(putting(peer, first, 1), peer.settle)
+        return {row: own | batches, f"{row}_single": single}
 
     return work
 
 
-WORKS: Final[dict[str, Callable[[Open, int], Figures]]] = {
-    "put_batch": _put(BATCH, 128),
-    "put_batch_1k": _put(BATCH, 1024),
-    "put": _put(1, 128),
+WORKS: Final[dict[str, Callable[[Open, int], Rows]]] = {
+    "put_batch": _put("put_batch", BATCH, 128),
+    "put_batch_1k": _put("put_batch_1k", BATCH, 1024),
+    "put": _put("put", 1, 128),
     "put_sync": _put_sync,
-    "pull": _pull,
-    "get": _get,
-    "query": _query,
-    "pop_batch": _pop(BATCH, 1),
-    "pop_one": _pop(1, 5),
+    "read": _read,
+    "pop_batch": _pop("pop_batch", BATCH),
+    "pop_one": _pop("pop_one", 1),
     "pop_threads": _pop_threads,
-    "topics_8": _topics(8),
-    "topics_500": _topics(500),
-    "topics_5000": _topics(5000),
+    "topics_8": _topics("topics_8", 8, rates=False),
+    "topics_500": _topics("topics_500", 500, rates=False),
+    "topics_5000": _topics("topics_5000", 5000, rates=True),
 }
+"""Each is done by one process, and gives rows of the page."""
 
 
 def main(name: str, work: str, folder: str, count: str) -> None:

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench.peers import page
-from bench.peers.peer import Peer
+from bench.peers import page, work
+from bench.peers.installing import IN_MEMORY
+from bench.peers.peer import Item, Peer, items
 from bench.peers.peer_kvmq import Kvmq
 from bench.peers.peer_sqlite import LeaseTable
-from bench.peers.work import WORKS
+from bench.peers.work import WORKS, measured, putting
 
+README_LINES_MAX = 90
 ROOT = Path(__file__).resolve().parents[2]
+GIVES = {
+    "read": {"pull", "get", "query"},
+    "topics_5000": {"topics_5000", "topics_5000_single"},
+}
+"""The rows of works that give others than their own."""
 
 
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WARM_S", "SECONDS", "LOAD_S"):
+        monkeypatch.setattr(work, name, 0.02)
+
+
+@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("make", [Kvmq, LeaseTable])
-@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("name", WORKS)
 def test_every_work_is_done_by_kvmq_and_by_the_table(
-    work: str, make: type[Kvmq | LeaseTable], tmp_path: Path
+    name: str, make: type[Kvmq | LeaseTable], tmp_path: Path
 ) -> None:
     opened: list[Peer] = []
 
@@ -26,11 +42,63 @@ def test_every_work_is_done_by_kvmq_and_by_the_table(
         opened.append(make(tmp_path, sync))
         return opened[-1]
 
-    figures = WORKS[work](opens, 500)
+    rows = WORKS[name](opens, 500)
     for peer in opened:
         peer.close()
-    assert figures["rate"] > 0
-    assert ("disk" in figures) == work.startswith("topics")
+    assert set(rows) == GIVES.get(name, {name})
+    for row, figures in rows.items():
+        assert all(value > 0 for value in figures.values())
+        assert ("disk" in figures) == (row in {"topics_8", "topics_500", "topics_5000"})
+        assert ("rate" in figures) == (row in page._ROWS)
+
+
+def test_a_rate_is_of_the_seconds_after_those_that_warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "WARM_S", 4.0)
+    monkeypatch.setattr(work, "SECONDS", 3.0)
+    asked = []
+
+    def turn(seconds: float) -> tuple[int, float]:
+        asked.append(seconds)
+        return (10, 2.0) if len(asked) <= 2 else (9000, 1.5)
+
+    rate = measured(turn)["rate"]
+    assert asked == [4.0, 2.0, 3.0, 1.5]
+    assert rate == pytest.approx(6000, rel=0.01)
+
+
+def test_a_work_that_does_nothing_is_an_error_and_not_a_rate() -> None:
+    with pytest.raises(RuntimeError, match="did nothing"):
+        measured(lambda _: (0, 0.1))
+
+
+def test_making_messages_is_not_on_the_clock_of_putting(tmp_path: Path) -> None:
+    made: list[int] = []
+    seen: list[int] = []
+
+    def coming() -> Iterator[Item]:
+        for item in items(64, 128, 1, 1):
+            made.append(1)
+            yield item
+
+    class Seeing(Peer):
+        def put_batch(self, batch: list[Item]) -> list[None]:
+            seen.append(len(made))
+            return [None] * len(batch)
+
+    assert putting(Seeing(tmp_path, sync=False), coming(), 32)(9.0)[0] == 64
+    assert seen == [64, 64]
+
+
+def test_the_works_in_java_have_the_same_numbers() -> None:
+    java = (ROOT / "bench/peers/rocketmq/src/main/java/Peer.java").read_text(encoding="utf-8")
+    for name in ("BATCH", "QUEUES", "THREADS", "WARM_S", "SECONDS", "LOAD_S"):
+        [value] = re.findall(rf"\b{name} = ([\d.]+)", java)
+        assert float(value) == getattr(work, name)
+    assert set(WORKS) == set(re.findall(r'case "(\w+)"', java)) | {
+        "topics_8",
+        "topics_500",
+        "topics_5000",
+    }
 
 
 @pytest.fixture
@@ -57,13 +125,71 @@ def test_the_page_has_rates_with_kvmqs_beside_them_and_versions(written: Path) -
     assert "short run" not in text
 
 
-def test_readmes_row_is_that_of_a_full_run(written: Path) -> None:
+FULL: page.Results = {
+    "kvmq": {
+        "put_batch": {"rate": 600.0},
+        "pop_batch": {"rate": 300.0},
+        "topics_5000": {"rate": 1.0, "memory": 48.0},
+    },
+    "RocketMQ, files": {
+        "put_batch": {"rate": 500.0},
+        "pop_batch": {"rate": 4.0},
+        "topics_5000": {"memory": 100.0},
+    },
+    "RocketMQ, RocksDB": {
+        "put_batch": {"rate": 201.0},
+        "topics_5000": {"rate": 1.0, "memory": 480.0},
+    },
+    IN_MEMORY: {"pop_batch": {"rate": 150.0}},
+}
+
+
+def test_targets_say_what_was_measured_and_whether_it_is_met(written: Path) -> None:
+    page.write({}, PEERS, FULL, full=True)
+    text = (written / "docs/benchmarks.md").read_text(encoding="utf-8")
+    batch, both = "put, batches of 32, 128 B", "RocketMQ, files or RocketMQ, RocksDB"
+    assert f"| {batch} | RocketMQ, RocksDB | at least 3 × | 2.99 × | no |" in text
+    assert f"| {batch} | RocketMQ, files | at least 1.2 × | 1.20 × | yes |" in text
+    assert f"| pop of 32 and ack | {IN_MEMORY} | at least 2 × | 2.00 × | yes |" in text
+    assert f"| pop of 32 and ack | {both} | at least 40 × | 75.00 × | yes |" in text
+    assert (
+        "| query by key | RocketMQ, files or RocketMQ, RocksDB | at least 0.5 × | – | not" in text
+    )
+    page.write({}, PEERS, FULL, full=False)
+    assert "## Targets" not in (written / "docs/benchmarks.md").read_text(encoding="utf-8")
+
+
+def test_memory_of_a_store_that_failed_is_told_but_is_no_target(written: Path) -> None:
+    page.write({}, PEERS, FULL, full=True)
+    text = (written / "docs/benchmarks.md").read_text(encoding="utf-8")
+    assert "| memory, 5,000 topics of 8 queues | 48.0 MB | 100 MB | 480 MB | – |" in text
+    assert "| at most 0.1 × | 0.10 × | yes |" in text
+
+
+def test_readmes_rows_are_those_of_a_full_run(written: Path) -> None:
     readme = (written / "README.md").read_text(encoding="utf-8")
     page.write({}, PEERS, RESULTS, full=False)
     assert (written / "README.md").read_text(encoding="utf-8") == readme
     assert "short run" in (written / "docs/benchmarks.md").read_text(encoding="utf-8")
     page.write({}, PEERS, RESULTS, full=True)
     changed = (written / "README.md").read_text(encoding="utf-8")
-    row = f"{page.README_ROW} 300,000/s | not measured | not measured | not measured | 123,000/s |"
-    assert f"{row} not measured |\n" in changed
-    assert len(changed.splitlines()) == len(readme.splitlines())
+    put, read, memory = page.README_ROWS
+    no, never = "not measured", "not measured | not measured | not measured"
+    assert f"| {put} | 300,000/s; {no} | {never} | 123,000/s; {no} | {no} |\n" in changed
+    assert f"| {read} | {no} | {never} | 20.0/s; {no} | {no} |\n" in changed
+    assert f"| {memory} | {no} | {never} | {no} | {no} |\n" in changed
+    others = [line for line in readme.splitlines() if not line.startswith("| put, batches")]
+    rows = tuple(f"| {title} |" for title in page.README_ROWS)
+    assert [line for line in changed.splitlines() if not line.startswith(rows)] == others
+
+
+def test_readmes_rows_are_written_again_in_the_same_place(written: Path) -> None:
+    page.write({}, PEERS, FULL, full=True)
+    once = (written / "README.md").read_text(encoding="utf-8")
+    page.write({}, PEERS, FULL, full=True)
+    assert (written / "README.md").read_text(encoding="utf-8") == once
+    assert len(once.splitlines()) <= README_LINES_MAX
+    put, _, memory = page.README_ROWS
+    no = "not measured"
+    assert f"| {put} | 600/s; {no} | 500/s; {no} | {no} | {no} | {no} | {no} |\n" in once
+    assert f"| {memory} | 48.0 MB | 480 MB | {no} | {no} | {no} | {no} |\n" in once

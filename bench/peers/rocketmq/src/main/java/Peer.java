@@ -1,17 +1,25 @@
+import java.io.IOException;
+import java.io.RandomAccessFile;
+import java.io.UncheckedIOException;
 import java.net.InetSocketAddress;
 import java.net.ServerSocket;
 import java.nio.ByteBuffer;
-import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashMap;
+import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Locale;
+import java.util.Map;
 import java.util.Random;
+import java.util.StringJoiner;
 import java.util.concurrent.Callable;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
+import java.util.concurrent.locks.LockSupport;
+import java.util.function.IntFunction;
 import java.util.function.IntSupplier;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.broker.pop.PopConsumerContext;
@@ -37,17 +45,21 @@ import org.apache.rocketmq.store.config.MessageStoreConfig;
 
 /**
  * The works of bench/peers/work.py with RocketMQ's store, in its broker but without its network:
- * Peer files|rocksdb WORK FOLDER N. Prints the figures as JSON.
+ * Peer files|memory|rocksdb WORK FOLDER N. "memory" is the file store whose broker has locks of pop
+ * in memory. Prints the figures as JSON.
  */
 public final class Peer {
     static final int BATCH = 32, QUEUES = 8, THREADS = 16;
-    static final double SECONDS = 3;
+    static final double WARM_S = 4.0, SECONDS = 3.0, LOAD_S = 1.0;
+    /** Dispatching that makes no progress for so long has failed. */
+    static final double STUCK_S = 10;
     static final String[] TAGS =
         {"created", "paid", "packed", "shipped", "delivered", "returned", "closed", "lost"};
     static final InetSocketAddress HOST = new InetSocketAddress("127.0.0.1", 10911);
 
     final BrokerController broker;
     final MessageStore store;
+    int number;
 
     Peer(String kind, Path folder, boolean sync) throws Exception {
         MessageStoreConfig config = new MessageStoreConfig();
@@ -62,6 +74,7 @@ public final class Peer {
         own.setBrokerIP1("127.0.0.1");
         own.setPopConsumerKVServiceInit(true);
         own.setPopConsumerKVServiceEnable(true);
+        own.setEnablePopBufferMerge(kind.equals("memory"));
         // Without network nothing measures how busy its threads are.
         own.setBrokerFastFailureEnable(false);
         NettyServerConfig net = new NettyServerConfig();
@@ -137,43 +150,85 @@ public final class Peer {
         return result;
     }
 
-    /** Puts, waits until all can be found, and gives how many a second. */
-    double load(int count, int size, int topics, boolean batches, int from, List<Long> places)
-        throws Exception {
-        Random random = new Random(from);
+    /** Puts the next message, or batch, into a queue drawn at random. */
+    IntSupplier putting(int size, int topics, boolean batches, List<Long> places) {
+        Random random = new Random(0);
         byte[] body = new byte[size];
         random.nextBytes(body);
-        long begin = System.nanoTime();
-        int done = 0;
-        while (done < count && since(begin) < SECONDS) {
+        int step = batches ? BATCH : 1;
+        return () -> {
             int topic = random.nextInt(topics), queue = random.nextInt(QUEUES);
-            PutMessageResult put = batches ? putBatch(topic, queue, body, from + done)
-                : put(topic, queue, body, from + done);
+            PutMessageResult put =
+                batches ? putBatch(topic, queue, body, number) : put(topic, queue, body, number);
+            number += step;
             if (places != null)
                 places.add(put.getAppendMessageResult().getWroteOffset());
-            done += batches ? BATCH : 1;
+            return step;
+        };
+    }
+
+    /** Puts at most so many messages, until the time is over, all of which can be found then. */
+    int load(IntSupplier put, int count, double seconds) {
+        long begin = System.nanoTime();
+        int done = 0;
+        while (done < count && since(begin) < seconds)
+            done += put.getAsInt();
+        settle();
+        return done;
+    }
+
+    void settle() {
+        long behind = Long.MAX_VALUE, moved = System.nanoTime();
+        for (long now; (now = store.dispatchBehindBytes()) > 0; LockSupport.parkNanos(20_000)) {
+            if (now < behind)
+                moved = System.nanoTime();
+            else if (since(moved) > STUCK_S)
+                throw new IllegalStateException(now + " bytes are not dispatched");
+            behind = now;
         }
-        while (store.dispatchBehindBytes() > 0)
-            Thread.sleep(1);
-        return done / since(begin);
     }
 
     static double since(long begin) {
         return (System.nanoTime() - begin) / 1e9;
     }
 
-    /** As `_timed` of work.py: the first fifth of the calls does not count; -1 ends them. */
-    static double timed(IntSupplier call) {
-        long begin = System.nanoTime();
-        List<double[]> done = new ArrayList<>();
-        double total = 0;
-        done.add(new double[] {0, 0});
-        for (int count; since(begin) < SECONDS && (count = call.getAsInt()) >= 0;) {
-            total += count;
-            done.add(new double[] {since(begin), total});
+    /** Works for at most so many seconds; how much it did, and in how many. */
+    interface Turn {
+        double[] take(double seconds) throws Exception;
+    }
+
+    /** As `measured` of work.py: the rate of a work that is warm; settling is on its clock. */
+    static double measured(Turn turn, Runnable settle) throws Exception {
+        double rate = 0;
+        for (double seconds : new double[] {WARM_S, SECONDS}) {
+            double total = 0, spent = 0;
+            while (spent < seconds) {
+                double[] taken = turn.take(seconds - spent);
+                if (taken[0] <= 0)
+                    throw new IllegalStateException("a work did nothing");
+                total += taken[0];
+                spent += taken[1];
+            }
+            long begin = System.nanoTime();
+            settle.run();
+            rate = total / (spent + since(begin));
         }
-        double[] first = done.get(done.size() / 5), last = done.get(done.size() - 1);
-        return (last[1] - first[1]) / Math.max(last[0] - first[0], 1e-9);
+        return rate;
+    }
+
+    /** Calls until the time is over, or -1 ends them. */
+    static Turn calling(IntSupplier call) {
+        return seconds -> {
+            long begin = System.nanoTime();
+            double total = 0;
+            for (int count; since(begin) < seconds && (count = call.getAsInt()) >= 0;)
+                total += count;
+            return new double[] {total, since(begin)};
+        };
+    }
+
+    double putRate(IntSupplier put) throws Exception {
+        return measured(calling(put), this::settle);
     }
 
     /* -- reading -- */
@@ -189,11 +244,12 @@ public final class Peer {
         return count;
     }
 
-    double pull() {
+    /** All queues, from the first message to the last, again and again. */
+    IntSupplier pull() {
         int[] queue = {0};
         long[] offset = {0};
-        return timed(() -> {
-            while (queue[0] < QUEUES) {
+        return () -> {
+            for (int empty = 0; empty <= QUEUES; empty++) {
                 GetMessageResult found =
                     store.getMessage("group", name(0), queue[0], offset[0], BATCH, null);
                 int count = found == null ? 0 : read(found.getMessageBufferList());
@@ -203,39 +259,33 @@ public final class Peer {
                 }
                 if (count > 0)
                     return count;
-                queue[0]++;
+                queue[0] = (queue[0] + 1) % QUEUES;
                 offset[0] = 0;
             }
             return -1;
-        });
+        };
     }
 
-    double get(List<Long> places, int count) {
+    IntSupplier get(List<Long> places) {
         Random random = new Random(2);
-        int[] left = {count};
-        return timed(() -> {
-            if (left[0]-- <= 0)
-                return -1;
+        return () -> {
             SelectMappedBufferResult found =
                 store.selectOneMessageByOffset(places.get(random.nextInt(places.size())));
             int read = read(List.of(found.getByteBuffer()));
             found.release();
             return read;
-        });
+        };
     }
 
-    double query(int messages, int count) {
+    IntSupplier query(int messages) {
         Random random = new Random(2);
-        int[] left = {count};
-        return timed(() -> {
-            if (left[0]-- <= 0)
-                return -1;
+        return () -> {
             QueryMessageResult found = store.queryMessage(
                 name(0), "order-" + random.nextInt(messages), 64, 0, Long.MAX_VALUE);
             int read = read(found.getMessageBufferList());
             found.release();
             return read;
-        });
+        };
     }
 
     /* -- popping -- */
@@ -270,27 +320,79 @@ public final class Peer {
         return -1;
     }
 
-    double together(Callable<Integer> work) throws Exception {
-        ExecutorService pool = Executors.newFixedThreadPool(THREADS);
+    /** The same in all threads until the time is over; a work gives how much it did. */
+    static double[] together(ExecutorService pool, IntFunction<Integer> work) throws Exception {
         List<Callable<Integer>> works = new ArrayList<>();
-        for (int i = 0; i < THREADS; i++)
-            works.add(work);
+        for (int i = 0; i < THREADS; i++) {
+            int thread = i;
+            works.add(() -> work.apply(thread));
+        }
         long begin = System.nanoTime();
-        int total = 0;
+        double total = 0;
         for (Future<Integer> done : pool.invokeAll(works))
             total += done.get();
-        double seconds = since(begin);
-        pool.shutdown();
-        return total / seconds;
+        return new double[] {total, since(begin)};
+    }
+
+    double putSync() throws Exception {
+        ExecutorService pool = Executors.newFixedThreadPool(THREADS);
+        byte[] body = new byte[128];
+        return measured(seconds -> {
+            long begin = System.nanoTime();
+            return together(pool, thread -> {
+                int done = 0;
+                for (; since(begin) < seconds; done++)
+                    put(done % 8, done / 8 % QUEUES, body, thread * 1_000_000 + done);
+                return done;
+            });
+        }, () -> { });
+    }
+
+    /** Messages are loaded off the clock whenever all are popped. */
+    double pops(int limit, int count) throws Exception {
+        IntSupplier put = putting(128, 1, true, null);
+        int[] from = {0};
+        return measured(seconds -> {
+            load(put, count, LOAD_S);
+            return calling(() -> pop(limit, from[0]++)).take(seconds);
+        }, () -> { });
+    }
+
+    double popThreads(int count) throws Exception {
+        ExecutorService pool = Executors.newFixedThreadPool(THREADS);
+        IntSupplier put = putting(128, 1, true, null);
+        return measured(seconds -> {
+            int each = load(put, count, LOAD_S) / THREADS;
+            long begin = System.nanoTime();
+            return together(pool, thread -> {
+                // Who finds the group locked by another thread has popped nothing, and tries again.
+                int done = 0;
+                for (int turn = thread; done < each && since(begin) < seconds; turn++)
+                    done += Math.max(0, pop(1, turn));
+                return done;
+            });
+        }, () -> { });
     }
 
     /* -- the works -- */
 
+    /** The file of figures is open from the start: later there may be no more files to open. */
+    static final RandomAccessFile STATUS = open("/proc/self/status");
+
+    static RandomAccessFile open(String path) {
+        try {
+            return new RandomAccessFile(path, "r");
+        } catch (IOException e) {
+            throw new UncheckedIOException(e);
+        }
+    }
+
     static double resident() throws Exception {
-        for (String line : Files.readAllLines(Path.of("/proc/self/status")))
+        STATUS.seek(0);
+        for (String line; (line = STATUS.readLine()) != null;)
             if (line.startsWith("RssAnon:"))
                 return Long.parseLong(line.split("\\s+")[1]) * 1024 / 1e6;
-        return 0;
+        throw new IllegalStateException("no RssAnon");
     }
 
     static double onDisk(Path folder) throws Exception {
@@ -299,61 +401,73 @@ public final class Peer {
         return Double.parseDouble(said.split("\\s+")[0]);
     }
 
-    static String work(String kind, String work, Path folder, int count) throws Exception {
+    /** Figures by row and name; those from before a failure are printed too. */
+    static final Map<String, StringJoiner> ROWS = new LinkedHashMap<>();
+
+    static void row(String name, String figure, double value) {
+        ROWS.computeIfAbsent(name, n -> new StringJoiner(", ", "{", "}"))
+            .add(String.format(Locale.ROOT, "\"%s\": %f", figure, value));
+    }
+
+    static String json() {
+        StringJoiner rows = new StringJoiner(", ", "{", "}");
+        ROWS.forEach((name, figures) -> rows.add("\"" + name + "\": " + figures));
+        return rows.toString();
+    }
+
+    static void work(String kind, String work, Path folder, int count) throws Exception {
         Peer peer = new Peer(kind, folder, work.equals("put_sync"));
         boolean many = work.startsWith("topics_");
         int topics = many ? Integer.parseInt(work.substring(7)) : work.startsWith("put") ? 8 : 1;
         peer.create(topics);
-        if (many) {
-            double rate = peer.load(count, 128, topics, false, 0, null);
-            return String.format("{\"rate\": %f, \"memory\": %f, \"disk\": %f}", rate, resident(),
-                onDisk(folder) / count);
-        }
-        List<Long> places = new ArrayList<>();
-        if (!work.startsWith("put")) {
-            int loaded = work.equals("pop_one") || work.equals("pop_threads") ? count / 5 : count;
-            peer.load(loaded, 128, 1, !work.equals("get"), 0, places);
-        }
-        return String.format("{\"rate\": %f}", peer.rate(work, count, places));
-    }
-
-    double rate(String work, int count, List<Long> places) throws Exception {
         switch (work) {
             case "put_batch":
             case "put_batch_1k":
             case "put":
                 int size = work.equals("put_batch_1k") ? 1024 : 128;
-                load(count / 5, size, 8, !work.equals("put"), 0, null);
-                return load(count, size, 8, !work.equals("put"), count / 5, null);
+                row(work, "rate", peer.putRate(peer.putting(size, 8, !work.equals("put"), null)));
+                break;
             case "put_sync":
-                int each = Math.max(1, count / 20 / THREADS);
-                return together(() -> {
-                    byte[] body = new byte[128];
-                    for (int i = 0; i < each; i++)
-                        put(i % 8, i / 8 % QUEUES, body, i);
-                    return each;
-                });
-            case "pull":
-                return pull();
-            case "get":
-                return get(places, Math.max(5, count / 5));
-            case "query":
-                return query(count, Math.max(5, count / 10));
+                row(work, "rate", peer.putSync());
+                break;
+            case "read":
+                List<Long> places = new ArrayList<>();
+                peer.load(peer.putting(128, 1, false, places), count, 5 * LOAD_S);
+                row("pull", "rate", measured(calling(peer.pull()), () -> { }));
+                row("get", "rate", measured(calling(peer.get(places)), () -> { }));
+                row("query", "rate", measured(calling(peer.query(places.size())), () -> { }));
+                break;
             case "pop_batch":
             case "pop_one":
-                int[] turn = {0};
-                return timed(() -> pop(work.equals("pop_one") ? 1 : BATCH, turn[0]++));
+                row(work, "rate", peer.pops(work.equals("pop_one") ? 1 : BATCH, count));
+                break;
             case "pop_threads":
-                int share = Math.max(1, count / 5 / THREADS);
-                return together(() -> {
-                    int done = 0;
-                    for (int turn2 = 0; turn2 < share; turn2++)
-                        done += Math.max(0, pop(1, turn2 + (int) Thread.currentThread().getId()));
-                    return done;
-                });
+                row(work, "rate", peer.popThreads(count));
+                break;
             default:
-                throw new IllegalArgumentException(work);
+                if (!many)
+                    throw new IllegalArgumentException(work);
+                peer.topics(work, topics, count, folder);
         }
+    }
+
+    /** Memory and disk of the same messages, of which each queue has one; then rates. */
+    void topics(String work, int topics, int count, Path folder) throws Exception {
+        int queues = topics * QUEUES, more = Math.max(count / 4 - queues, 0);
+        byte[] body = new byte[128];
+        for (int queue = 0; queue < queues; queue++)
+            put(queue / QUEUES, queue % QUEUES, body, number++);
+        try {
+            load(putting(128, topics, false, null), more, Double.MAX_VALUE);
+        } finally {
+            // The file store fails where it may not open the files of all queues; its memory is told.
+            row(work, "memory", resident());
+        }
+        row(work, "disk", onDisk(folder) / (queues + more));
+        if (topics < 5000)
+            return;
+        row(work, "rate", putRate(putting(128, topics, true, null)));
+        row(work + "_single", "rate", putRate(putting(128, topics, false, null)));
     }
 
     public static void main(String[] arguments) throws Exception {
@@ -361,12 +475,12 @@ public final class Peer {
             throw new IllegalArgumentException(Arrays.toString(arguments));
         int code = 1;
         try {
-            System.out.println(work(
-                arguments[0], arguments[1], Path.of(arguments[2]), Integer.parseInt(arguments[3])));
+            work(arguments[0], arguments[1], Path.of(arguments[2]), Integer.parseInt(arguments[3]));
             code = 0;
         } catch (Throwable e) {
             e.printStackTrace();
         }
+        System.out.println(json());
         // Threads of the broker have nothing to finish.
         System.out.flush();
         Runtime.getRuntime().halt(code);
