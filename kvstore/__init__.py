@@ -97,7 +97,7 @@ def open(
     read_only: bool = False,
     progress: Progress | None = None,
 ) -> Store:
-    """Open the store in a folder; create it if there is none, adopt it if RocketMQ wrote it.
+    """Opens the store in a folder; creates it if there is none, adopts it if RocketMQ wrote it.
 
     `path` is the folder's, `~` being the home folder; a URL is a `CallerError`. `config` holds for
     this opening; what is fixed in an existing store (segment size) comes from the store.

@@ -93,7 +93,7 @@ class _Bell:
             self._future.set_result(None)
 
     async def wait(self, seconds: float) -> bool:
-        """Wait until it rings, or has rung since the last wait; False if the time passes first."""
+        """Waits until it rings, or has rung since the last wait; False if the time passes first."""
         if not self._rung:
             self._future = self._loop.create_future()
             timer = self._loop.call_later(min(seconds, _TIMER_MAX), self._wake)
@@ -239,7 +239,7 @@ class Store(_Calls):
                     self._stop_alarm(poll.table)
 
     async def _look(self, look: Callable[[], Looked], *, keep: bool) -> Looked:
-        """Look in a thread. If the pop is cancelled meanwhile, the messages that the look takes
+        """Looks in a thread. If the pop is cancelled meanwhile, the messages that the look takes
         are given back.
         """
         future = self._submit(look)
@@ -279,7 +279,7 @@ class Store(_Calls):
             self._store._give_back(found)
 
     def _set_alarm(self, poll: Poll) -> None:
-        """Set the alarm for the first lock of the in-flight table to run out, as this poll found
+        """Sets the alarm for the first lock of the in-flight table to run out, as this poll found
         it. A pop that finds something wakes the next by leaving; one that doesn't sets the alarm
         anew.
         """
@@ -433,7 +433,7 @@ def open(
     progress: Progress | None = None,
     threads: int = THREADS,
 ) -> _Opening:
-    """Open a store, see `kvstore.open`: `async with kvstore.aio.open(...) as store`, or
+    """Opens a store, see `kvstore.open`: `async with kvstore.aio.open(...) as store`, or
     `store = await kvstore.aio.open(...)`. `progress` is called by a thread. Up to `threads` calls
     run at a time, the others stand in line; a pop that waits doesn't count.
 

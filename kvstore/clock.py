@@ -32,11 +32,11 @@ class Clock(Protocol):
         ...
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
-        """Wait until `event` is set, `seconds` at most; True if it is set."""
+        """Waits until `event` is set, `seconds` at most; True if it is set."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Let `seconds` pass."""
+        """Lets `seconds` pass."""
         ...
 
     def local_hour(self) -> int:

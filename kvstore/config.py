@@ -81,7 +81,7 @@ class ArchiveAccess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def check_there(self, files: Files) -> None:
-        """Raise `ConfigError` if the key file is named, and is not there: without this a mistyped
+        """Raises `ConfigError` if the key file is named, and is not there: without this a mistyped
         name would look as if all keys were destroyed.
         """
         if isinstance(self.keys, str | Path) and files.size(local_path(self.keys, "keys")) is None:
@@ -217,7 +217,7 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _check(self)
 
     def check_puts_are_readable(self) -> None:
-        """Raise `ConfigError` if a store with these settings would refuse to read its own puts."""
+        """Raises `ConfigError` if a store with these settings would refuse to read its own puts."""
         if self.check_property_crc and not self.property_crc:
             raise ConfigError(
                 "check_property_crc demands a CRC that property_crc=False leaves out of each "
@@ -227,7 +227,7 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_toml(cls, text: str) -> StoreConfig:
-        """Read settings from TOML, the names being this class's.
+        """Reads settings from TOML, the names being this class's.
 
         Raises `ConfigError` for a value that is not text, or not TOML, and for an unknown name or
         an illegal value of a setting.
@@ -372,7 +372,7 @@ def _check_host(host: object, port: object) -> None:
 
 
 def check_retention(retention: object) -> None:
-    """Raise `ConfigError` for a value that is no `Retention`, or for illegal values in it."""
+    """Raises `ConfigError` for a value that is no `Retention`, or for illegal values in it."""
     # Retentions are not checked when they are made: one from a row of any version has to be shown.
     if type(retention) is not Retention:
         raise ConfigError(f"retention is {shown(retention)}; it must be a kvstore.Retention")

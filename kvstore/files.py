@@ -87,19 +87,19 @@ class MappedFile(Protocol):
     """The bytes below have their blocks, as far as this map has asked for them."""
 
     def reserve(self, end: int) -> None:
-        """Give the bytes below `end`, and some behind, their blocks, or raise `OSError`."""
+        """Gives the bytes below `end`, and some behind, their blocks, or raises `OSError`."""
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write past the map, with a system call; seen through the map at once."""
+        """Writes past the map, with a system call; seen through the map at once."""
 
     def zero_from(self, offset: int) -> int:
-        """Make all bytes from `offset` on zero, on the disk; returns how many bytes were not."""
+        """Makes all bytes from `offset` on zero, on the disk; returns how many bytes were not."""
 
     def sync(self) -> None:
-        """Return when everything written so far is on the disk; `OSError` if the disk refused."""
+        """Returns when everything written so far is on the disk; `OSError` if the disk refused."""
 
     def close(self) -> None:
-        """Close map and descriptor; readers that still hold the buffer keep it alive."""
+        """Closes map and descriptor; readers that still hold the buffer keep it alive."""
 
 
 class FolderLock(Protocol):
@@ -108,33 +108,33 @@ class FolderLock(Protocol):
     """
 
     def acquire(self) -> None:
-        """Take the lock for this process alone; `StoreLocked` names the pid that holds it."""
+        """Takes the lock for this process alone; `StoreLocked` names the pid that holds it."""
 
     def mark(self) -> None:
-        """Write into the lock file, for good, that the folder is a kvmq store."""
+        """Writes into the lock file, for good, that the folder is a kvmq store."""
 
     def release(self) -> None:
-        """Release the lock; nothing if it is not held."""
+        """Releases the lock; nothing if it is not held."""
 
 
 class Scratch(Protocol):
     """A file without a name, which goes when it is closed, or nobody uses it any more."""
 
     def append(self, data: bytes) -> None:
-        """Write at the end; `DiskFull`."""
+        """Writes at the end; `DiskFull`."""
 
     def read(self, offset: int, size: int) -> bytes:
         """Exactly `size` bytes, which were appended before."""
 
     def close(self) -> None:
-        """Close it; its bytes are gone."""
+        """Closes it; its bytes are gone."""
 
 
 class Files(Protocol):
     """A file system, as kvmq needs it."""
 
     def make_dir(self, path: Path) -> None:
-        """Make the folder (and those above it) if it is not there, durably."""
+        """Makes the folder (and those above it) if it is not there, durably."""
 
     def list_dir(self, path: Path) -> list[str]:
         """The names in a folder, sorted; none if there is no such folder."""
@@ -146,19 +146,19 @@ class Files(Protocol):
         """The system's facts about a name; None where `size` gives None."""
 
     def create(self, path: Path, size: int) -> None:
-        """Make a file of `size` zero bytes, with no block on the disk yet; `DiskFull`."""
+        """Makes a file of `size` zero bytes, with no block on the disk yet; `DiskFull`."""
 
     def map(self, path: Path, *, writable: bool) -> MappedFile:
-        """Map a whole file; `SegmentDamaged` if it is empty or can't be opened."""
+        """Maps a whole file; `SegmentDamaged` if it is empty or can't be opened."""
 
     def read(self, path: Path, offset: int = 0, size: int = -1) -> bytes:
         """Up to `size` bytes from `offset` (all by default)."""
 
     def write_whole(self, path: Path, data: bytes) -> None:
-        """Put a whole small file in place atomically."""
+        """Puts a whole small file in place atomically."""
 
     def write_new(self, path: Path, chunks: Iterable[bytes], *, replace: bool = False) -> None:
-        """Put a whole file in place atomically and durably, leaving nothing behind if that fails;
+        """Puts a whole file in place atomically and durably, leaving nothing behind if that fails;
         `FileExistsError` if one is there and is not to be replaced; `DiskFull`."""
 
     def write_private(self, path: Path, data: bytes) -> None:
@@ -168,22 +168,22 @@ class Files(Protocol):
         """A new file without a name on the disk of a folder."""
 
     def link_or_copy(self, source: Path, target: Path) -> bool:
-        """Give a file a second name; copy it where that is impossible. True if linked."""
+        """Gives a file a second name; copies it where that is impossible. True if linked."""
 
     def copy(self, source: Path, target: Path) -> None:
-        """Copy a file durably; its holes stay holes."""
+        """Copies a file durably; its holes stay holes."""
 
     def links(self, path: Path) -> int:
         """How many names the file has; more than one means somebody else has its bytes too."""
 
     def rename(self, source: Path, target: Path) -> None:
-        """Rename durably, replacing `target`."""
+        """Renames durably, replacing `target`."""
 
     def remove(self, path: Path) -> None:
-        """Remove a file durably; nothing if it is not there."""
+        """Removes a file durably; nothing if it is not there."""
 
     def erase(self, path: Path) -> None:
-        """Overwrite a file's bytes with zeros, on disk; its holes, which hold nothing, stay."""
+        """Overwrites a file's bytes with zeros, on disk; its holes, which hold nothing, stay."""
 
     def disk_used(self, path: Path) -> float:
         """The share of the file system in use, 0 to 1, as an ordinary user sees it."""

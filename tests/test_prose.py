@@ -25,6 +25,9 @@ _SENTENCE: Final = re.compile(
 )
 _WORDS: Final = re.compile(r"\b(?:[Ww]hoever|of (?:before|today))\b")
 _COMPILED: Final = re.compile(r'"""(.*?)"""|# ([^\n]*)', re.DOTALL)
+_VERB_OF_COMMAND: Final = re.compile(r"\b(?:command|group)\(")
+# Openings such as "Log positions of a queue".
+_NOUNS: Final = {"Block", "Group", "Log", "Name", "Position", "Store", "Value"}
 _OF_HEADINGS: Final = re.compile(r"^(#|\|)|^\s*```")
 
 
@@ -127,6 +130,58 @@ def test_a_chain_of_four_invariants_is_found() -> None:
     assert long_chains("Invariants: one is 1; two is 2; three\nis 3; four is 4.") != []
     assert long_chains("Invariants: one is 1; two is 2; three is 3.") == []
     assert long_chains("Invariants:\n\n- One is 1.\n- Two is 2.") == []
+
+
+def bases(opening: str) -> set[str]:
+    """The words that may be the base form of a verb in the third person. "As" is none."""
+    if len(opening) < 3:
+        return set()
+    found = {opening[:-1]} if opening.endswith("s") and not opening.endswith("ss") else set()
+    if opening.endswith("es"):
+        found.add(opening[:-2])
+    if opening.endswith("ies"):
+        found.add(opening[:-3] + "y")
+    return found
+
+
+def openings(source: str) -> Iterator[tuple[str, str]]:
+    """The functions that have a docstring, each with its first word. A verb of the command is left
+    out: its docstring is its help, which is an order by custom.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and (text := ast.get_docstring(node))
+            and not any(_VERB_OF_COMMAND.search(ast.unparse(d)) for d in node.decorator_list)
+        ):
+            yield node.name, text.split()[0].rstrip(".,:;")
+
+
+def orders(sources: dict[str, str]) -> list[str]:
+    """The functions whose docstring begins with a verb as an order: the base form of a word that
+    begins another docstring.
+    """
+    found = [(path, *opening) for path, source in sources.items() for opening in openings(source)]
+    known = {base for _, _, word in found for base in bases(word)} - _NOUNS
+    return [f"{path}: {name}: {word}" for path, name, word in found if word in known]
+
+
+def test_docstrings_of_functions_say_what_they_do_in_the_third_person() -> None:
+    sources = {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+        for package in ("kvstore", "tiering")
+        for path in sorted((ROOT / package).rglob("*.py*"))
+        if path.suffix in (".py", ".pyi")
+    }
+    assert orders(sources) == []
+
+
+def test_a_docstring_that_gives_an_order_is_found() -> None:
+    third = 'def f() -> None:\n    """Writes a row."""\n'
+    order = 'def g() -> None:\n    """Write all rows."""\n'
+    assert orders({"a.py": third, "b.py": order}) == ["b.py: g: Write"]
+    assert orders({"a.py": third, "b.py": '@main.command("write")\n' + order}) == []
+    assert orders({"a.py": third, "b.py": order.replace("Write", "Position")}) == []
 
 
 def missing_parts(sign: str) -> list[str]:

@@ -75,7 +75,7 @@ class Calls:
         message_id: str | None = None,
         born_at: int | None = None,
     ) -> PutResult:
-        """Put one message; see `put_batch`, of which this is a batch of one, and `Message` for the
+        """Puts one message; see `put_batch`, of which this is a batch of one, and `Message` for the
         fields.
 
         >>> store.put("orders", b"...", tag="paid", keys=["o-17"]).offset  # doctest: +SKIP
@@ -96,7 +96,7 @@ class Calls:
         return self._engine.writer.put_batch((message,))[0]
 
     def put_batch(self, messages: Sequence[Message]) -> list[PutResult]:
-        """Put messages, in order; an error writes none of them (a crash may leave a leading part;
+        """Puts messages, in order; an error writes none of them (a crash may leave a leading part;
         after `FlushFailed` they may be there when the store is opened again).
 
         Returns when they are written, or with `flush="sync"` when they are on the disk. Raises
@@ -203,7 +203,7 @@ class Calls:
         max_bytes: int | None = None,
         attempt_id: str | None = None,
     ) -> list[Popped]:
-        """Take up to `limit` messages (and `max_bytes` of records, but one at least), each under a
+        """Takes up to `limit` messages (and `max_bytes` of records, but one at least), each under a
         lock of its own that ends `invisible_for` seconds from now, and the group's backoff later.
 
         Messages whose locks ran out come first, then unread messages, from all queues in turn or
@@ -230,7 +230,7 @@ class Calls:
         )
 
     def ack(self, receipt: str) -> None:
-        """Say that a message is done. `ReceiptExpired` if it was handed out again since,
+        """Says that a message is done. `ReceiptExpired` if it was handed out again since,
         `ReceiptIllegal` if this is no receipt of this store. Acking twice is good.
         """
         self._engine.log.check_writable()
@@ -240,7 +240,7 @@ class Calls:
                 raise result
 
     def ack_batch(self, receipts: Sequence[str]) -> list[AckResult]:
-        """Ack many; for each, in order, True or the error that `ack` would have raised."""
+        """Acks many; for each, in order, True or the error that `ack` would have raised."""
         self._engine.log.check_writable()
         asked = receipts if type(receipts) is list else listed("receipts", receipts)
         if self._engine.popping.fast_path.ack(asked):
@@ -254,7 +254,7 @@ class Calls:
         *,
         gives_back: bool = False,
     ) -> str:
-        """Let a message's lock end `invisible_for` seconds from now, and the group's backoff come
+        """Lets a message's lock end `invisible_for` seconds from now, and the group's backoff come
         behind it, as behind the lock that `pop` made. 0 gives the message back at once, None after
         the backoff; with `gives_back` it comes again after `invisible_for` seconds without one.
         Returns the receipt that holds from now on. A message that is given back from its last
@@ -270,7 +270,7 @@ class Calls:
         return self._engine.popping.acks.change(receipt, wanted, gives_back=gives_back)
 
     def redrive(self, group: str, limit: int | None = None) -> int:
-        """Put dead letters of a group, up to `limit` of those that were not taken yet, back to it;
+        """Puts dead letters of a group, up to `limit` of those that were not taken yet, back to it;
         returns how many. The messages become due at once, with 0 attempts, for this group alone.
         Where retention took the message meanwhile, its dead letter is put to the topic it came
         from. `GroupNotFound`; `TopicNotFound` if a message's topic was deleted: what came before it
@@ -311,7 +311,7 @@ class Calls:
         compression: Codec | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> TopicInfo:
-        """Make a topic; `TopicExists`, or `MessageIllegal` for a name that can't be one.
+        """Makes a topic; `TopicExists`, or `MessageIllegal` for a name that can't be one.
         `TopicConfig` says what each setting means, and what None stands for.
 
         With `exist_ok` a topic that is there stays as it is, whatever its settings, and is the
@@ -335,8 +335,8 @@ class Calls:
     def create_topics(
         self, configs: Iterable[TopicConfig], *, exist_ok: bool = False
     ) -> list[TopicInfo]:
-        """Make topics, all or none, in one batch. With `exist_ok` those that are there stay as they
-        are; the answer has all, in the order of `configs`.
+        """Makes topics, all or none, in one batch. With `exist_ok` those that are there stay as
+        they are; the answer has all, in the order of `configs`.
         """
         self._engine.log.check_writable()
         wanted = listed("configs", configs)
@@ -371,8 +371,8 @@ class Calls:
         compression: Codec | UnsetType | None = UNSET,
         attributes: Mapping[str, str] | None = None,
     ) -> TopicInfo:
-        """Change a topic; settings that are not given stay. `compress_above` and `compression` None
-        are the store's again.
+        """Changes a topic; settings that are not given stay. `compress_above` and `compression`
+        None are the store's again.
 
         `queues` (or `write_queues`) is how many take messages. Fewer than before: those taken away
         stay readable, until `read_queues` takes them from readers too, which is refused
@@ -397,13 +397,13 @@ class Calls:
         )
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic: its index and all that groups keep of it goes at once, its records with
+        """Deletes a topic: its index and all that groups keep of it goes at once, its records with
         their segments. `TopicNotFound`.
         """
         self.delete_topics([name])
 
     def delete_topics(self, names: Iterable[str]) -> None:
-        """Delete topics, all or none, in one batch."""
+        """Deletes topics, all or none, in one batch."""
         self._engine.log.check_writable()
         topic_changes.delete(self._engine, listed("names", names), [])
 
@@ -422,7 +422,7 @@ class Calls:
         max_in_flight: int | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> GroupInfo:
-        """Make a consumer group; `GroupExists`. `GroupConfig` says what each setting means, and
+        """Makes a consumer group; `GroupExists`. `GroupConfig` says what each setting means, and
         what None stands for. With `exist_ok` a group that is there stays as it is, whatever its
         settings, and is the answer.
 
@@ -443,8 +443,8 @@ class Calls:
     def create_groups(
         self, configs: Iterable[GroupConfig], *, exist_ok: bool = False
     ) -> list[GroupInfo]:
-        """Make groups, all or none, in one batch. With `exist_ok` those that are there stay as they
-        are; the answer has all, in the order of `configs`.
+        """Makes groups, all or none, in one batch. With `exist_ok` those that are there stay as
+        they are; the answer has all, in the order of `configs`.
         """
         self._engine.log.check_writable()
         return self._engine.groups.create(listed("configs", configs), exist_ok=exist_ok)
@@ -476,7 +476,7 @@ class Calls:
         max_in_flight: int | UnsetType | None = UNSET,
         attributes: Mapping[str, str] | None = None,
     ) -> GroupInfo:
-        """Change a group; settings that are not given stay. `GroupNotFound`.
+        """Changes a group; settings that are not given stay. `GroupNotFound`.
 
         Where None is a value of its own it is set: `backoff=None` is the default table again,
         `dead_letter_topic=None` `%DLQ%` and the name, `max_in_flight=None` no limit. Dead letters
@@ -496,11 +496,11 @@ class Calls:
         return topic_changes.alter_group(self._engine, name, given)
 
     def delete_group(self, name: str) -> None:
-        """Delete a group, its committed offsets and their history; `GroupNotFound`."""
+        """Deletes a group, its committed offsets and their history; `GroupNotFound`."""
         self.delete_groups([name])
 
     def delete_groups(self, names: Iterable[str]) -> None:
-        """Delete groups, all or none, in one batch."""
+        """Deletes groups, all or none, in one batch."""
         self._engine.log.check_writable()
         topic_changes.delete(self._engine, [], listed("names", names))
 
@@ -509,7 +509,7 @@ class Calls:
     def commit_offset(
         self, group: str, topic: str, queue: int, offset: int, *, sync: bool = False
     ) -> None:
-        """Say that a group wants `offset` of a queue next. A group that is new is made. `InFlight`
+        """Says that a group wants `offset` of a queue next. A group that is new is made. `InFlight`
         if the group has popped messages of that queue and not acked them.
 
         Returns when the commit outlives a crash of the process, with `sync` when it is on the disk;
@@ -519,7 +519,7 @@ class Calls:
     def commit_offsets(
         self, commits: Iterable[tuple[str, str, int, int]], *, sync: bool = False
     ) -> None:
-        """Commit (group, topic, queue, offset) of each, all or none, in one batch; of two for a
+        """Commits (group, topic, queue, offset) of each, all or none, in one batch; of two for a
         queue the later one counts. See `commit_offset`.
 
         >>> store.commit_offsets([("billing", "orders", 3, 120)], sync=True)  # doctest: +SKIP
@@ -559,7 +559,7 @@ class Calls:
         to: Literal["begin", "end"] | None = None,
         queue: int | None = None,
     ) -> dict[int, int]:
-        """Set where a group goes on in a topic, durably: at an offset, at the first message stored
+        """Sets where a group goes on in a topic, durably: at an offset, at the first message stored
         at or after a time (ms since the epoch), or at the beginning or the end. Of all queues, or
         of one; an offset is of one queue, so with it `queue` has to be given if there are more.
 

@@ -53,7 +53,7 @@ class ImportReport(msgspec.Struct, frozen=True):
 def rebuild(
     path: str | Path, config: StoreConfig | None = None, *, progress: Progress | None = None
 ) -> RebuildReport:
-    """Make a store's index anew from its log. The store must not be open.
+    """Makes a store's index anew from its log. The store must not be open.
 
     Raises `StoreNotFound`, `StoreLocked`, `FormatTooNew`, and what opening raises.
     """
@@ -71,8 +71,8 @@ def import_rocketmq(
     *,
     progress: Progress | None = None,
 ) -> ImportReport:
-    """Make a store at `target` of the RocketMQ store at `source` (its storePathRootDir); the broker
-    must not be running.
+    """Makes a store at `target` of the RocketMQ store at `source` (its storePathRootDir); the
+    broker must not be running.
 
     Log, topics, groups, consumer offsets and delay offsets are taken over; the index is built anew.
     Raises `StoreNotFound` if there is no RocketMQ store at `source`, `CallerError` if `target` is

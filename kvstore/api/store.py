@@ -119,7 +119,7 @@ class Store(Calls):
         *,
         exist_ok: bool = False,
     ) -> None:
-        """Make a namespace with topics and groups, all or nothing, in one batch. Their names are
+        """Makes a namespace with topics and groups, all or nothing, in one batch. Their names are
         given as they are called in it. `NamespaceExists`; `store.namespace(name)` is the way in.
         With `exist_ok` all that is there stays as it is, and what is not is made.
 
@@ -130,14 +130,14 @@ class Store(Calls):
         topic_changes.create_namespace(self._engine, name, topics, groups, exist_ok=exist_ok)
 
     def delete_namespace(self, name: str) -> None:
-        """Delete a namespace with all its topics and groups, in one batch; `NamespaceNotFound`."""
+        """Deletes a namespace with all its topics and groups, in one batch; `NamespaceNotFound`."""
         self._engine.log.check_writable()
         topic_changes.delete_namespace(self._engine, name)
 
     # --- RocketMQ's configuration ---
 
     def export_rocketmq(self, folder: str | Path, *, overwrite: bool = False) -> ExportReport:
-        """Write topics, groups and offsets as RocketMQ's JSON into `folder/config`, for a broker
+        """Writes topics, groups and offsets as RocketMQ's JSON into `folder/config`, for a broker
         or for `import_rocketmq_config`. Files that are there are `CallerError` unless they are to
         be overwritten.
 
@@ -148,7 +148,7 @@ class Store(Calls):
         return config_exchange.export_configuration(self._engine, folder, overwrite=overwrite)
 
     def import_rocketmq_config(self, folder: str | Path) -> ConfigImport:
-        """Make the topics, groups and offsets that RocketMQ's configuration in `folder` or
+        """Makes the topics, groups and offsets that RocketMQ's configuration in `folder` or
         `folder/config` speaks of (JSON or RocksDB), in one batch. Existing topics, groups and
         offsets stay as they are; an offset beyond its queue's end becomes that end. `StoreNotFound`
         if nothing is there, `FormatError` if it is broken.
@@ -159,24 +159,24 @@ class Store(Calls):
     # --- durability and upkeep ---
 
     def flush(self) -> None:
-        """Return when everything put so far is on the disk; `FlushFailed`."""
+        """Returns when everything put so far is on the disk; `FlushFailed`."""
         self._engine.log.check_writable()
         self._engine.flusher.wait(self._engine.log.end)
 
     def checkpoint(self) -> None:
-        """Put the index tail into RocksDB; flushes the log first. Cheap when there is nothing to
+        """Puts the index tail into RocksDB; flushes the log first. Cheap when there is nothing to
         do.
         """
         self._engine.log.check_writable()
         self._engine.upkeep.checkpoint()
 
     def seal(self) -> None:
-        """Close the active segment now; the next put begins a new one. Nothing if it is empty."""
+        """Closes the active segment now; the next put begins a new one. Nothing if it is empty."""
         self._engine.log.check_writable()
         self._engine.upkeep.seal()
 
     def apply_retention(self) -> int:
-        """Let go of the segments that have to go now; returns how many went."""
+        """Lets go of the segments that have to go now; returns how many went."""
         self._engine.log.check_writable()
         return self._engine.upkeep.apply_retention()
 
@@ -201,8 +201,8 @@ class Store(Calls):
         return segment_stats(self._engine.context, progress)
 
     def verify(self, progress: Progress | None = None, *, archives: bool = False) -> VerifyReport:
-        """Check every record's CRC, and the one over the whole record of those that carry it, and
-        hold the index against the log, and against the archives there are; with `archives` every
+        """Checks every record's CRC, and the one over the whole record of those that carry it, and
+        holds the index against the log, and against the archives there are; with `archives` every
         byte of those is read and checked. Problems are listed, not raised.
         """
         self._check_open()
@@ -250,7 +250,7 @@ class Store(Calls):
     # --- the end ---
 
     def close(self) -> None:
-        """Flush, checkpoint, and let go of the folder. Closing twice does nothing."""
+        """Flushes, checkpoints, and lets go of the folder. Closing twice does nothing."""
         self._engine.close()
 
     def __enter__(self) -> Self:

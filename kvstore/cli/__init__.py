@@ -164,7 +164,7 @@ class _Verbs(LazyGroup):
             raise click.exceptions.Exit(_pipe_closed()) from e
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
-        """Run a command line and leave the process (`SystemExit`) with its exit code."""
+        """Runs a command line and leaves the process (`SystemExit`) with its exit code."""
         words = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
         extra.setdefault("prog_name", "kvmq")
@@ -183,7 +183,7 @@ def _pipe_closed() -> int:
 
 
 def _failed(error: BaseException, as_json: bool) -> int:
-    """Print the error and return the exit code; an exception that is our own bug goes on up."""
+    """Prints the error and returns the exit code; an exception that is our own bug goes on up."""
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
     if isinstance(error, click.Abort | KeyboardInterrupt):
@@ -229,5 +229,5 @@ def kvmq() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line of this process."""
+    """Runs the command line of this process."""
     kvmq.main()

@@ -14,7 +14,7 @@ class QueueOffsets:
         """The number of queues known here."""
 
     def forget(self, queue: int) -> None:
-        """Ask `end` again for a queue."""
+        """Asks `end` again for a queue."""
 
     def forget_all(self) -> None:
-        """Ask `end` again for all queues."""
+        """Asks `end` again for all queues."""

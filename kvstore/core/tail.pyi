@@ -32,7 +32,7 @@ class Tail:
         segment_size: int,
         stored_at: int,
     ) -> list[tuple[int, bytes]]:
-        """Give the messages of a batch their places, from a position of the log on, and add them.
+        """Gives the messages of a batch their places, from a position of the log on, and adds them.
         Returns the records as pieces of the log, each with its position: behind each piece but the
         last is no room for the next record and a blank one, so the next piece begins the next
         segment. ValueError, as for a segment that is too small, and the errors of `offsets` leave
@@ -40,7 +40,7 @@ class Tail:
         """
 
     def add_found(self, entries: NDArray[np.int64], keys: NDArray[np.int64]) -> None:
-        """Add entries and keys that were found in the log: rows of queue, offset, position, size,
+        """Adds entries and keys that were found in the log: rows of queue, offset, position, size,
         tag hash and store time, and rows of queue, position and XXH32. Raises ValueError for rows
         of another width.
         """
@@ -49,7 +49,7 @@ class Tail:
         """The end of the tail now, for `cut`."""
 
     def cut(self, mark: tuple[int, int]) -> None:
-        """Remove the entries and keys that were added since `mark`: their records are not in the
+        """Removes the entries and keys that were added since `mark`: their records are not in the
         log. Raises ValueError for a mark that is not the tail's.
         """
 

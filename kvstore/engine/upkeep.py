@@ -78,7 +78,7 @@ class Housekeeper:
         self.thread.start()
 
     def stop(self) -> None:
-        """End the thread after the job it is at."""
+        """Ends the thread after the job it is at."""
         self.thread.stop()
 
     def _turn(self) -> None:
@@ -150,7 +150,7 @@ class Upkeep:
     # --- checkpoints ---
 
     def checkpoint(self, *, clean: bool = False) -> None:
-        """Put the index tail into RocksDB; `clean` says that nothing comes behind it."""
+        """Puts the index tail into RocksDB; `clean` says that nothing comes behind it."""
         with self._checkpoint_lock:
             if self._index.tails.frozen is not None:
                 # One that failed is done again first; what came behind it is a tail of its own.

@@ -93,7 +93,7 @@ class VerifyReport(msgspec.Struct):
     problems: list[Problem] = []
 
     def add(self, problem: Problem) -> None:
-        """Note a problem."""
+        """Notes a problem."""
         self.problems_found += 1
         if len(self.problems) < _PROBLEMS_MAX:
             self.problems.append(problem)

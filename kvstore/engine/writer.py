@@ -155,7 +155,7 @@ class Writer:
         return PutStatus.STAGED
 
     def _take_back(self, begin: _Begin | None) -> None:
-        """Undo the work of a failed put beside the log, which has undone its own part."""
+        """Undoes the work of a failed put beside the log, which has undone its own part."""
         if begin is None:
             return
         tail, mark, before = begin

@@ -237,7 +237,7 @@ class AtHand:
         raise ArchiveUnavailable("the message is in an archive, and not read yet; try again")
 
     def fetch(self) -> None:
-        """Read the misses. A caller that holds a lock must not call this."""
+        """Reads the misses. A caller that holds a lock must not call this."""
         missed, self._missed = self._missed, {}
         for key, read in missed.items():
             try:
@@ -254,7 +254,7 @@ class Archived(Protocol):
     """A store's archives, as the store reads them. Every call may be made from several threads."""
 
     def note(self, rows: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Note rows of the catalog: new ones before locations name them, removed (None) after."""
+        """Notes rows of the catalog: new ones before locations name them, removed (None) after."""
         ...
 
     def at_hand(self, kept: AtHand) -> AbstractContextManager[object]:
@@ -329,7 +329,7 @@ class Archived(Protocol):
         ...
 
     def forget_attach(self) -> None:
-        """Note that an attach was cut off before the index had it: `find_again` finds none of its
+        """Notes that an attach was cut off before the index had it: `find_again` finds none of its
         archives.
         """
         ...
@@ -341,14 +341,14 @@ class Archived(Protocol):
     def verify(
         self, *, thorough: bool, look_again: Callable[[], None] = lambda: None
     ) -> list[ArchiveProblem]:
-        """Compare the archives with the catalog; with `thorough` every byte of them is read.
+        """Compares the archives with the catalog; with `thorough` every byte of them is read.
         `look_again` notes the rows that the catalog has by now: problems of other rows do not
         count.
         """
         ...
 
     def close(self) -> None:
-        """Close all archives."""
+        """Closes all archives."""
         ...
 
 

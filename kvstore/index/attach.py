@@ -91,7 +91,7 @@ def _in_log(families: Families, queue: Queue, location: Location) -> Iterator[He
 
 
 def attach(families: Families, batch: Batch, ranges: Iterable[AttachedRange]) -> None:
-    """Put locations for ranges into a batch. Raises `CallerError` for a range that overlaps
+    """Puts locations for ranges into a batch. Raises `CallerError` for a range that overlaps
     offsets of its queue.
     """
     queues: dict[Queue, list[AttachedRange]] = {}
@@ -102,12 +102,12 @@ def attach(families: Families, batch: Batch, ranges: Iterable[AttachedRange]) ->
 
 
 def mark_attaching(families: Families, batch: Batch) -> None:
-    """Put into a batch the note that archives are being attached, with numbers from here on."""
+    """Puts into a batch the note that archives are being attached, with numbers from here on."""
     batch.put(META, COMING, U32.pack(next_number(families)))
 
 
 def forget(batch: Batch) -> None:
-    """Put into a batch the removal of that note."""
+    """Puts into a batch the removal of that note."""
     batch.delete(META, COMING)
 
 
@@ -136,7 +136,7 @@ class _Attaching:
         """First offsets of the locations that were put: these replace the old ones."""
 
     def run(self, ranges: Sequence[AttachedRange]) -> None:
-        """Put the locations of rising ranges."""
+        """Puts the locations of rising ranges."""
         for before, one in pairwise(ranges):
             if one.first <= before.last:
                 self._refuse(one)
@@ -160,7 +160,7 @@ class _Attaching:
                 named = around.archive
 
     def _before(self, one: AttachedRange) -> Location | None:
-        """Make room for a range; returns the location of the archive that it stands in, if there
+        """Makes room for a range; returns the location of the archive that it stands in, if there
         is one.
         """
         around: Location | None = None
@@ -187,7 +187,7 @@ class _Attaching:
         return around
 
     def _end_log(self, log: _End, one: AttachedRange) -> None:
-        """Put the location that ends the log's entries before a range."""
+        """Puts the location that ends the log's entries before a range."""
         if log.end > one.first:
             self._refuse(one)
         if log.end < one.first and log.end not in self._new:

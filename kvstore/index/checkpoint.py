@@ -158,7 +158,7 @@ class _Cut(NamedTuple):
 
 
 def repack(families: Families, batch: Batch, segment: int) -> bool:
-    """Put the repacked runs of a segment into a batch; False if that would gain little, which keys
+    """Puts the repacked runs of a segment into a batch; False if that would gain little, which keys
     and counts tell without decoding a run.
     """
     low, high = segment_range(segment, segment + 1)
@@ -242,12 +242,12 @@ class TagCodes:
         return values[np.searchsorted(different, tag_hashes)]
 
     def put_new(self, batch: Batch) -> None:
-        """Put the table into a batch if it has grown since it was last written."""
+        """Puts the table into a batch if it has grown since it was last written."""
         if len(self._hashes) != self._written:
             batch.put(META, TAG_CODES, self._hashes.astype(">i8").tobytes())
 
     def written(self) -> None:
-        """Note that the batch was written."""
+        """Notes that the batch was written."""
         self._written = len(self._hashes)
 
     def hashes(self, values: I64) -> I64:

@@ -68,7 +68,7 @@ from kvstore.process.forking import (
 
 
 def check_format(families: Families, *, to_rebuild: bool) -> None:
-    """Raise `FormatTooNew` if a newer version wrote this index, `FormatTooOld` for one that
+    """Raises `FormatTooNew` if a newer version wrote this index, `FormatTooOld` for one that
     is to be rebuilt first.
     """
     found = families.get(META, FORMAT)
@@ -145,7 +145,7 @@ call_in_child(_Process.forked)
 
 
 def check_writable_here(folder: Path) -> None:
-    """Raise `StoreForked` if this process can't write any store; called before a store's folder is
+    """Raises `StoreForked` if this process can't write any store; called before a store's folder is
     made, or its lock taken.
     """
     if _Process.is_bereft:
@@ -171,21 +171,21 @@ class Batch:
         self.raw = WriteBatch(raw_mode=True)
 
     def put(self, family: str, key: bytes, value: bytes) -> None:
-        """Set a key."""
+        """Sets a key."""
         self.raw.put(key, value, self._handles[family])
 
     def put_many(self, family: str, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
-        """Set many keys of one family."""
+        """Sets many keys of one family."""
         put, handle = self.raw.put, self._handles[family]
         for key, value in zip(keys, values, strict=True):
             put(key, value, handle)
 
     def delete(self, family: str, key: bytes) -> None:
-        """Remove a key."""
+        """Removes a key."""
         self.raw.delete(key, self._handles[family])
 
     def delete_range(self, family: str, first: bytes, end: bytes) -> None:
-        """Remove all keys from `first` to before `end`."""
+        """Removes all keys from `first` to before `end`."""
         self.raw.delete_range(first, end, self._handles[family])
 
     def __len__(self) -> int:
@@ -369,7 +369,7 @@ class Families:
         return Batch(self)
 
     def write(self, batch: Batch, *, sync: bool = False) -> None:
-        """Write a batch; with `sync`, return when it is on the disk."""
+        """Writes a batch; with `sync`, returns when it is on the disk."""
         if self._full:
             self._reopen()
         try:
@@ -378,7 +378,7 @@ class Families:
             raise self._refused(e) from e
 
     def write_many(self, rows: Iterable[Row]) -> None:
-        """Write rows in batches of bounded size; a crash may leave the first of these alone."""
+        """Writes rows in batches of bounded size; a crash may leave the first of these alone."""
         batch = self.batch()
         for family, key, value in rows:
             if value is None:
@@ -393,7 +393,7 @@ class Families:
     def put_two(
         self, first: str, key: bytes, value: bytes, second: str, its_key: bytes, its_value: bytes
     ) -> None:
-        """Write a row of one family and a row of another, both or none: a batch, at four fifths of
+        """Writes a row of one family and a row of another, both or none: a batch, at four fifths of
         its cost.
         """
         if self._full:
@@ -415,7 +415,7 @@ class Families:
         )
 
     def sync(self) -> None:
-        """Return when everything written so far is on the disk."""
+        """Returns when everything written so far is on the disk."""
         if self._full:
             self._reopen()
         try:
@@ -457,7 +457,7 @@ class Families:
             return self._reopens > 0 and bool(self._families)
 
     def delete(self, name: str, key: bytes) -> None:
-        """Remove one key: a batch of its own, at half the cost."""
+        """Removes one key: a batch of its own, at half the cost."""
         if self._full:
             self._reopen()
         try:
@@ -466,7 +466,7 @@ class Families:
             raise self._failed(e) from e
 
     def flush(self, *names: str) -> None:
-        """Move families' write buffers into files; all by default."""
+        """Moves families' write buffers into files; all by default."""
         try:
             for name in names or FAMILIES:
                 self._families[name].flush(wait=True)
@@ -474,7 +474,7 @@ class Families:
             raise self._failed(e) from e
 
     def compact(self, name: str, first: bytes | None = None, end: bytes | None = None) -> None:
-        """Write a family's files anew, without the removed rows; or those files alone that have
+        """Writes a family's files anew, without the removed rows; or those files alone that have
         rows from `first` to before `end`.
         """
         self.flush(name)
@@ -493,7 +493,7 @@ class Families:
             raise self._failed(e) from e
 
     def close(self) -> None:
-        """Close RocksDB; no call may follow."""
+        """Closes RocksDB; no call may follow."""
         self._closed = True
         self._drop()
         # The lock must not stay for as long as somebody keeps the exception of a call that failed.
@@ -501,7 +501,7 @@ class Families:
             _free_iterators([error])
 
     def forked(self) -> None:
-        """Abandon RocksDB in a forked child, without its files. Closing or freeing it would write
+        """Abandons RocksDB in a forked child, without its files. Closing or freeing it would write
         files and wait for threads.
         """
         self._forked = self._closed = True

@@ -60,14 +60,14 @@ def kept_locations(families: Families) -> Iterator[tuple[bytes, bytes]]:
 
 
 def mark_unlocated(batch: Batch) -> None:
-    """Put into a batch that the locations of archived messages have to be made anew."""
+    """Puts into a batch that the locations of archived messages have to be made anew."""
     batch.put(META, UNPLACED, b"\x01")
 
 
 def _put_end(
     families: Families, it: RdictIter, batch: Batch, topic: int, queue: int, last: int, end: int
 ) -> None:
-    """Put the row that keeps a queue's next offset, `end`, into a batch, if the queue has no
+    """Puts the row that keeps a queue's next offset, `end`, into a batch, if the queue has no
     location behind offset `last`.
     """
     it.seek(location_key(topic, queue, last + 1))
@@ -76,7 +76,7 @@ def _put_end(
 
 
 def retire(families: Families, batch: Batch, segment: int) -> int:
-    """Put the removal of a segment's index into a batch; returns how many queues the segment
+    """Puts the removal of a segment's index into a batch; returns how many queues the segment
     had.
     """
     low, high = segment_range(segment, segment + 1)
@@ -94,7 +94,7 @@ def retire(families: Families, batch: Batch, segment: int) -> int:
 
 
 def retire_topic(families: Families, batch: Batch, topic: int) -> None:
-    """Put the removal of a topic's runs and locations into a batch. Its keys stay until their
+    """Puts the removal of a topic's runs and locations into a batch. Its keys stay until their
     segments go, and find nothing.
     """
     # The topic's locations say in which segments it has runs: a topic that never had a message
@@ -139,7 +139,7 @@ def put_handover(
     arriving: Sequence[Arriving],
     unkept: Collection[Queue],
 ) -> int:
-    """Put the hand-over of segments to archives into a batch; returns how many queues the segments
+    """Puts the hand-over of segments to archives into a batch; returns how many queues the segments
     had.
 
     `unkept` are the queues whose messages in these segments are to be in no archive. Raises
@@ -228,7 +228,7 @@ def swap(
     queues: Iterable[Queue] | None,
     topics: Collection[int] | None = None,
 ) -> None:
-    """Put into a batch that arriving archives take the places of `old` ones. A queue that no
+    """Puts into a batch that arriving archives take the places of `old` ones. A queue that no
     arriving archive has loses its locations in the old ones.
 
     `queues` are all queues of which the old archives hold anything; with None they are looked for
@@ -287,7 +287,7 @@ def _holding(
 
 
 def put_changed(batch: Batch, rows: Iterable[Row]) -> None:
-    """Put changed rows of the catalog into a batch; None deletes the row."""
+    """Puts changed rows of the catalog into a batch; None deletes the row."""
     for key, value in rows:
         if value is None:
             batch.delete(ARCHIVES, key)
@@ -296,7 +296,7 @@ def put_changed(batch: Batch, rows: Iterable[Row]) -> None:
 
 
 def put_rows(batch: Batch, arriving: Sequence[Arriving]) -> None:
-    """Put the rows of archives that arrive into a batch."""
+    """Puts the rows of archives that arrive into a batch."""
     for archive in arriving:
         batch.put(ARCHIVES, archive_key(archive.first_position, archive.number), archive.row)
 
@@ -325,7 +325,7 @@ def gone_now(path: Path) -> Gone:
 def put_gone(
     batch: Batch, before: Gone, leaving: Iterable[int], there: Iterable[int], segment_size: int
 ) -> None:
-    """Put into a batch that segments leave the log; `there` are all segments that it has now."""
+    """Puts into a batch that segments leave the log; `there` are all segments that it has now."""
     gone = {*before.segments, *leaving}
     oldest = min((n for n in there if n not in gone), default=max(gone) + 1)
     start = max([before.below // segment_size, *(n + 1 for n in gone if n < oldest)])
@@ -334,7 +334,7 @@ def put_gone(
 
 
 def put_next_number(batch: Batch, known: int, arriving: Sequence[Arriving]) -> int:
-    """Put the number of the next archive into a batch, and return it. Also used where no archive
+    """Puts the number of the next archive into a batch, and returns it. Also used where no archive
     arrives: a row that was moved or retired has taken a number.
     """
     following = max([known, *(a.number + 1 for a in arriving)])
@@ -353,7 +353,7 @@ def next_number(families: Families) -> int:
 def locate_again(
     families: Families, batch: Batch, archives: Collection[int], held: Iterable[ArchivedRange]
 ) -> None:
-    """Put the locations that archives themselves give into a batch, instead of their locations so
+    """Puts the locations that archives themselves give into a batch, instead of their locations so
     far.
     """
     swap(families, batch, archives, [], None)

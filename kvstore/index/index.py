@@ -99,14 +99,14 @@ class Index:
     # --- opening ---
 
     def set_segment_size(self, size: int) -> None:
-        """Set the segment size that the store was made with."""
+        """Sets the segment size that the store was made with."""
         self.segment_size = size
         self.locations = QueueLocations(self.families, size)
         self.keys = MessageKeys(self.families, size)
         self.dead_keys = DeadKeys(self.families, self.keys, size, self._writing)
 
     def load(self) -> Checkpoint:
-        """Read the last checkpoint and begin the tail there."""
+        """Reads the last checkpoint and begins the tail there."""
         self._read()
         self.tails = Tails(Tail(self.checkpoint.position), None)
         return self.checkpoint
@@ -122,7 +122,7 @@ class Index:
         )
 
     def topics_fresh_from(self, topic: int) -> None:
-        """Mark topics from this id on as having no entries in RocksDB: their queues begin at 0
+        """Marks topics from this id on as having no entries in RocksDB: their queues begin at 0
         without a look.
         """
         self._fresh_from = min(self._fresh_from, topic)
@@ -142,7 +142,7 @@ class Index:
                 raise
 
     def _read_again(self) -> None:
-        """Read again what memory keeps of rows, after a change that failed."""
+        """Reads again what memory keeps of rows, after a change that failed."""
         self._changing()
         self._read()
         self.keys.read_again()
@@ -192,7 +192,7 @@ class Index:
         self._heads.clear()
 
     def freeze(self, position: int) -> Tail | None:
-        """Take the active tail away for a checkpoint at `position`; None if a checkpoint is under
+        """Takes the active tail away for a checkpoint at `position`; None if a checkpoint is under
         way or the tail is empty.
         """
         if self.tails.frozen is not None or position == self.tails.active.start:
@@ -204,7 +204,7 @@ class Index:
         return frozen
 
     def set_topic_byte(self, topic: int, hash_byte: int) -> None:
-        """Note the byte that a topic puts under the hashes of its keys; called before the first
+        """Notes the byte that a topic puts under the hashes of its keys; called before the first
         key.
         """
         with self._heads_lock:
@@ -220,7 +220,7 @@ class Index:
         *,
         sync: bool = False,
     ) -> None:
-        """Write the frozen tail and `checkpoint` in one batch; the log is durable to there."""
+        """Writes the frozen tail and `checkpoint` in one batch; the log is durable to there."""
         with self._writing():
             frozen = self.tails.frozen
             batch = self.families.batch()
@@ -345,7 +345,7 @@ class Index:
         return self._sealed < self.checkpoint.position // self.segment_size
 
     def seal_next(self) -> None:
-        """Repack the runs of the oldest such segment; its keys are merged from then on."""
+        """Repacks the runs of the oldest such segment; its keys are merged from then on."""
         with self._writing():
             if not self.seal_due():
                 return
@@ -356,7 +356,7 @@ class Index:
             self._sealed += 1
 
     def forget_left_keys(self) -> None:
-        """Remove keys of segments that left the log from generations that other segments need, and
+        """Removes keys of segments that left the log from generations that other segments need, and
         from RocksDB's files.
         """
         self.dead_keys.mark_all_left()
@@ -375,7 +375,7 @@ class Index:
         return self.keys.merge_due(self._sealed)
 
     def merge_next(self) -> None:
-        """Do one step of merging parts of the key index; a checkpoint waits for one at most."""
+        """Does one step of merging parts of the key index; a checkpoint waits for one at most."""
         with self._writing():
             self.keys.merge_next(self._sealed)
 
@@ -384,7 +384,7 @@ class Index:
         return self.keys.compact_due
 
     def compact_next(self) -> None:
-        """Rid the files of the next one of these parts; nobody waits for it."""
+        """Rids the files of the next one of these parts; nobody waits for it."""
         self.keys.compact_next()
 
     def tidy(self) -> None:
@@ -398,7 +398,7 @@ class Index:
             self.families.flush()
 
     def retire(self, segment: int, log_start: int, there: Sequence[int]) -> int:
-        """Remove a segment from the index, with the note that the log begins at `log_start`;
+        """Removes a segment from the index, with the note that the log begins at `log_start`;
         returns the number of its queues. `there` are the segments that the log has.
         """
         with self._writing():
@@ -419,7 +419,7 @@ class Index:
         *,
         erase: bool,
     ) -> int:
-        """Put archives in the place of whole segments, in one batch; returns the number of queues
+        """Puts archives in the place of whole segments, in one batch; returns the number of queues
         in the segments. `there` are the segments that the log has. With `erase` their keys are soon
         removed from shared generations as well.
         """
@@ -443,7 +443,7 @@ class Index:
         topics: Collection[int] | None,
         rows: Iterable[Row],
     ) -> None:
-        """Put archives, or nothing, in the place of other archives, and change catalog rows, at
+        """Puts archives, or nothing, in the place of other archives, and changes catalog rows, at
         once. `queues` and `topics`: see `handover.swap`.
         """
         with self._writing():
@@ -459,7 +459,7 @@ class Index:
         arriving: Sequence[Arriving] = (),
         ended: Collection[int] = (),
     ) -> None:
-        """Write a batch that changes where messages are. `ended` are queues that end elsewhere
+        """Writes a batch that changes where messages are. `ended` are queues that end elsewhere
         afterwards: no tail has any of their entries, and nobody puts to them meanwhile.
         """
         with self._writing():
@@ -474,7 +474,7 @@ class Index:
                     self._heads.pop(queue, None)
 
     def _move(self, batch: Batch, arriving: Sequence[Arriving]) -> None:
-        """Write a batch that changes where messages are."""
+        """Writes a batch that changes where messages are."""
         following = handover.put_next_number(batch, self._next_archive, arriving)
         # Before and after: a reader that looks between the two must notice as well.
         self.moves += 1
@@ -483,7 +483,7 @@ class Index:
         self.moves += 1
 
     def _write_removal(self, batch: Batch) -> None:
-        """Write a batch durably that removes rows of runs or locations."""
+        """Writes a batch durably that removes rows of runs or locations."""
         self._changing()
         self.families.write(batch, sync=True)
         self._changing()
@@ -496,7 +496,7 @@ class Index:
             return self._next_archive - 1
 
     def retire_topics(self, batch: Batch, topics: Iterable[int]) -> None:
-        """Write a batch durably that also removes topics from the index; the tails have no entries
+        """Writes a batch durably that also removes topics from the index; the tails have no entries
         of these topics.
         """
         with self._writing():
@@ -514,8 +514,9 @@ class Index:
         return handover.read_gone(self.families)
 
     def drop_derived(self) -> None:
-        """Empty the families that the index derives from log and archives, and go back to position
-        0: the next opening makes everything anew, the locations of archived messages first.
+        """Empties the families that the index derives from log and archives, and goes back to
+        position 0: the next opening makes everything anew, the locations of archived messages
+        first.
 
         Facts that neither the log nor a readable archive tells stay: the durable end, the next
         offsets of empty queues, and the locations of archived messages until their archive itself
@@ -537,5 +538,5 @@ class Index:
         self.keys.forget()
 
     def close(self) -> None:
-        """Close RocksDB."""
+        """Closes RocksDB."""
         self.families.close()

@@ -177,7 +177,7 @@ class Checkpoint(NamedTuple):
 
 
 def read_run_key(key: bytes) -> RunKey:
-    """Take a key of `runs` apart."""
+    """Takes a key of `runs` apart."""
     return RunKey(*_RUN_KEY.unpack(key))
 
 
@@ -212,7 +212,7 @@ def read_archive_key(key: bytes) -> tuple[int, int]:
 
 
 def read_lock_key(key: bytes) -> LockKey:
-    """Take a key of `locks` apart."""
+    """Takes a key of `locks` apart."""
     return LockKey(*_LOCK_KEY.unpack(key))
 
 

@@ -240,19 +240,19 @@ class QueueLocations:
         return self._newest
 
     def changing(self) -> None:
-        """Note that rows change about now: values that are read meanwhile are not kept."""
+        """Notes that rows change about now: values that are read meanwhile are not kept."""
         with self._lock:
             self._version += 1
 
     def changed(self, queues: Iterable[int]) -> None:
-        """Note that these queues may have new locations."""
+        """Notes that these queues may have new locations."""
         with self._lock:
             for queue in queues:
                 self._spans.pop(queue, None)
                 self._firsts.pop(queue, None)
 
     def forget(self) -> None:
-        """Note that rows were removed."""
+        """Notes that rows were removed."""
         with self._lock:
             self._spans.clear()
             self._firsts.clear()

@@ -103,7 +103,7 @@ class Replay:
         """Entries of queues that are gone through one by one."""
 
     def add(self, buffer: Buffer, base: int, found: Scan) -> None:
-        """Add the records of a scan `with_names`, which follow on those before."""
+        """Adds the records of a scan `with_names`, which follow on those before."""
         if not len(found):
             return
         owners, positions = found.owners, found.positions
@@ -196,7 +196,7 @@ class Replay:
     def _add_entry(
         self, key: int, offset: int, position: int, size: int, code: int, stored_at: int
     ) -> None:
-        """Add an entry, or hold it back until the queue's next one tells whether it is right."""
+        """Adds an entry, or holds it back until the queue's next one tells whether it is right."""
         row = (key, offset, position, size, code, stored_at)
         following = self._end(key)
         held = self._held.pop(key, None)
@@ -247,7 +247,7 @@ class Replay:
         self.refused.append((row[2], row[3], row[1], due))
 
     def finish(self) -> None:
-        """Decide about the entries that are held back, and put everything into the tail, before a
+        """Decides about the entries that are held back, and puts everything into the tail, before a
         checkpoint.
         """
         for key, row in self._held.items():
@@ -286,7 +286,7 @@ class Replay:
         self._index.tails.active.add_found(_NO_ENTRIES, keys)
 
     def _fill_tail(self, rows: I64) -> None:
-        """Put entries into the tail, with those of odd queues among them, in log order."""
+        """Puts entries into the tail, with those of odd queues among them, in log order."""
         if self._taken:
             rows = np.concatenate((rows, np.array(self._taken, np.int64)))
             rows = rows[np.argsort(rows[:, 2], kind="stable")]

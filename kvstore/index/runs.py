@@ -51,7 +51,7 @@ class Packed(NamedTuple):
 
 
 def split_long(starts: I64, end: int) -> I64:
-    """Add boundaries so that no run has more than `RUN_MAX` entries."""
+    """Adds boundaries so that no run has more than `RUN_MAX` entries."""
     counts = np.diff(starts, append=end)
     if not len(counts) or int(counts.max()) <= RUN_MAX:
         return starts
@@ -62,7 +62,7 @@ def split_long(starts: I64, end: int) -> I64:
 
 
 def pack_many(columns: Columns, starts: I64) -> Packed:
-    """Pack runs; run `i` begins at entry `starts[i]`, and none is longer than `RUN_MAX`."""
+    """Packs runs; run `i` begins at entry `starts[i]`, and none is longer than `RUN_MAX`."""
     return Packed(*pack_runs(*columns, starts))
 
 

@@ -96,9 +96,9 @@ class CommitLog:
         return self.segments.oldest * self.segment_size
 
     def start(self, end: int, durable: int) -> None:
-        """Begin appending at `end`, which recovery found, after `truncate`; the disk has everything
-        below it. Of a log that is only read the disk is known to have the part below `durable`: its
-        writer may not have synced the rest.
+        """Begins appending at `end`, which recovery found, after `truncate`; the disk has
+        everything below it. Of a log that is only read the disk is known to have the part below
+        `durable`: its writer may not have synced the rest.
         """
         self.end = self.durable = end
         if not self.writable:
@@ -121,8 +121,8 @@ class CommitLog:
             )
 
     def truncate(self, end: int) -> int:
-        """Make `end` the end of the log, before `start`: zero the rest of its segment, and remove
-        the segments behind it. Returns the number of non-zero bytes that this removed.
+        """Makes `end` the end of the log, before `start`: zeroes the rest of its segment, and
+        removes the segments behind it. Returns the number of non-zero bytes that this removed.
         """
         number, at = divmod(end, self.segment_size)
         gone = 0
@@ -146,7 +146,7 @@ class CommitLog:
         return gone
 
     def sync_segments(self, first: int, end: int) -> None:
-        """Put a stretch of the log on the disk; for recovery, which has no flusher."""
+        """Puts a stretch of the log on the disk; for recovery, which has no flusher."""
         for number in range(
             first // self.segment_size, (max(end, first + 1) - 1) // self.segment_size + 1
         ):
@@ -156,7 +156,7 @@ class CommitLog:
     # --- appending; under `lock` ---
 
     def check_turn(self) -> None:
-        """Raise `StoreBusy` if this thread has the lock: a put in a signal's handler waits for the
+        """Raises `StoreBusy` if this thread has the lock: a put in a signal's handler waits for the
         put that it has interrupted.
         """
         if is_mine(self.lock):
@@ -169,7 +169,7 @@ class CommitLog:
         )
 
     def wait_turn(self) -> None:
-        """Take the lock, which another thread has; `StoreBusy` if it is not free in time. Called
+        """Takes the lock, which another thread has; `StoreBusy` if it is not free in time. Called
         inside the `try` that lets the lock go, behind `check_turn`.
         """
         self.check_writable()
@@ -177,12 +177,12 @@ class CommitLog:
             raise self._busy()
 
     def check_open(self) -> None:
-        """Raise the reason why nothing can be written any more, if there is one."""
+        """Raises the reason why nothing can be written any more, if there is one."""
         if self.closed or self.failure is not None:
             self.check_writable()
 
     def check_writable(self) -> None:
-        """Raise the reason why nothing can be written, if there is one."""
+        """Raises the reason why nothing can be written, if there is one."""
         if self.closed:
             raise StoreClosed(f"{self.folder.parent} was closed; open it again")
         if not self.writable:
@@ -193,12 +193,12 @@ class CommitLog:
         self.check_failure()
 
     def check_failure(self) -> None:
-        """Raise `FlushFailed` if a flush failed."""
+        """Raises `FlushFailed` if a flush failed."""
         if self.failure is not None:
             raise FlushFailed(*self.failure.args) from self.failure
 
     def check_put(self, now_ms: int) -> None:
-        """Raise the reason why a put is refused, if there is one: that of `check_writable`, or
+        """Raises the reason why a put is refused, if there is one: that of `check_writable`, or
         `DiskFull` above the write watermark. Looks at the disk once a second and once for each MiB
         of the log, and at each put while puts are refused.
         """
@@ -245,8 +245,9 @@ class CommitLog:
         return (position // self.segment_size + 1) * self.segment_size
 
     def append(self, pieces: Sequence[Piece], count: int) -> None:
-        """Write `count` whole records, and move `end` behind all of them. The first piece stands at
-        `end`; behind each but the last the segment is closed, and the next piece begins the next.
+        """Writes `count` whole records, and moves `end` behind all of them. The first piece stands
+        at `end`; behind each but the last the segment is closed, and the next piece begins the
+        next.
         """
         if len(pieces) > 1:
             self._append_over_segments(pieces, count)
@@ -291,7 +292,7 @@ class CommitLog:
         return BLANK.pack(self._segment_behind(position) - position, BLANK_MAGIC)
 
     def roll(self) -> None:
-        """Close the active segment with a blank record and go on in the next."""
+        """Closes the active segment with a blank record and goes on in the next."""
         end = self.end
         self.append([(end, b""), (self._segment_behind(end), b"")], 0)
 
@@ -305,7 +306,7 @@ class CommitLog:
         return segment
 
     def _write(self, segment: MappedFile, position: int, data: bytes, count: int) -> None:
-        """Put bytes where they belong, behind `end`."""
+        """Puts bytes where they belong, behind `end`."""
         if self.staging is not None:
             self.staging.append(position, data, count)
             return
@@ -322,7 +323,7 @@ class CommitLog:
             ) from e
 
     def _undo(self, pieces: Sequence[Piece], before: int) -> None:
-        """Undo a write that failed: the bytes behind `end` become zero again, on the disk too.
+        """Undoes a write that failed: the bytes behind `end` become zero again, on the disk too.
 
         Otherwise a later, smaller put may end where a record of the failed write begins, and
         recovery would take that for a record of the log. Raises `FlushFailed` if the disk refuses.
@@ -349,13 +350,13 @@ class CommitLog:
             yield
 
     def seal(self) -> None:
-        """Close the active segment, and put all of the log on the disk; within `paused`."""
+        """Closes the active segment, and puts all of the log on the disk; within `paused`."""
         if self.end % self.segment_size:
             self.roll()
         self._sync(nullcontext())
 
     def skip(self, count: int) -> None:
-        """Skip `count` segments: the log goes on in a later segment, which exists already; within
+        """Skips `count` segments: the log goes on in a later segment, which exists already; within
         `paused`, after `seal`.
         """
         end = self.end + count * self.segment_size
@@ -371,7 +372,7 @@ class CommitLog:
         return at > self.segment_size // 2 and number + 1 not in self.segments.numbers
 
     def prepare_next(self) -> None:
-        """Make the segment behind the active one; the housekeeper's work."""
+        """Makes the segment behind the active one; the housekeeper's work."""
         if self.writable and not self.closed:
             self.segments.create(self.end // self.segment_size + 1)
 
@@ -390,14 +391,14 @@ class CommitLog:
     # --- to the disk ---
 
     def sync_to_end(self) -> int:
-        """Put everything appended so far on the disk; returns the position reached. Raises
+        """Puts everything appended so far on the disk; returns the position reached. Raises
         `FlushFailed`.
         """
         with self._sync_lock:
             return self._sync()
 
     def drain(self) -> None:
-        """Write a staging buffer into the files, not yet to the disk. Raises `FlushFailed`."""
+        """Writes a staging buffer into the files, not yet to the disk. Raises `FlushFailed`."""
         with self._sync_lock:
             try:
                 if self.staging is not None:
@@ -425,7 +426,7 @@ class CommitLog:
         return end
 
     def fail(self, why: BaseException) -> FlushFailed:
-        """Refuse all writes from now on; returns the error that gives this reason."""
+        """Refuses all writes from now on; returns the error that gives this reason."""
         what = (
             f"the disk refused to take written data of {self.folder}: {why}"
             if isinstance(why, OSError | SegmentDamaged | DiskFull)
@@ -438,6 +439,6 @@ class CommitLog:
         return self.failure
 
     def close(self) -> None:
-        """Close the files; the caller has flushed."""
+        """Closes the files; the caller has flushed."""
         self.closed = True
         self.segments.close()

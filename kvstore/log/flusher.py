@@ -52,8 +52,8 @@ class Flusher:
         self.thread.start()
 
     def wait(self, position: int) -> None:
-        """Return when the log below `position` is on the disk; raise `FlushFailed` if it can't get
-        there.
+        """Returns when the log below `position` is on the disk; raises `FlushFailed` if it can't
+        get there.
         """
         log = self._log
         if log.durable >= position:
@@ -76,11 +76,11 @@ class Flusher:
                 self._waiters.remove(waiter)
 
     def wake(self) -> None:
-        """Wake the thread: the staging buffer is full."""
+        """Wakes the thread: the staging buffer is full."""
         self.thread.wake.set()
 
     def stop(self) -> None:
-        """End the thread, and sync the rest."""
+        """Ends the thread, and syncs the rest."""
         self.thread.stop()
         try:
             if self._log.failure is None:
@@ -120,7 +120,7 @@ class Flusher:
             self._notify()
 
     def _gather(self) -> None:
-        """Wait until the threads that the last sync woke have put again: with 16 threads a sync
+        """Waits until the threads that the last sync woke have put again: with 16 threads a sync
         then serves nearly all of them instead of half. Does nothing where a sync is faster than the
         wait.
         """

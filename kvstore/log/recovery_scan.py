@@ -70,7 +70,7 @@ class LogScan:
         self.torn: Damage | None = None
 
     def chunks(self) -> Iterator[Chunk]:
-        """Check records from the start on; yields them in batches."""
+        """Checks records from the start on; yields them in batches."""
         numbers = self._segments.numbers
         last = numbers[-1] if numbers else -1
         while self.end // self._size <= last:
@@ -105,7 +105,7 @@ class LogScan:
                 return
 
     def _segment(self, buffer: SegmentBuffer, base: int, stop: int) -> Generator[Chunk, None, bool]:
-        """Scan one segment; the generator's value says whether the log goes on behind it."""
+        """Scans one segment; the generator's value says whether the log goes on behind it."""
         while True:
             found = scan(
                 buffer,
@@ -132,7 +132,7 @@ class LogScan:
                 return True
 
     def _pass_over(self, buffer: SegmentBuffer, base: int, stop: int, why: str) -> bool:
-        """Skip bytes that are no record; False if the log ends here."""
+        """Skips bytes that are no record; False if the log ends here."""
         reason = (
             "zeros where records should be" if why == "zeros" else self._reason(buffer, base, stop)
         )

@@ -114,7 +114,7 @@ class Segments:
         self.numbers = self._without_strays(sorted(numbers))
 
     def _unfinished(self, path: Path) -> None:
-        """Remove the files of work that a crash cut short: an allocation or copy, which never was
+        """Removes the files of work that a crash cut short: an allocation or copy, which never was
         part of the log, or an erasure. For a reader they are the writer's work, which may be done
         by now.
         """
@@ -167,7 +167,7 @@ class Segments:
         return self.folder / segment_name(number * self.size)
 
     def rescan(self) -> None:
-        """Forget the segments that the writer's retention has removed; for a folder that is opened
+        """Forgets the segments that the writer's retention has removed; for a folder that is opened
         for reading only.
 
         Those are the oldest ones, while newer ones are there. Any other missing segment is damage.
@@ -187,7 +187,7 @@ class Segments:
             self.removals += 1
 
     def forget(self, numbers: Collection[int]) -> None:
-        """Forget segments that the writer has handed over or removed, whether or not their files
+        """Forgets segments that the writer has handed over or removed, whether or not their files
         are gone by now; for a folder that is opened for reading only.
         """
         with self._lock:
@@ -254,7 +254,7 @@ class Segments:
             return found
 
     def reserve(self, number: int, end: int) -> None:
-        """Allocate the disk's blocks for a segment's bytes below `end`, and some more; `DiskFull`.
+        """Allocates the disk's blocks for a segment's bytes below `end`, and some more; `DiskFull`.
         Only then may the bytes be written.
         """
         found = self.map(number)
@@ -262,14 +262,14 @@ class Segments:
             found.reserve(end)
 
     def remap(self, number: int) -> None:
-        """Forget a map, for example a read-only one of a segment that has to be written to now."""
+        """Forgets a map, for example a read-only one of a segment that has to be written to now."""
         with self._lock:
             found = self._maps.pop(number, None)
             if found is not None:
                 found.close()
 
     def create(self, number: int) -> None:
-        """Make a segment of zeros, without blocks on the disk; nothing if it is there. `DiskFull`,
+        """Makes a segment of zeros, without blocks on the disk; nothing if it is there. `DiskFull`,
         or `SegmentDamaged` if the disk refuses it for another reason.
 
         A folder in the way, or a file that can't be a segment, is moved aside: the log has to go on
@@ -295,7 +295,7 @@ class Segments:
         _log.warning("%s was in the place of the next segment; it is now %s", path, aside)
 
     def extend(self, number: int) -> None:
-        """Give a segment that is too short its full size, with zeros; its bytes stay."""
+        """Gives a segment that is too short its full size, with zeros; its bytes stay."""
         path = self.path(number)
         whole = path.with_name(path.name + _WHOLE)
         with self._lock, disk_errors(path, "filled up"):
@@ -310,7 +310,7 @@ class Segments:
             self.problems.pop(number, None)
 
     def unshare(self, number: int) -> None:
-        """Copy a segment whose file has another name too (a hard link), before it is written to."""
+        """Copies a segment whose file has a second name (a hard link), before a write to it."""
         path = self.path(number)
         with disk_errors(path, "copied"):
             if self.files.links(path) > 1:
@@ -318,14 +318,14 @@ class Segments:
                 self.files.copy(path, path)
 
     def zero_from(self, number: int, offset: int) -> int:
-        """Make a segment zero from `offset` on, on the disk; returns how many bytes were not."""
+        """Makes a segment zero from `offset` on, on the disk; returns how many bytes were not."""
         found = self.map(number)
         with disk_errors(found.path, "zeroed"):
             return found.zero_from(offset)
 
     def remove(self, number: int, *, erase: bool = False) -> None:
-        """Remove a segment's file; with `erase`, overwrite it first unless it has another name too
-        (a hard link). Anything but a file (a folder, a pipe) stays, and is still reported as a
+        """Removes a segment's file; with `erase`, overwrites it first unless it has another name
+        too (a hard link). Anything but a file (a folder, a pipe) stays, and is still reported as a
         problem, but is no segment any more.
         """
         path = self.path(number)
@@ -358,7 +358,7 @@ class Segments:
         self.files.remove(path)
 
     def sync(self, number: int) -> None:
-        """Put a segment on the disk; `SegmentDamaged` if the disk refused."""
+        """Puts a segment on the disk; `SegmentDamaged` if the disk refused."""
         found = self.map(number)
         try:
             found.sync()
@@ -368,7 +368,7 @@ class Segments:
             raise _refused(found.path, "put on the disk", e) from e
 
     def forked(self) -> None:
-        """Close the maps in a forked child, without the lock: a thread of the parent may have held
+        """Closes the maps in a forked child, without the lock: a thread of the parent may have held
         it. The memory is let go as well: frames of threads that only the parent has keep it.
         """
         for found in self._maps.values():
@@ -378,7 +378,7 @@ class Segments:
         self._maps.clear()
 
     def close(self) -> None:
-        """Close all maps."""
+        """Closes all maps."""
         with self._lock:
             for found in self._maps.values():
                 found.close()

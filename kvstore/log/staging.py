@@ -74,7 +74,7 @@ class Staging:
         """Everything below this position is in the files."""
 
     def check_room(self, size: int) -> None:
-        """Raise `StoreBusy` if neither buffer can take `size` bytes more."""
+        """Raises `StoreBusy` if neither buffer can take `size` bytes more."""
         if self._under_way is not None and self._active.bytes + size > 2 * max(
             self._bytes_max, size
         ):
@@ -84,7 +84,7 @@ class Staging:
             )
 
     def append(self, position: int, data: bytes, count: int) -> None:
-        """Add whole records that stand at `position`."""
+        """Adds whole records that stand at `position`."""
         b = self._active
         if not b.chunks:
             b.born = self._clock.monotonic()
@@ -95,13 +95,13 @@ class Staging:
         b.end = position + len(data)
 
     def count(self, records: int) -> None:
-        """Count so many more records as appended."""
+        """Counts so many more records as appended."""
         self._active.count += records
 
     def drop_from(self, position: int) -> None:
-        """Drop the chunks from `position` on, whose append failed. The append still holds the log's
-        lock, so no drain has begun since. Their messages stay counted: the count only says when to
-        drain.
+        """Drops the chunks from `position` on, whose append failed. The append still holds the
+        log's lock, so no drain has begun since. Their messages stay counted: the count only says
+        when to drain.
         """
         b = self._active
         kept = bisect_left(b.starts, position)
@@ -124,7 +124,7 @@ class Staging:
         return self._active.bytes >= self._bytes_max or self._active.count >= self._count_max
 
     def drain(self, log_lock: AbstractContextManager[object], log_end: Callable[[], int]) -> int:
-        """Write everything appended so far into the files; returns the position up to which they
+        """Writes everything appended so far into the files; returns the position up to which they
         have it.
         """
         with self._write_lock:
@@ -143,7 +143,7 @@ class Staging:
             return full.end
 
     def _write(self, full: _Buffer) -> None:
-        """Put a buffer into the files, and drop it; under the lock of writing."""
+        """Puts a buffer into the files, and drops it; under the lock of writing."""
         size = self._segments.size
         first, last = full.starts[0] // size, full.starts[-1] // size
         for number in range(first, last + 1):

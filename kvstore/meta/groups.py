@@ -169,7 +169,7 @@ class Groups:
     # --- changes ---
 
     def create(self, configs: Sequence[GroupConfig], *, exist_ok: bool = False) -> list[GroupInfo]:
-        """Make groups, all or none, durably. With `exist_ok` those that are there stay as they
+        """Makes groups, all or none, durably. With `exist_ok` those that are there stay as they
         are; the answer has them too.
         """
         with self._lock:
@@ -186,7 +186,7 @@ class Groups:
     def put_new(
         self, batch: Batch, configs: Iterable[GroupConfig], *, exist_ok: bool = False
     ) -> list[GroupInfo]:
-        """Put new groups into a batch, under `lock`; raises an error for the first wrong one. The
+        """Puts new groups into a batch, under `lock`; raises an error for the first wrong one. The
         caller writes the batch and then calls `written`.
         """
         made: list[GroupInfo] = []
@@ -222,7 +222,7 @@ class Groups:
         return msgspec.structs.replace(info, since=self._log_end())
 
     def written(self, made: Sequence[GroupInfo]) -> None:
-        """Take over the groups of `put_new`, whose batch was written."""
+        """Takes over the groups of `put_new`, whose batch was written."""
         for info in made[:_CACHED_OF_A_BATCH]:
             self._remember(info)
 
@@ -235,7 +235,7 @@ class Groups:
         return name in self._cache or self._families.get(GROUPS, name.encode()) is not None
 
     def alter(self, name: str, changes: dict[str, Any], spent: Collection[str] = ()) -> GroupInfo:
-        """Change some fields of a group, durably. `spent` are former topics of dead letters that
+        """Changes some fields of a group, durably. `spent` are former topics of dead letters that
         hold none any more. After a change of that topic `end_former` is due.
         """
         with self._lock:
@@ -248,7 +248,7 @@ class Groups:
             return self._replace(new)
 
     def end_former(self, name: str) -> GroupInfo:
-        """Note the log's end for the topic that a group's dead letters don't go to any more."""
+        """Notes the log's end for the topic that a group's dead letters don't go to any more."""
         with self._lock:
             old, end = self.get(name), self._log_end()
             former = {topic: min(until, end) for topic, until in old.former_dead_letters.items()}
@@ -262,7 +262,7 @@ class Groups:
         return self._remember(new)
 
     def put_removal(self, batch: Batch, names: Iterable[str]) -> list[GroupInfo]:
-        """Put the removal of groups, and of all that is keyed by them, into a batch, under `lock`;
+        """Puts the removal of groups, and of all that is keyed by them, into a batch, under `lock`;
         then `deleted`. `GroupNotFound` for the first that is not there.
         """
         infos = [self.get(name) for name in dict.fromkeys(names)]
@@ -279,7 +279,7 @@ class Groups:
         return infos
 
     def deleted(self, infos: Iterable[GroupInfo]) -> None:
-        """Forget the groups of `put_removal`, whose batch was written."""
+        """Forgets the groups of `put_removal`, whose batch was written."""
         for info in infos:
             self._cache.pop(info.name, None)
             if self._names is not None:

@@ -70,7 +70,7 @@ class History:
         return max(self._last_ms, self._clock.now_ms())
 
     def put(self, batch: Batch, queue: bytes, offset: int, recoveries: int, at: int) -> None:
-        """Add a row to a batch."""
+        """Adds a row to a batch."""
         self._last_ms = max(self._last_ms, at)
         late = at % self.interval_ms
         batch.put(
@@ -120,7 +120,7 @@ class History:
         return bool(self._swept) or self._clock.monotonic() >= self._sweep_at
 
     def sweep(self) -> int:
-        """Remove history that is too old, of some queues; the next call goes on behind them.
+        """Removes history that is too old, of some queues; the next call goes on behind them.
         Returns the number of queues with such history.
         """
         oldest = max(0, self._clock.now_ms() - self._kept_ms)

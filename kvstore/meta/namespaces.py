@@ -73,7 +73,7 @@ def namespace_of(name: str) -> str | None:
 
 
 def speak_own_names(namespace: str, error: StoreError) -> None:
-    """Change the names of topics and groups that an error quotes to those of the namespace."""
+    """Changes the names of topics and groups that an error quotes to those of the namespace."""
     # A filter's error quotes the filter, in which no text is a name of the store.
     if isinstance(error, FilterIllegal):
         return
@@ -119,11 +119,11 @@ class Namespaces:
         return self._families.get(META, _ROW + name.encode()) is not None
 
     def put_new(self, batch: Batch, name: str, now_ms: int) -> None:
-        """Put a new namespace into a batch."""
+        """Puts a new namespace into a batch."""
         batch.put(META, _ROW + name.encode(), msgspec.msgpack.encode(_Row(now_ms)))
 
     def put_removal(self, batch: Batch, name: str) -> None:
-        """Put the removal of one into a batch."""
+        """Puts the removal of one into a batch."""
         batch.delete(META, _ROW + name.encode())
 
     def all(self) -> list[str]:

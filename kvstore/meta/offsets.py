@@ -168,7 +168,7 @@ class Offsets:
     # --- recoveries ---
 
     def recovered(self, end: int) -> None:
-        """Note where an opening after an unclean end found the log's end, before the first put."""
+        """Notes where an opening after an unclean end found the log's end, before the first put."""
         if self._read_only:
             return  # its log grows no more: the queue's next offset says the same
         batch = self._families.batch()
@@ -183,9 +183,9 @@ class Offsets:
         return len(self._lowest_ends()) > _ENDS_MAX
 
     def apply_ends(self, bounds: Callable[[int], Bounds], others: Iterable[Row]) -> None:
-        """Clamp all rows by the ends of the log that were noted, and forget these ends. Nobody else
-        may write yet. `bounds` are those of a queue, and `others` makes the rows of other families
-        that ends bound as they are from now on. Killed in between, it is done again later.
+        """Clamps all rows by the ends of the log that were noted, and forgets these ends. Nobody
+        else may write yet. `bounds` are those of a queue, and `others` makes the rows of other
+        families that ends bound as they are from now on. Killed in between, it is done again later.
         """
         self._families.write_many(chain(self._clamped_rows(bounds), others))
         self._families.sync()
@@ -256,8 +256,8 @@ class Offsets:
             return self._first_read(key, topic << 32 | queue, bounds)
 
     def _first_read(self, key: bytes, queue: int, bounds: Bounds) -> Committed | None:
-        """Read a row from before a recovery, or one beyond its queue; an offset that this clamps is
-        written.
+        """Reads a row from before a recovery, or one beyond its queue; an offset that this clamps
+        is written.
         """
         row = self._families.get(OFFSETS, key)
         if row is None:
@@ -353,7 +353,7 @@ class Offsets:
     # --- committing ---
 
     def check(self, offset: int, next_offset: int) -> None:
-        """Raise `CallerError` for an offset that can't be committed in a queue with this next
+        """Raises `CallerError` for an offset that can't be committed in a queue with this next
         offset.
         """
         if type(offset) is not int or not 0 <= offset <= next_offset:
@@ -386,7 +386,7 @@ class Offsets:
                 last.update(rows)
 
     def put_offset(self, batch: Batch, group: int, topic: int, queue: int, offset: int) -> None:
-        """Add to a caller's batch that a group wants `offset` next; then `written`.
+        """Adds to a caller's batch that a group wants `offset` next; then `written`.
 
         The offset was checked, or is that of a message that was read.
         """
@@ -397,7 +397,7 @@ class Offsets:
     def put_pop_offset(
         self, batch: Batch, flight: PopProgress, queue: int, offset: int, passed: int
     ) -> None:
-        """Add to a pop's batch where its queue goes on, and how many messages were `passed` over
+        """Adds to a pop's batch where its queue goes on, and how many messages were `passed` over
         there. No `written` follows: the in-flight table has these values.
         """
         key = offset_key(flight.group, flight.topic, queue)
@@ -419,7 +419,7 @@ class Offsets:
         return key, _ROW.pack(offset, self.recoveries)
 
     def written(self) -> None:
-        """Note that a batch with offsets was written: it is to be synced."""
+        """Notes that a batch with offsets was written: it is to be synced."""
         self._unsynced = True
         with self._lock:
             # Under the lock: a commit under way adds its offsets before, and they go too.
@@ -431,7 +431,7 @@ class Offsets:
             self.history_rows.put(batch, key, offset, self.recoveries, self.history_rows.now())
 
     def may_move(self, group: int, topic: int) -> None:
-        """Note that a group's progress in a topic may move without a commit from now on."""
+        """Notes that a group's progress in a topic may move without a commit from now on."""
         if self.history_rows.is_on:
             self.moved[group, topic] = True
 
@@ -444,7 +444,7 @@ class Offsets:
             yield OffsetRow(key, read_offset_key(key)[2], found.offset, found.recoveries)
 
     def write_history(self, rows: Collection[OffsetRow]) -> None:
-        """Write the progress in some queues as history of now."""
+        """Writes the progress in some queues as history of now."""
         if rows:
             batch, now = self._families.batch(), self.history_rows.now()
             for row in rows:
@@ -463,7 +463,7 @@ class Offsets:
         )
 
     def sync(self) -> None:
-        """Put all commits so far on the disk."""
+        """Puts all commits so far on the disk."""
         self._unsynced = False
         try:
             self._families.sync()
@@ -475,7 +475,7 @@ class Offsets:
     # --- removing ---
 
     def put_removal(self, batch: Batch, topics: Collection[int]) -> None:
-        """Put the removal of all that groups keep of topics into a batch."""
+        """Puts the removal of all that groups keep of topics into a batch."""
         last = b""
         for key in self._keys_of(topics):
             batch.delete(OFFSETS, key)

@@ -195,7 +195,7 @@ def new_topic(config: TopicConfig, number: int, since: int, key_index: KeyIndex)
 
 
 def check_offered(configs: Iterable[TopicConfig]) -> None:
-    """Raise `CallerError` for a kind whose topics would not do what it says."""
+    """Raises `CallerError` for a kind whose topics would not do what it says."""
     for config in configs:
         if isinstance(config, TopicConfig) and config.kind in KINDS_IDLE:
             raise CallerError(

@@ -98,7 +98,7 @@ class Topics:
         """Topics of earlier openings whose rows this opening has written."""
 
     def recovered(self, end: int) -> None:
-        """Note where recovery found the log's end: positions in older rows are clamped to it."""
+        """Notes where recovery found the log's end: positions in older rows are clamped to it."""
         with self._lock:
             self._recovered, self._fresh_from = end, self.next_id
             for topic in list(self._cache.values()):
@@ -155,7 +155,7 @@ class Topics:
         return found
 
     def create_for_put(self, names: Iterable[str]) -> None:
-        """Make the topics that `for_put` only computed, in one batch, durably."""
+        """Makes the topics that `for_put` only computed, in one batch, durably."""
         self.create([self._auto_config(name) for name in names], exist_ok=True)
 
     def _auto_config(self, name: str) -> TopicConfig:
@@ -198,7 +198,7 @@ class Topics:
         return self._lock
 
     def create(self, configs: Sequence[TopicConfig], *, exist_ok: bool = False) -> list[TopicInfo]:
-        """Make topics, all or none, durably. With `exist_ok` those that are there stay as they
+        """Makes topics, all or none, durably. With `exist_ok` those that are there stay as they
         are; the answer has them too.
         """
         with self._lock:
@@ -215,7 +215,7 @@ class Topics:
     def put_new(
         self, batch: Batch, configs: Iterable[TopicConfig], *, exist_ok: bool = False
     ) -> list[TopicInfo]:
-        """Put new topics into a batch; raises an error for the first wrong one. The caller writes
+        """Puts new topics into a batch; raises an error for the first wrong one. The caller writes
         the batch and then calls `written`.
         """
         made: list[TopicInfo] = []
@@ -243,7 +243,7 @@ class Topics:
         return made
 
     def written(self, made: Sequence[TopicInfo]) -> None:
-        """Take over the topics of `put_new` or `put_rows`, whose batch was written."""
+        """Takes over the topics of `put_new` or `put_rows`, whose batch was written."""
         for info in made[:_CACHED_OF_A_BATCH]:
             self._remember(info)
         self._counted(len(made))
@@ -261,7 +261,7 @@ class Topics:
             return first
 
     def put_rows(self, batch: Batch, infos: Sequence[TopicInfo]) -> None:
-        """Put topics that have ids already into a batch; `TopicExists`. Then `written`."""
+        """Puts topics that have ids already into a batch; `TopicExists`. Then `written`."""
         for info in infos:
             if self._exists(info.name):
                 raise TopicExists(f"topic {info.name!r} was made meanwhile; try again")
@@ -284,7 +284,7 @@ class Topics:
         read_queues: int | None = None,
         may_shrink: Callable[[TopicInfo, TopicInfo], None] = lambda old, new: None,
     ) -> TopicInfo:
-        """Change a topic, durably; the fields that `changes` doesn't name stay.
+        """Changes a topic, durably; the fields that `changes` doesn't name stay.
 
         `may_shrink` is asked before queues are taken from readers, and raises if they hold
         messages.
@@ -315,7 +315,7 @@ class Topics:
         self.changed()
 
     def put_removal(self, batch: Batch, names: Iterable[str]) -> list[TopicInfo]:
-        """Put the removal of topics into a batch: their records stay out of the index from now on,
+        """Puts the removal of topics into a batch: their records stay out of the index from now on,
         and go with their segments. `TopicNotFound` for the first that is not there.
 
         From here on no caller finds them: every read of a row waits for the lock.
@@ -333,7 +333,7 @@ class Topics:
         return infos
 
     def deleted(self, infos: Iterable[TopicInfo]) -> None:
-        """Forget the topics of `put_removal`, whose batch was written."""
+        """Forgets the topics of `put_removal`, whose batch was written."""
         self.changed()
         for info in infos:
             self._cache.pop(info.name, None)
@@ -344,8 +344,8 @@ class Topics:
                 tell(info)
 
     def extend_dropped(self, batch: Batch, infos: Iterable[TopicInfo]) -> None:
-        """Move the ends of deleted topics to the log's present end, behind the records of puts that
-        were under way.
+        """Moves the ends of deleted topics to the log's present end, behind the records of puts
+        that were under way.
         """
         end = U64.pack(self._log_end())
         for info in infos:
@@ -357,8 +357,8 @@ class Topics:
         return first > self._dropped_below
 
     def forget_dropped(self, first: int) -> None:
-        """Remove the `dropped/` rows of topics whose end is below the log's first position: none of
-        their records is left.
+        """Removes the `dropped/` rows of topics whose end is below the log's first position: none
+        of their records is left.
         """
         with self._lock:
             batch = self._families.batch()

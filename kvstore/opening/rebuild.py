@@ -59,7 +59,7 @@ _KEPT: Final = tuple(name for name in FAMILIES if name not in DERIVED)
 
 
 def prepare_rebuild(path: Path, config: StoreConfig, progress: Progress | None) -> str | None:
-    """Change a store's folder so that opening it makes the index anew; returns the folder of the
+    """Changes a store's folder so that opening it makes the index anew; returns the folder of the
     old index if that could not be used. The store must not be open.
 
     Raises `StoreNotFound`, `StoreLocked`, `FormatTooNew`.

@@ -194,7 +194,7 @@ class _Recovery:
         ]
 
     def _check_ours(self, start: int, scan: LogScan) -> None:
-        """Refuse an index whose checkpoint lies inside a record: it is not this log's.
+        """Refuses an index whose checkpoint lies inside a record: it is not this log's.
 
         To cut the log there, as a torn tail, would be the loss of what follows.
         """

@@ -105,7 +105,7 @@ def folder_lock(path: Path, config: StoreConfig) -> FolderLock:
 
 
 def acquire(lock: FolderLock, path: Path, config: StoreConfig) -> None:
-    """Make the folder if need be and lock it; `StoreLocked` if another holds it, `StoreForked`,
+    """Makes the folder if need be and locks it; `StoreLocked` if another holds it, `StoreForked`,
     with nothing made or locked, if this process can't write a store.
     """
     check_writable_here(path)
@@ -137,7 +137,7 @@ def open_index(
     read_only: bool,
     to_rebuild: bool = False,
 ) -> tuple[Index, StoreConfig]:
-    """Open the index of a store that is there; returns it with the settings that hold for this
+    """Opens the index of a store that is there; returns it with the settings that hold for this
     store. One of an earlier version is for rebuilding alone.
     """
     if found is FolderKind.OURS_WITHOUT_INDEX:

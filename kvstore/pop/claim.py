@@ -415,7 +415,7 @@ class Claim:
     # --- unread messages ---
 
     def _take_unread(self, queue: int, first: int) -> None:
-        """Take unread messages of a queue, which begin at `first`."""
+        """Takes unread messages of a queue, which begin at `first`."""
         bounds = partial(self._context.reader.bounds, self.topic.base + queue)
         low, high = bounds()
         at = max(first, low)

@@ -236,7 +236,7 @@ class Redrive:
     def _step(
         self, group: GroupInfo, letters: Topic, queue: int, end: int, most: int
     ) -> int | None:
-        """Put back some letters, in order; how many, or None if there are no more."""
+        """Puts back some letters, in order; how many, or None if there are no more."""
         at = self._first(group, letters, queue)
         if at >= end:
             return None
@@ -360,7 +360,7 @@ class Redrive:
         mine: list[_Letter],
         lost: list[_Letter],
     ) -> _Plan:
-        """Add the rows of one topic's originals to a batch; letters whose original is gone are
+        """Adds the rows of one topic's originals to a batch; letters whose original is gone are
         added to `lost`.
         """
         change = Change(batch)
@@ -395,7 +395,7 @@ class Redrive:
         return _Plan(change, parked)
 
     def _park(self, table: InflightTable, change: Change, queue: int, offsets: list[int]) -> None:
-        """Add messages of a queue to its rows of parked ones."""
+        """Adds messages of a queue to its rows of parked ones."""
         blocks: dict[int, list[int]] = {}
         for offset in offsets:
             blocks.setdefault(offset - offset % SPAN, []).append(offset)

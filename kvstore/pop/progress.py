@@ -230,18 +230,18 @@ class ProgressHistory:
         return bool(self._offsets.moved) and self._clock.monotonic() >= self._sample_at
 
     def sample(self) -> None:
-        """Sample as many groups as there is time for, the longest unsampled first."""
+        """Samples as many groups as there is time for, the longest unsampled first."""
         begin = self._clock.monotonic()
         self._sample_until(begin + _SLICE)
         end = self._clock.monotonic()
         self._sample_at = end + max(self._interval, (end - begin) * _SHARE)
 
     def finish(self) -> None:
-        """Sample before a close."""
+        """Samples before a close."""
         self._sample_until(self._clock.monotonic() + _CLOSING)
 
     def sample_queue(self, group: int, topic: int, queue: int) -> None:
-        """Sample one queue, whose history is asked for."""
+        """Samples one queue, whose history is asked for."""
         if not self._offsets.history_rows.is_on:
             return
         # A queue without history that nobody popped from gets none.
@@ -268,7 +268,7 @@ class ProgressHistory:
                 return
 
     def _sample(self, group: int, topic: int) -> bool:
-        """Sample a group in a topic. Returns whether it has messages locked or parked, whose end
+        """Samples a group in a topic. Returns whether it has messages locked or parked, whose end
         moves the progress.
         """
         if next(self._offsets.rows_of(group, topic), None) is None:
@@ -278,7 +278,7 @@ class ProgressHistory:
             return bool(table.rows or table.parked_count)
 
     def _write(self, rows: Iterable[OffsetRow], table: InflightTable, *, only_known: bool) -> None:
-        """Write the progress in some queues where it differs from the last record."""
+        """Writes the progress in some queues where it differs from the last record."""
         changed = []
         for row in rows:
             lowest = table.lowest(row.queue)

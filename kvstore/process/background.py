@@ -87,7 +87,7 @@ class Background:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread, once its owner has all parts that a turn uses."""
+        """Starts the thread, once its owner has all parts that a turn uses."""
         self._thread.start()
 
     @property
@@ -100,24 +100,24 @@ class Background:
         self._next_in = min(self._next_in, seconds)
 
     def did(self, what: str) -> None:
-        """Record the thread's last work, for `stats`."""
+        """Records the thread's last work, for `stats`."""
         self._last = what
         self._last_at = self._clock.now_ms()
 
     def failing(self, why: str | None) -> None:
-        """Record a failure that the turn itself handled; None: it is over."""
+        """Records a failure that the turn itself handled; None: it is over."""
         if why is not None and why != self._failure:
             self._failures += 1
         self._failure = why
 
     def end(self) -> None:
-        """Tell the thread to end after its current turn, without waiting for the end."""
+        """Tells the thread to end after its current turn, without waiting for the end."""
         self.is_stopping = True
         self._halt.set()
         self.wake.set()
 
     def stop(self) -> None:
-        """End the thread, and wait until it has ended."""
+        """Ends the thread, and waits until it has ended."""
         self.end()
         while self.is_alive and threading.current_thread() is not self._thread:
             if self._running.acquire(timeout=_LOOK):

@@ -43,17 +43,17 @@ _calls: Final[list[Callable[[], None]]] = []
 
 
 def refuse_in_child(handle: object) -> None:
-    """Make every call of this object raise `StoreForked` in a child that is forked from now on."""
+    """Makes every call of this object raise `StoreForked` in a child that is forked from now on."""
     _handles.add(handle)
 
 
 def release_in_child(holder: Holder) -> None:
-    """Call `holder.forked` in a child that is forked from now on."""
+    """Calls `holder.forked` in a child that is forked from now on."""
     _holders.add(holder)
 
 
 def call_in_child(call: Callable[[], None]) -> None:
-    """Call a function in every child that is forked from now on."""
+    """Calls a function in every child that is forked from now on."""
     _calls.append(call)
 
 

@@ -50,7 +50,7 @@ class Signal(threading.Event):
         return self._is_on
 
     def set(self) -> None:
-        """Wake all threads that wait; those that come later do not wait until it is cleared."""
+        """Wakes all threads that wait; those that come later do not wait until it is cleared."""
         self._is_on = True
         while self._waiters:
             try:
@@ -60,11 +60,11 @@ class Signal(threading.Event):
             waiter.release()
 
     def clear(self) -> None:
-        """Let threads wait again."""
+        """Lets threads wait again."""
         self._is_on = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set, for at most `timeout` seconds; False if they passed."""
+        """Waits until it is set, for at most `timeout` seconds; False if they passed."""
         waiter = threading.Lock()
         waiter.acquire()
         try:

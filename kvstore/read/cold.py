@@ -68,7 +68,7 @@ class Cold:
     def read(
         self, topic: Topic, queue: int, offset: int, limit: int, out: list[StoredMessage]
     ) -> int | None:
-        """Append up to `limit` messages from `offset` on to `out`; returns the offset at which to
+        """Appends up to `limit` messages from `offset` on to `out`; returns the offset at which to
         go on, or None if no archive is to have that offset.
         """
         found = self.location(topic.base + queue, offset)

@@ -473,6 +473,6 @@ class Reader:
         return facts(buffer, at, size)[4]
 
     def check_open(self) -> None:
-        """Raise `StoreClosed` after the log was closed."""
+        """Raises `StoreClosed` after the log was closed."""
         if self._log.closed:
             raise StoreClosed(f"{self._log.folder.parent} was closed; open it again")

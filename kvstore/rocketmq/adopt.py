@@ -76,7 +76,7 @@ class LogEnd(msgspec.Struct, frozen=True):
 
 
 def find_end(source: RocketMQSource, files: Files, progress: Progress | None = None) -> LogEnd:
-    """Read the whole log; returns its end."""
+    """Reads the whole log; returns its end."""
     scan = _Scan(source, files, progress)
     trusted = _trusted_segment(source, files)
     for number in range(len(source.segments)):
@@ -104,7 +104,7 @@ class _Scan:
         self._progress = progress
 
     def segment(self, number: int, *, may_end: bool) -> None:
-        """Scan one file; the log may end in it if RocketMQ would read it."""
+        """Scans one file; the log may end in it if RocketMQ would read it."""
         is_last = number + 1 == len(self._source.segments)
         last = -1
         for found in self._walk(number):
@@ -132,7 +132,7 @@ class _Scan:
             self.end = last
 
     def behind_the_end(self, number: int) -> None:
-        """Count the records that RocketMQ would not reach."""
+        """Counts the records that RocketMQ would not reach."""
         walked = self._walk(number)
         self.lost_records += sum(len(found) for found in walked if isinstance(found, Scan))
 
@@ -224,7 +224,7 @@ class TakenLog(msgspec.Struct, frozen=True):
 def stage_log(
     source: RocketMQSource, target: Path, files: Files, progress: Progress | None = None
 ) -> TakenLog:
-    """Make the log in a staging folder, which `publish` later renames to `target`.
+    """Makes the log in a staging folder, which `publish` later renames to `target`.
 
     The files of an unfinished import are removed first. `progress` is called with bytes done and
     bytes in all. Raises CallerError, and changes nothing, if the target is there and not empty, or
@@ -266,7 +266,7 @@ def stage_log(
 
 
 def publish(staging: Path, target: Path, files: Files) -> None:
-    """Rename the staging folder to the target, atomically and durably."""
+    """Renames the staging folder to the target, atomically and durably."""
     files.rename(staging, target)
     files.remove(_marker(staging))
 
@@ -285,7 +285,7 @@ def _check_target(source: RocketMQSource, target: Path, files: Files) -> None:
 
 
 def _start(staging: Path, files: Files) -> None:
-    """Make an empty staging folder, with the file that marks it as an import's."""
+    """Makes an empty staging folder, with the file that marks it as an import's."""
     marker = _marker(staging)
     if _is_used(staging, files) and files.size(marker) is None:
         raise CallerError(
@@ -306,7 +306,7 @@ def _is_used(path: Path, files: Files) -> bool:
 
 
 def _empty(folder: Path, files: Files) -> None:
-    """Remove every file below a folder; its folders stay, and are empty."""
+    """Removes every file below a folder; its folders stay, and are empty."""
     for name in files.list_dir(folder):
         path = folder / name
         try:

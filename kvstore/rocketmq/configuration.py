@@ -78,7 +78,7 @@ _VERSION: Final = "dataVersion"
 
 
 def read_configuration(folder: Path, files: Files) -> Configuration:
-    """Read a store's `config` folder, which may be missing or empty."""
+    """Reads a store's `config` folder, which may be missing or empty."""
     notes: list[str] = []
     kind, tables = _tables(folder, files, notes)
     notes += tables.notes
@@ -222,7 +222,7 @@ def _strict(text: str) -> str:
 
 
 def _append(parts: list[str], kind: str, token: str) -> None:
-    """Add one token in its strict form."""
+    """Adds one token in its strict form."""
     if kind == "space":
         return
     if kind == "single":
@@ -330,7 +330,7 @@ def _offsets_of(value: Any) -> Any:
 
 
 def _add_v2(tables: Tables, key: bytes, value: bytes) -> None:
-    """Put one entry of version 2 into its table. Tables of other kinds are ignored."""
+    """Puts one entry of version 2 into its table. Tables of other kinds are ignored."""
     prefix, table, kind = V2_PREFIX.unpack_from(key)
     if prefix != V2_TABLE_PREFIX or kind != V2_RECORD:
         return

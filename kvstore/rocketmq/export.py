@@ -70,7 +70,7 @@ def write_configuration(
     offsets: list[Offset],
     now_ms: int,
 ) -> ExportReport:
-    """Write the files into `folder/config`."""
+    """Writes the files into `folder/config`."""
     version = {"counter": 1, "stateVersion": 0, "timestamp": now_ms}
     consumed = [o for o in offsets if o[0] != DELAY_GROUP]
     delays = {

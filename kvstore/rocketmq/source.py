@@ -122,7 +122,7 @@ def _check_no_holes(segments: list[tuple[int, Path]], size: int) -> None:
 
 
 def _check_is_log(segment: tuple[int, Path], files: Files) -> None:
-    """Refuse files that were never a commit log; damage in a commit log is another matter."""
+    """Refuses files that were never a commit log; damage in a commit log is another matter."""
     base, path = segment
     mapped = files.map(path, writable=False)
     try:

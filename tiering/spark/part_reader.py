@@ -156,7 +156,7 @@ class PartReader:
 
     @contextmanager
     def left_out_if_gone(self, name: str) -> Iterator[None]:
-        """Work on one archive: it fails, or the archive is left out, as the options say."""
+        """Works on one archive: it fails, or the archive is left out, as the options say."""
         try:
             yield
         except (ObjectNotFound, ObjectTooShort) as e:
@@ -193,7 +193,7 @@ class PartReader:
 
     @contextmanager
     def _left_out_if_damaged(self, name: str, members: I64) -> Iterator[None]:
-        """Work on one group alone: it fails, or the group is left out, as the options say."""
+        """Works on one group alone: it fails, or the group is left out, as the options say."""
         try:
             yield
         except KeyMissing as e:

@@ -54,7 +54,7 @@ class DecodedGroup(NamedTuple):
 
 
 def decode_group(group: BlockGroup, *, properties: bool) -> DecodedGroup:
-    """Decode a group but for its bodies, or all of one that is out of the ordinary. Raises
+    """Decodes a group but for its bodies, or all of one that is out of the ordinary. Raises
     ArchiveDamaged, RecordDamaged.
     """
     columns = group.columns

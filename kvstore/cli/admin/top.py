@@ -98,7 +98,7 @@ def top(out: Output, folder: Path, interval: float, once: bool) -> None:
 
 
 def take_snapshot(folder: Path) -> Snapshot:
-    """Open the store read-only and read its figures once."""
+    """Opens the store read-only and reads its figures once."""
     clock = SystemClock()
     for attempt in range(_TRIES):
         try:
@@ -261,7 +261,7 @@ def _terminal(live: bool) -> Iterator[Callable[[float], bool]]:
 
 
 def _take_keys() -> Callable[[], None]:
-    """Read keys as they are pressed; returns the function that undoes it."""
+    """Reads keys as they are pressed; returns the function that undoes it."""
     import termios
     import tty
 

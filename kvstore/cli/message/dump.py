@@ -179,7 +179,7 @@ def _dump_position(show: Show, groups: Sequence[_Group], position: int, files: F
 
 
 def _dump_chosen(show: Show, groups: Sequence[_Group], choice: Choice, files: Files) -> None:
-    """Show the chosen records of the log."""
+    """Shows the chosen records of the log."""
     logs = _logs_of(groups, "--topic or --queue")
     total = sum(files.size(path) or 0 for path in logs)
     done = found = 0
@@ -238,7 +238,7 @@ def _follow(
     commitlog: Path | None,
     files: Files,
 ) -> None:
-    """Show the record that an entry points to, and the fields in which the two disagree."""
+    """Shows the record that an entry points to, and the fields in which the two disagree."""
     folder = commitlog or (path.parent / "../../../commitlog").resolve()
     logs = log_files(folder, files)
     if not logs:
@@ -350,7 +350,7 @@ def dump_archives(
     *,
     is_all: bool,
 ) -> None:
-    """Show archives: all of them, or the chosen messages.
+    """Shows archives: all of them, or the chosen messages.
 
     Raises FormatTooNew; and MessageNotFound if `is_all` (there are no other files) and no message
     was chosen.

@@ -103,7 +103,7 @@ class Show:
             self.damage(path, message.position, 0, f"record at {message.position}: {problem}")
 
     def damage(self, path: Path, position: int, size: int, reason: str) -> None:
-        """Show damage; `position` is -1 if it has none in the log."""
+        """Shows damage; `position` is -1 if it has none in the log."""
         self.damaged += 1
         where = f" at {position}" if position >= 0 else ""
         skipped = f", {size:,} bytes skipped" if size else ""
@@ -124,12 +124,12 @@ class Show:
         self._line(path, "unused", fields, f"{units:,} {reason} units at byte {at}", dim=True)
 
     def fields(self, path: Path, kind: str, fields: dict[str, Any]) -> None:
-        """Show a small structure on one line."""
+        """Shows a small structure on one line."""
         text = "  ".join(f"{_label(name)} {value}" for name, value in fields.items())
         self._line(path, kind, fields, f"{kind}: {text}")
 
     def summary(self) -> None:
-        """Print the counts for people."""
+        """Prints the counts for people."""
         if not self.out.json and (self.records or self._blanks or self.entries or self.damaged):
             click.echo(
                 f"{self.records:,} records, {self._blanks:,} blank records, "

@@ -125,7 +125,7 @@ def _put_lines(out: Output, store: Store, messages: Iterator[_Line], batch: int)
 
 
 def _put_batches(store: Store, batches: Iterator[list[_Line]]) -> Iterator[list[PutResult]]:
-    """Put batch after batch. Of a batch with a message at fault the messages before it are put;
+    """Puts batch after batch. Of a batch with a message at fault the messages before it are put;
     then its error is raised, which names its line.
     """
     for batch in batches:

@@ -171,7 +171,7 @@ class _Worker:
         self._attempts_max = 0
 
     async def run(self) -> None:
-        """Work until it is over."""
+        """Works until it is over."""
         self._attempts_max = (await self._store.group(self._plan.group)).max_attempts
         await self._store.topic(self._plan.topic)
         loop = asyncio.get_running_loop()
@@ -279,7 +279,7 @@ class _Worker:
     # --- running the command ---
 
     async def _handle(self, popped: Popped) -> None:
-        """Run the command for a message, and settle it."""
+        """Runs the command for a message, and settles it."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._plan.command,
@@ -307,7 +307,7 @@ class _Worker:
             self._say(popped, "was handed out again before its command ended")
 
     async def _attend(self, receipt: str, talk: asyncio.Future[Any]) -> str | None:
-        """Extend the lock while the command runs; returns the receipt that is valid when the
+        """Extends the lock while the command runs; returns the receipt that is valid when the
         command has ended or is to be killed, None if none is valid any more.
         """
         third = self._plan.invisible / _EXTENSIONS
@@ -350,7 +350,7 @@ class _Worker:
 
 
 def _kill(pid: int) -> None:
-    """End a command and its child processes."""
+    """Ends a command and its child processes."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 

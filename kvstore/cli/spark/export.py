@@ -94,7 +94,7 @@ def export(
 
 
 def watched(out: Output, once: Callable[[], ExportReport], interval: float) -> None:
-    """Export again and again, until a signal comes."""
+    """Exports again and again, until a signal comes."""
     clock = SystemClock()
     stopping = threading.Event()
     with on_signal(stopping.set, once=True):

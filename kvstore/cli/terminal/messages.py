@@ -63,7 +63,7 @@ def message_value(m: StoredMessage) -> dict[str, Any]:
 
 
 def show_message(out: Output, m: StoredMessage, *, raw: bool = False) -> None:
-    """Print one message: all its fields, then the body; only the body, byte for byte, if `raw`."""
+    """Prints one message: all its fields, then the body; only the body, byte for byte, if `raw`."""
     if raw:
         sys.stdout.buffer.write(m.body)
         sys.stdout.buffer.flush()
@@ -87,7 +87,7 @@ def show_message(out: Output, m: StoredMessage, *, raw: bool = False) -> None:
 
 
 def show_messages(out: Output, messages: Iterable[StoredMessage], *, raw: bool = False) -> int:
-    """Print messages one a line as they come, and return how many: bodies only if `raw`."""
+    """Prints messages one a line as they come, and returns how many: bodies only if `raw`."""
     count = 0
     for m in messages:
         count += 1
@@ -153,7 +153,7 @@ def index_at_fault(error: CallerError, count: int) -> int | None:
 
 
 def name_line(error: CallerError, line: str) -> None:
-    """Make an error begin with a line of the input, instead of a number in a batch."""
+    """Makes an error begin with a line of the input, instead of a number in a batch."""
     error.args = (f"{line}: {_AT.sub('', str(error), count=1)}", *error.args[1:])
 
 

@@ -88,7 +88,7 @@ def read_config(file: Path | None, access: Access | None = None) -> StoreConfig:
 
 
 def require_store(folder: Path) -> None:
-    """Raise `StoreNotFound` unless a store is there."""
+    """Raises `StoreNotFound` unless a store is there."""
     if not any((folder / part).is_dir() for part in ("commitlog", "index")):
         raise StoreNotFound(
             f"there is no store in {folder}: it has neither commitlog nor index in it; "
@@ -134,7 +134,7 @@ def call_store(
     access: Access | None = None,
     **named: object,
 ) -> Any:
-    """Open the store, and make one call of it or of its namespace. Of a store that is open
+    """Opens the store, and makes one call of the store or of its namespace. Of a store that is open
     elsewhere the error names that call.
     """
     does = call_text(call, *given, namespace=namespace, **named)
@@ -179,7 +179,7 @@ def _written(value: object) -> str:
 
 @contextmanager
 def telling(does: str | None) -> Iterator[None]:
-    """Add to the error of a store that another process has open the call that can be made there;
+    """Adds to the error of a store that another process has open the call that can be made there;
     None: there is no such call.
     """
     try:

@@ -42,15 +42,15 @@ class Output:
         self.json = as_json
 
     def document(self, value: object) -> None:
-        """Print one JSON document."""
+        """Prints one JSON document."""
         click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
 
     def line(self, value: object) -> None:
-        """Print one line of a stream: a compact JSON document."""
+        """Prints one line of a stream: a compact JSON document."""
         click.echo(msgspec.json.encode(value))
 
     def text(self, text: str, **style: Any) -> None:
-        """Print a line for people; `style` is click's (`fg`, `bold` ...) and dropped in a pipe."""
+        """Prints a line for people; `style` is click's (`fg`, `bold` ...) and dropped in a pipe."""
         click.secho(text, **style)
 
     def table(
@@ -60,7 +60,7 @@ class Output:
         title: str | None = None,
         right: Collection[str] = (),
     ) -> None:
-        """Print rows for people; columns of numbers, and those named in `right`, end flush."""
+        """Prints rows for people; columns of numbers, and those named in `right`, end flush."""
         cells = [[_cell(value) for value in row] for row in rows]
         to_right = [
             name in right or (bool(rows) and all(_is_number(row[i]) for row in rows))
@@ -86,19 +86,19 @@ class Output:
         rows: Sequence[Sequence[object]],
         right: Collection[str] = (),
     ) -> None:
-        """Print a value: as a JSON document, or its rows for people."""
+        """Prints a value: as a JSON document, or its rows for people."""
         if self.json:
             self.document(value)
         else:
             self.table(columns, rows, right=right)
 
     def done(self, value: object) -> None:
-        """Print what a verb did for machines; people see that it raised no error."""
+        """Prints what a verb did for machines; people see that it raised no error."""
         if self.json:
             self.document(value)
 
     def rows(self, names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Print rows of named values: as JSON objects, or as a table."""
+        """Prints rows of named values: as JSON objects, or as a table."""
         objects = [dict(zip(names, row, strict=True)) for row in rows]
         self.show(objects, [name.replace("_", " ") for name in names], rows)
 
@@ -221,13 +221,13 @@ def size_text(size: float) -> str:
 
 
 def exit_if(failed: object) -> None:
-    """End the verb with exit code 1 if something failed."""
+    """Ends the verb with exit code 1 if something failed."""
     if failed:
         raise click.exceptions.Exit(1)
 
 
 def output_option(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a verb the option `--json` and, as its first argument, the `Output` that obeys it."""
+    """Gives a verb the option `--json` and, as its first argument, the `Output` that obeys it."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")
     @functools.wraps(verb)
@@ -238,7 +238,7 @@ def output_option(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def show_report(out: Output, report: object) -> None:
-    """Print a report: as JSON, or as a table of names and values, and one for each list in it."""
+    """Prints a report: as JSON, or as a table of names and values, and one for each list in it."""
     if out.json:
         out.document(report)
         return

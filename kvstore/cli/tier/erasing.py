@@ -90,8 +90,8 @@ def before(
 
 
 def _erase(job: Job, wanted: dict[str, Any], dry_run: bool, yes: bool, everywhere: bool) -> None:
-    """Erase messages, or show the plan. Exit code 1 unless it is proven that nothing is left; for a
-    plan, if something could not be looked at.
+    """Erases messages, or shows the plan. Exit code 1 unless it is proven that nothing is left; for
+    a plan, if something could not be looked at.
     """
     out = job.out
     call = "erasure_plan" if dry_run else "erase"
@@ -121,7 +121,7 @@ def _may_ask(yes: bool) -> bool:
 
 
 def _destroy_key(job: Job, name: str, *, yes: bool) -> None:
-    """Destroy the topic's key. Exit code 1 unless nothing of the topic can be read any more."""
+    """Destroys the topic's key. Exit code 1 unless nothing of the topic can be read any more."""
     from tiering.policy.policy import Policy
 
     if read_config(job.config_file, job.access).archives.keys is None:

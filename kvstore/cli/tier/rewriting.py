@@ -62,7 +62,7 @@ def _run_once(job: Job, worker: Worker, *, watch: bool) -> RunReport:
 
 
 def _of_the_whole(report: Report) -> Progress:
-    """Report only the progress of the whole, of which an estimate can be made, and not of each
+    """Reports only the progress of the whole, of which an estimate can be made, and not of each
     step.
     """
     from tiering.operations.worker import MOVING

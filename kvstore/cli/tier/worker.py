@@ -92,7 +92,7 @@ class Job(NamedTuple):
 
 
 def job_options(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a verb, as the argument `job`, the options `--keys`, `--place-option`, `--config` and
+    """Gives a verb, as the argument `job`, the options `--keys`, `--place-option`, `--config` and
     `--json`, with the arguments `folder` and `policy_file` (if it takes one), which it declares.
     """
 
@@ -138,7 +138,7 @@ def on_signal(call: Callable[[], None], *, once: bool = False) -> Iterator[None]
 
 
 def show_run(out: Output, done: RunReport, *, line: bool = False) -> None:
-    """Print what a run did; with `line` as one of a stream."""
+    """Prints what a run did; with `line` as one of a stream."""
     if out.json:
         (out.line if line else out.document)(done)
         return

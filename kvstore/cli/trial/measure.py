@@ -74,7 +74,7 @@ def key_of(number: int) -> str:
 
 
 def create_topics(store: Store, load: Load) -> None:
-    """Make the load's topics, in large atomic batches."""
+    """Makes the load's topics, in large atomic batches."""
     numbers = iter(range(load.topics))
     while names := [topic_of(number) for number in islice(numbers, _CREATED_AT_ONCE)]:
         store.create_topics([TopicConfig(name=name, queues=load.queues) for name in names])
@@ -103,7 +103,7 @@ def messages(load: Load) -> Iterator[Message]:
 
 
 def put_batches(store: Store, load: Load, report: Report | None = None) -> Timed:
-    """Put everything in batches, and checkpoint: written, flushed and indexed inside the time."""
+    """Puts everything in batches, and checkpoints: written, flushed and indexed inside the time."""
     size = load.batch
 
     def put(chunk: list[Message]) -> None:
@@ -117,7 +117,7 @@ def put_timed(
     store: Store, load: Load, put: Callable[[list[Message]], None], size: int = _CHUNK,
     report: Report | None = None,
 ) -> Timed:  # fmt: skip
-    """Make `size` messages at a time, and measure how long they take to be put and checkpointed."""
+    """Makes `size` messages at a time, and measures how long puts and checkpoints take."""
     clock = SystemClock()
     seconds = 0.0
     done = 0
@@ -135,7 +135,7 @@ def put_timed(
 
 
 def pull_everything(store: Store, load: Load, limit: int = 32) -> Timed:
-    """Pull every queue to its end, bodies checked against their CRC."""
+    """Pulls every queue to its end, bodies checked against their CRC."""
     clock = SystemClock()
     count = 0
     begin = clock.monotonic()
@@ -149,7 +149,7 @@ def pull_everything(store: Store, load: Load, limit: int = 32) -> Timed:
 
 
 def get_at_random(store: Store, load: Load, count: int) -> Timed:
-    """Get single messages by queue and offset, drawn at random."""
+    """Gets single messages by queue and offset, drawn at random."""
     clock = SystemClock()
     held = np.bincount(drawn_queues(load), minlength=load.topics * load.queues)
     rng = np.random.default_rng(load.seed + 1)
@@ -167,7 +167,7 @@ def get_at_random(store: Store, load: Load, count: int) -> Timed:
 
 
 def query_at_random(store: Store, load: Load, count: int) -> Timed:
-    """Query keys drawn at random; each is carried by exactly one message."""
+    """Queries keys drawn at random; each is carried by exactly one message."""
     clock = SystemClock()
     places = drawn_queues(load)
     rng = np.random.default_rng(load.seed + 2)
@@ -183,7 +183,7 @@ def query_at_random(store: Store, load: Load, count: int) -> Timed:
 
 
 def _complete(timed: Timed, expected: int) -> Timed:
-    """Raise for wrong answers: a benchmark that got some has no figure."""
+    """Raises for wrong answers: a benchmark that got some has no figure."""
     if timed.count != expected:
         raise AssertionError(f"{timed.count:,} messages were found, not {expected:,}")
     return timed
@@ -209,7 +209,7 @@ class IndexSizes(msgspec.Struct, frozen=True):
 
 
 def index_sizes(store_folder: Path) -> IndexSizes:
-    """Measure the index of a store that no process has open."""
+    """Measures the index of a store that no process has open."""
     from rocksdict import AccessType, Options, Rdict
 
     folder = store_folder / "index"

@@ -44,7 +44,7 @@ _PIECES_AT_ONCE: Final = 8
 
 
 def mark(batch: Batch, segment: int) -> None:
-    """Put the mark into a batch that a segment has dead keys."""
+    """Puts the mark into a batch that a segment has dead keys."""
     batch.put(META, _MARK + U32.pack(segment), b"")
 
 
@@ -74,7 +74,7 @@ class DeadKeys:
         return bool(self._marked) and not self._keys.is_merging
 
     def drop(self) -> None:
-        """Do one step of removing the dead keys of the oldest such segment."""
+        """Does one step of removing the dead keys of the oldest such segment."""
         with self._writing():
             if not self.due():
                 return
@@ -85,7 +85,7 @@ class DeadKeys:
                 self.read_again()
 
     def mark_all_left(self) -> None:
-        """Mark every segment that left the log and may have keys in a part."""
+        """Marks every segment that left the log and may have keys in a part."""
         with self._writing():
             gone, size = read_gone(self._families), self._segment_size
             parts = self._keys.parts()
@@ -101,11 +101,11 @@ class DeadKeys:
     # --- under the lock ---
 
     def read_again(self) -> None:
-        """Begin anew with the marked segments: the removal under way does not know of new marks."""
+        """Begins anew with the marked segments: the removal under way knows no new marks."""
         self._dropping = self._marked = None
 
     def mark_left(self, batch: Batch, parts: Parts, segments: Iterable[int]) -> None:
-        """Mark segments that left the log, if `parts`, or the part that is being merged, may have
+        """Marks segments that left the log, if `parts`, or the part that is being merged, may have
         keys of them.
         """
         for segment in segments:
@@ -113,7 +113,7 @@ class DeadKeys:
                 mark(batch, segment)
 
     def _steps(self, segment: int) -> Iterator[None]:
-        """Remove a segment's dead keys, and its mark. Ends early if a part was merged meanwhile;
+        """Removes a segment's dead keys, and its mark. Ends early if a part was merged meanwhile;
         the mark stays then.
         """
         size = self._segment_size
@@ -136,7 +136,7 @@ class DeadKeys:
         self._families.write(batch)
 
     def _rewrite(self, batch: Batch, part: Part, piece: int, begin: int, end: int) -> None:
-        """Put a piece of a part into a batch without its pairs of positions from `begin` to before
+        """Puts a piece of a part into a batch without its pairs of positions from `begin` to before
         `end`, if it has any.
         """
         low, high = piece_start(part, piece), piece_start(part, piece + 1)

@@ -134,31 +134,31 @@ class MessageKeys:
             )
 
     def writing(self, parts: Parts) -> None:
-        """Note that a batch with these parts as its outcome is about to be written: until it is,
+        """Notes that a batch with these parts as its outcome is about to be written: until it is,
         lookups read both the parts that it removes and the parts that it adds.
         """
         with self._lock:
             self._readable = _in_order({*self._readable, *parts})
 
     def written(self, parts: Parts) -> None:
-        """Note that the batch was written."""
+        """Notes that the batch was written."""
         with self._lock:
             self._readable = self._written = _in_order(parts)
 
     def read_again(self) -> None:
-        """Read the parts again after a change that failed, which may have been written."""
+        """Reads the parts again after a change that failed, which may have been written."""
         with self._lock:
             self._merge, self._planned = None, (None, 0)
             self._load()
 
     def forget_filters(self) -> None:
-        """Drop the cached filters, since filters changed."""
+        """Drops the cached filters, since filters changed."""
         with self._lock:
             self._filters.clear()
             self._filter_bytes = 0
 
     def forget(self) -> None:
-        """Drop everything cached, since all rows were removed or replaced."""
+        """Drops everything cached, since all rows were removed or replaced."""
         with self._lock:
             self._written, self._readable, self._merge = None, (), None
 
@@ -298,7 +298,7 @@ class MessageKeys:
     # --- writing ---
 
     def add(self, batch: Batch, parts: Parts, segment: int, hashes: I64, positions: I64) -> Parts:
-        """Put a new part of sorted pairs into a batch; returns all parts, this one included.
+        """Puts a new part of sorted pairs into a batch; returns all parts, this one included.
 
         Where this makes `FAN_OUT` small parts of a rank, they are merged in the same batch.
         """
@@ -341,7 +341,7 @@ class MessageKeys:
                 return number
 
     def drop_segments(self, batch: Batch, leaving: Iterable[int], there: Sequence[int]) -> Parts:
-        """Put into a batch that segments leave the log, which has the segments `there` (rising)
+        """Puts into a batch that segments leave the log, which has the segments `there` (rising)
         until then; returns the parts that remain. Parts that other segments of a generation need
         stay.
         """
@@ -362,7 +362,7 @@ class MessageKeys:
         return tuple(part for part in self.parts() if part not in over)
 
     def drop(self, batch: Batch, parts: Iterable[Part]) -> None:
-        """Put the removal of parts into a batch."""
+        """Puts the removal of parts into a batch."""
         for part in parts:
             batch.delete_range(MESSAGE_KEYS, part.prefix, behind(part.prefix))
 
@@ -383,7 +383,7 @@ class MessageKeys:
         return self.is_merging or self._plan(sealed) is not None
 
     def merge_next(self, sealed: int) -> None:
-        """Do one step of the merge that was begun, or of the next one."""
+        """Does one step of the merge that was begun, or of the next one."""
         parts = self.parts()
         doing = self._merge or self._plan(sealed)
         if doing is None:
@@ -410,7 +410,7 @@ class MessageKeys:
         return bool(self._replaced)
 
     def compact_next(self) -> None:
-        """Rewrite the files that have such parts of one segment: RocksDB would keep removed rows
+        """Rewrites the files that have such parts of one segment: RocksDB would keep removed rows
         until some more files of that family have come.
         """
         segment = self._replaced.popleft()

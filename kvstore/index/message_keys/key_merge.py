@@ -65,7 +65,7 @@ class Merge:
         self._is_begun = False
 
     def step(self, gone: Gone) -> bool:
-        """Write some pieces; returns whether all are written, so that `finish` may be called."""
+        """Writes some pieces; returns whether all are written, so that `finish` may be called."""
         done, written = self._done, self._written
         try:
             self._write_some(gone)
@@ -102,8 +102,8 @@ class Merge:
         batch.put(MESSAGE_KEYS, head_key(said.prefix), head_value(said, self._done, self.sources))
 
     def finish(self, batch: Batch) -> Part | None:
-        """Put into a batch that the new part replaces its sources; None if it is empty, and nothing
-        replaces them.
+        """Puts into a batch that the new part replaces its sources; None if it is empty, and
+        nothing replaces them.
         """
         for source in self.sources:
             batch.delete_range(MESSAGE_KEYS, source.prefix, behind(source.prefix))
@@ -115,7 +115,7 @@ class Merge:
         return part
 
     def abandon(self, batch: Batch) -> None:
-        """Put the removal of the written pieces into a batch."""
+        """Puts the removal of the written pieces into a batch."""
         prefix = self.target.prefix
         batch.delete_range(MESSAGE_KEYS, prefix, behind(prefix))
 
@@ -136,8 +136,8 @@ class Merge:
     def _put_piece(
         self, batch: Batch, piece: int, pairs: Iterable[tuple[I64, I64]], gone: Gone
     ) -> Batch:
-        """Put the next piece into a batch, or into several if one hash has very many pairs; returns
-        the last batch.
+        """Puts the next piece into a batch, or into several if one hash has very many pairs;
+        returns the last batch.
         """
         target, base = self.target, self.target.segment * self._segment_size
         rows, digests = BlockRows(target), [np.zeros(0, np.uint32)]

@@ -44,7 +44,7 @@ class Shelf:
         """How many of the values are 0."""
 
     def put(self, number: int, value: int) -> None:
-        """Set a number's value."""
+        """Sets a number's value."""
         values = self.values
         old = values.get(number)
         values[number] = value
@@ -61,7 +61,7 @@ class Shelf:
             self._empty = 0
 
     def add(self, number: int, by: int) -> None:
-        """Change a number's value."""
+        """Changes a number's value."""
         self.put(number, self.values.get(number, 0) + by)
 
     def first(self) -> int | None:
@@ -259,7 +259,7 @@ class Ids:
         return at < len(self._bits) and bool(self._bits[at] >> (number & 7) & 1)
 
     def update(self, numbers: Iterable[int]) -> None:
-        """Add numbers."""
+        """Adds numbers."""
         for number in numbers:
             at = number >> 3
             if at >= len(self._bits):

@@ -49,7 +49,7 @@ class Waiting:
         self._closed = False
 
     def check_open(self) -> None:
-        """Raise `StoreClosed` after `close`."""
+        """Raises `StoreClosed` after `close`."""
         if self._closed:
             raise StoreClosed("the store was closed while this pop waited; open it again")
 

@@ -34,7 +34,7 @@ def fault(expression: str, position: int, problem: str) -> FilterIllegal:
 
 
 def check_length(expression: str) -> None:
-    """Raise `FilterIllegal` for a text above `LENGTH_MAX`."""
+    """Raises `FilterIllegal` for a text above `LENGTH_MAX`."""
     if len(expression) > LENGTH_MAX:
         problem = (
             f"it has {len(expression)} characters, and {LENGTH_MAX} are allowed; use a shorter "

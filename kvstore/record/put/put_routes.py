@@ -84,7 +84,7 @@ class PutRoutes(dict[str, PutRoute]):
         return [route for route in routes if route is not None]
 
     def clear(self) -> None:
-        """Drop all routes, since a topic changed."""
+        """Drops all routes, since a topic changed."""
         with self._lock:
             self._version += 1
             super().clear()
