@@ -1,7 +1,7 @@
-"""Prose is plain English in code, tests and documents, and each room has a sign.
+"""Prose is plain English in code, tests and documents.
 
-The rules catch openings that hide the subject of a sentence, and signs that leave out a part. Each
-is fed text that breaks it, so that a rule gone blind fails here.
+The rules catch openings that hide the subject of a sentence, chains of invariants, and docstrings
+that give orders. Each is fed text that breaks it, so that a rule gone blind fails here.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
-
-from kvstore.index.keys import FAMILIES
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDERS: Final = (
@@ -182,74 +180,3 @@ def test_a_docstring_that_gives_an_order_is_found() -> None:
     assert orders({"a.py": third, "b.py": order}) == ["b.py: g: Write"]
     assert orders({"a.py": third, "b.py": '@main.command("write")\n' + order}) == []
     assert orders({"a.py": third, "b.py": order.replace("Write", "Position")}) == []
-
-
-def missing_parts(sign: str) -> list[str]:
-    """The parts that the sign of a room lacks."""
-    folded = " ".join(sign.split())
-    return [part for part in ("ot in here", "egin with", "ay import") if part not in folded]
-
-
-def test_the_sign_of_each_room_says_its_limits_its_beginning_and_its_imports() -> None:
-    signs = {
-        str(path.relative_to(ROOT)): ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
-        for package in ("kvstore", "tiering")
-        for path in sorted((ROOT / package).glob("*/**/__init__.py"))
-    }
-    assert len(signs) > 30
-    assert {name: parts for name, sign in signs.items() if (parts := missing_parts(sign))} == {}
-
-
-def test_a_sign_without_a_part_is_found() -> None:
-    whole = "Doors. Not in here: windows. Begin with `hinge`. May import `wood`."
-    assert missing_parts(whole) == []
-    assert missing_parts(whole.replace("Begin", "Start")) == ["egin with"]
-    assert missing_parts("Doors.") == ["ot in here", "egin with", "ay import"]
-
-
-def _defines(module: Path, name: str) -> bool:
-    """Whether a module, or any of a room, has a function, class or value of the name."""
-    files = module.glob("*.py*") if module.is_dir() else module.parent.glob(f"{module.name}.py*")
-    wanted = re.compile(rf"(?m)^(?:async def |def |class )?{name}\b|^from .*\b{name}\b")
-    return any(wanted.search(file.read_text("utf-8")) for file in files if file.suffix != ".pyc")
-
-
-def is_known(name: str, room: Path) -> bool:
-    """Whether a sign may give a name: a module that is found from the room or a room around it, a
-    name defined there, or a family of RocksDB.
-    """
-    *owner, last = name.split(".")
-    bases = [room, *room.parents[: len(room.relative_to(ROOT).parts)]]
-    for base in (*bases, ROOT / "kvstore", ROOT / "tiering"):
-        place = base.joinpath(*owner)
-        if (place / last).is_dir() or list(place.glob(f"{last}.py*")):
-            return True
-        if (owner or base == room) and place != ROOT and _defines(place, last):
-            return True
-    return name in FAMILIES
-
-
-def unknown_names(sign: str, room: Path) -> list[str]:
-    """The names in lower case that a sign gives and that are not there."""
-    names = re.findall(r"`([a-z_]\w*(?:\.\w+)*)`", sign)
-    return [name for name in names if not is_known(name, room)]
-
-
-def test_the_signs_of_rooms_name_what_is_there() -> None:
-    found = {
-        str(path.relative_to(ROOT)): unknown
-        for package in ("kvstore", "tiering")
-        for path in sorted((ROOT / package).rglob("__init__.py"))
-        if (sign := ast.get_docstring(ast.parse(path.read_text("utf-8"))))
-        and (unknown := unknown_names(sign, path.parent))
-    }
-    assert found == {}
-
-
-def test_a_name_that_no_room_has_is_found_in_a_sign() -> None:
-    sign = "Begin with `reader`, then `readers`; `core.tail`, `core.tails`, `pull.pulls`."
-    assert unknown_names(sign, ROOT / "kvstore" / "read") == [
-        "readers",
-        "core.tails",
-        "pull.pulls",
-    ]

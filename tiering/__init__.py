@@ -10,8 +10,9 @@
 Reading is the store's own: its calls don't change when a message is in an archive.
 
 In here: the public names of tiering, and its rooms. Not in here: the store, which is `kvstore`.
-Begin with `operations.worker`, then `worker`. May import `record`, `core`, `index.keys`,
-`index.archived`, `opening` as decision 0014 says, `config` and the seams of `kvstore`.
+Begin with `operations.worker`, then `worker`. Its rooms may import `config`, `clock`, `core`,
+`errors`, `files`, `index.archived`, `index.keys`, `opening.restoring`, `opening.viewing`, `process`
+and `record` of `kvstore`; decision 0014 has the reasons.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ one-line helps stand here. Verbs call the public API and print through `Output`.
 `StoreError`; they all end here, where the calls that an error advises become verbs. The rooms:
 `admin`, `message`, `tier`, `spark` and `trial` have the verbs, `terminal` opens stores and shows
 results. Not in here: any work on messages, which is the public API's. Begin with this module, then
-`message.put`. May import every room.
+`message.put`. May import every room of both packages.
 
 Invariants: listing the verbs, with a line on each, imports none of them. Results go to stdout and
 everything else to stderr. Exit codes: 0 done, 1 an error or a check that failed, 2 wrong usage, 130

@@ -6,7 +6,7 @@ ones in tests/reference judge them. A function takes buffers and numbers and giv
 checks every length before it reads, and lets other threads run where a loop is long. `unzipped`
 serves packages that are zip files. Not in here: files of stores, RocksDB, locks, and the meaning of
 the numbers (`record`, `index`, and the archives of `tiering`). Begin with `buffers`, then `hashing`
-and `packed_runs`. May import `errors`, the constants of `record.names`, and numpy.
+and `packed_runs`. May import `errors`, `record.names` (constants alone) and numpy.
 """
 
 from __future__ import annotations

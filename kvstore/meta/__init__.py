@@ -2,6 +2,5 @@
 
 In here: their settings, their rows, and the values that puts and reads need of them in memory. Not
 in here: lock rows, which are `pop`, and entries of messages, which are `index`. Begin with `topics`
-and `offsets`; `topic` is one topic's values. `read`, `pop`, `opening`, `engine` and `api` import
-these modules. This room may import `index`, `log` and the rooms below them.
+and `offsets`; `topic` is one topic's values. May import `index`, `log` and the rooms below them.
 """

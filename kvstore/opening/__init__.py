@@ -3,7 +3,7 @@
 In here: the folder and its lock, recovery after a crash, looking at a store from outside. An index
 is made in one way, `store_folder.found_index`, of a source: a RocketMQ folder (`adopting`),
 archives (`restoring`), or an index that can't be used any more (`rebuild`). Not in here: the calls
-that open (`api.store`, `api.founding`). Begin with `store_folder`, then `recovery`. `engine` and
-`api` import these modules, and `tiering` imports `restoring` and `viewing`. This room may import
-`rocketmq`, `index`, `log`, `meta` and the rooms below them.
+that open (`api.store`, `api.founding`). Begin with `store_folder`, then `recovery`. `tiering`
+imports `restoring` and `viewing` alone. May import `rocketmq`, `index`, `log`, `meta` and the rooms
+below them.
 """

@@ -3,6 +3,5 @@
 In here: taking, acking, dead letters, redrive, receipts, ordered groups, the figures of a group.
 The locks in memory are the room `inflight`. Not in here: reading messages, which is `read`, and
 committed offsets, which are `meta`. Begin with `popper`, which wires the parts, then `pop` and
-`claim`. `api` imports the parts that `popper` wires. This room may import `read`, `meta`, `index`
-and the rooms below them.
+`claim`. May import `read`, `meta`, `index` and the rooms below them.
 """

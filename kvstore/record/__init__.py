@@ -5,5 +5,5 @@ compression, hashes of keys and tags (`hashes`) and their Bloom filter (`key_fil
 `put` turns a caller's messages into record bytes. Not in here: where records are kept (`log`), the
 loops over bytes (`core.messages` decodes, `core.encoding` encodes), and RocketMQ's other files
 (`rocketmq`). Begin with `layout`, then `walk`; `names` has every name with a meaning. May import
-`errors`, `core` and codecs, nothing else of the project.
+`core`, `errors` and codecs.
 """

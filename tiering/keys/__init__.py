@@ -2,5 +2,5 @@
 
 In here: the `KeyProvider` seam, the provider that keeps keys in a file, and AES-256-GCM. Not in
 here: which topics are encrypted (`policy.schedule`), and destroying a key (`operations.erase`).
-Begin with `crypto`, then `key_file`. May import no other room of tiering.
+Begin with `crypto`, then `key_file`. May import `errors`.
 """

@@ -5,5 +5,5 @@ an object: announced before it is put, read back after. `work_folder` is the wor
 store; `commits` and `dead_jobs` are the archives that Spark's jobs add to a place. Not in here: the
 bytes of an archive (`archive`), which archives a store has (`catalog`), and the jobs themselves
 (`spark.sink`). Begin with `place`, then `local` and `object_store`; `publish` is the way of a new
-archive. May import `archive` and `keys`.
+archive. May import `archive` and the rooms below it.
 """

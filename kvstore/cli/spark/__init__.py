@@ -6,8 +6,8 @@
 - `jobs`: the verbs `tier ...` and `erase ...`, done by Spark's tasks.
 - `options`: the options of these verbs: which Spark, its settings, the source of the views.
 
-Not in here: the jobs themselves, which are `tiering.spark`. Begin with `export`. May import
-`cli.terminal`, `cli.tier`, and every room that `cli` may.
+Not in here: the jobs themselves, which are `tiering.spark`. Begin with `export`. May import the
+modules of `cli`, `cli.terminal`, `cli.tier`, and every room that `cli` may.
 """
 
 from __future__ import annotations

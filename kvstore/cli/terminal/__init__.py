@@ -1,5 +1,5 @@
 """Terminal: how verbs open stores, read arguments and show results; each verb uses it.
 
-Not in here: any verb. Begin with `opening`, then `output`. May import every room that `cli` may,
-but none of the rooms of verbs.
+Not in here: any verb. Begin with `opening`, then `output`. May import every room that `cli` may; it
+imports no room of verbs.
 """

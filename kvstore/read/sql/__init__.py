@@ -5,7 +5,7 @@ loop costs one look-up. `grammar` is the language, which a library parses; `comp
 function of what it finds; `texts` is how a property's text is read; `filter_faults` is the error
 for a wrong expression, of tags too. The language, and how it differs from RocketMQ's and JMS's
 selectors, is docs/filters.md. Not in here: tag expressions, which are `read.filters`. Begin with
-`grammar`. May import the rooms below `read`, and nothing of `read` itself.
+`grammar`. May import the rooms below `read`; it imports nothing of `read` itself.
 
 Invariants: a `SqlFilter` that exists is right: a bad expression raised `FilterIllegal`, with the
 place, when it was made; asking it never raises, whatever the properties."""

@@ -11,7 +11,7 @@ Begin with `running`.
 - `iceberg`: the same as a table of Iceberg.
 - `hadoop`: files wherever Spark can write.
 
-Not in here: reading messages, which is the stream's (`stream`). May import `spark`'s own modules
+Not in here: reading messages, which is the stream's (`stream`). May import the modules of `spark`
 and the rooms below `spark`.
 """
 

@@ -9,6 +9,6 @@ Begin with `sink_writer`.
 - `jobs`: the state of a place that a job has to know; commit, abort, leftovers.
 - `sink_writer`: the writers that Spark calls.
 
-Not in here: how commits lie in a place, which is `places.commits`. May import `spark`'s own modules
-and the rooms below `spark`.
+Not in here: how commits lie in a place, which is `places.commits`. May import the modules of
+`spark` and the rooms below `spark`.
 """
