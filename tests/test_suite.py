@@ -37,7 +37,7 @@ def private(tree: ast.AST, owners: frozenset[str] = frozenset()) -> Iterator[str
 def test_only_one_module_of_tests_knows_what_a_store_calls_its_parts() -> None:
     parts = set(private(ast.parse(INSIDE.read_text(encoding="utf-8"))))
     assert {"_engine", "_begin_pop"} <= parts
-    own = frozenset({"self", "cls", "worker"})
+    own = frozenset({"self", "cls"})
     reaching = {
         f"{path.relative_to(ROOT)}: {name}"
         for path in (ROOT / "tests").rglob("*.py")

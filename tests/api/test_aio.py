@@ -56,7 +56,7 @@ def run(tmp_path: Path) -> Callable[..., Any]:
 
 async def waiting(store: kvstore.aio.Store, count: int) -> None:
     """Return when so many pops wait."""
-    while len(store._bells) != count:
+    while len(inside.bells(store)) != count:
         await asyncio.sleep(0.001)
 
 
@@ -132,7 +132,7 @@ def test_a_put_wakes_a_pop(run: Callable[..., Any]) -> None:
         await store.put("t", b"x")
         assert bodies(await task) == [b"x"]
         assert time.monotonic() - begin < SOON
-        assert (waiters(store), store._bells, store._alarms) == (0, set(), {})
+        assert (waiters(store), inside.bells(store), inside.alarms(store)) == (0, set(), {})
 
     run(test)
 
@@ -143,13 +143,13 @@ def test_a_lock_that_runs_out_wakes_a_pop(run: Callable[..., Any]) -> None:
         taken = await store.pop("g", "t", limit=10, invisible_for=0.3)
         tasks = [asyncio.create_task(store.pop("g", "t", wait=60)) for _ in range(10)]
         await waiting(store, 10)
-        assert len(store._alarms) == 1
+        assert len(inside.alarms(store)) == 1
         for task in tasks:
             (popped,) = await task
             assert popped.attempt == 2
         late = time.time() * 1000 - taken[0].due_at
         assert 0 <= late < SOON * 1000
-        assert (waiters(store), store._alarms) == (0, {})
+        assert (waiters(store), inside.alarms(store)) == (0, {})
 
     run(test)
 
@@ -235,7 +235,7 @@ def test_a_cancelled_pop_that_waits_leaves_no_waiter(run: Callable[..., Any]) ->
     async def test(store: kvstore.aio.Store) -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(store.pop("g", "t", wait=60), 0.05)
-        assert (waiters(store), store._bells) == (0, set())
+        assert (waiters(store), inside.bells(store)) == (0, set())
         await store.put("t", b"x")
         (popped,) = await store.pop("g", "t")
         assert popped.attempt == 1

@@ -27,6 +27,7 @@ import tiering.executor.pool
 from kvstore import Store, StoreForked, StoreLocked
 from kvstore.files import LocalFiles
 from kvstore.process.forking import module_lock
+from tests.support import inside
 from tests.support.children import Teller, fail, in_child
 from tests.support.stores import SMALL
 
@@ -378,7 +379,7 @@ def _archiving(tell: Teller, path: str) -> None:
             store.seal()
             worker.run_once()
             assert worker.archives()
-            pool = worker._context.executor
+            pool = inside.work_context(worker).executor
             assert isinstance(pool, tiering.executor.pool.Pool)
             pool.run(lambda: None, os.getpid)
             process = pool._process

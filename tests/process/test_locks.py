@@ -133,7 +133,7 @@ def test_an_interrupt_at_any_line_of_a_run_lets_the_next_run_begin(tmp_path: Pat
         for at in range(1, whole.lines + 1):
             interrupt = _Interrupt(at, RUN)
             interrupt.run(worker.run_once)
-            assert _is_free(worker._busy), interrupt.where
+            assert _is_free(inside.turn_of_runs(worker)), interrupt.where
 
 
 def test_an_interrupt_at_any_line_of_a_wait_arrives_as_itself_and_the_store_goes_on(

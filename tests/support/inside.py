@@ -7,7 +7,9 @@ this file alone; a test holds all others to that.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 import kvstore.aio
@@ -31,6 +33,10 @@ from kvstore.pop.progress import ProgressHistory
 from kvstore.process.locks import Signal
 from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
+from tiering import Worker
+from tiering.worker.context import WorkContext
+from tiering.worker.run_due import Relocator
+from tiering.worker.store_snapshot import Snapshotter
 
 
 def engine(store: Store) -> Engine:
@@ -160,3 +166,54 @@ def set_begin_pop(store: Store, by: Callable[..., Any] | None) -> None:
 def behind(store: kvstore.aio.Store) -> Store:
     """The store behind one for asyncio."""
     return store._store
+
+
+def bells(store: kvstore.aio.Store) -> Collection[object]:
+    """The pops of an asyncio store that wait, and hear of new messages."""
+    return store._bells
+
+
+def alarms(store: kvstore.aio.Store) -> Collection[object]:
+    """The groups and topics that an asyncio store looks at again when a lock runs out."""
+    return store._alarms
+
+
+def store_path(worker: Worker) -> Path:
+    return worker._store.path
+
+
+def work_context(worker: Worker) -> WorkContext:
+    return worker._context
+
+
+def snapshots(worker: Worker) -> Snapshotter:
+    return worker._snapshots
+
+
+def relocator(worker: Worker) -> Relocator:
+    return worker._relocator
+
+
+def tried_places(worker: Worker) -> set[str]:
+    """The places that a worker wrote to once to see whether it can."""
+    return worker._tried
+
+
+def check_worker(worker: Worker) -> None:
+    """Raise where a worker was told to stop."""
+    worker._check()
+
+
+def tell_to_stop(worker: Worker) -> None:
+    """Tell a worker to stop, and do not wait for it."""
+    worker._stopping.set()
+
+
+def turn_of_runs(worker: Worker) -> threading.RLock:
+    """The lock under which a worker runs."""
+    return worker._busy
+
+
+def set_progress(worker: Worker, progress: Callable[[str, int, int], None]) -> None:
+    """Tell the progress of a worker's runs to another function."""
+    worker._progress = progress

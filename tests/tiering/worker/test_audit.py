@@ -20,6 +20,7 @@ from kvstore import Message, Store, StoreConfig
 from kvstore.clock import SystemClock
 from kvstore.files import LocalFiles
 from kvstore.opening.viewing import read_catalog
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.tiering.catalog.moving import merge
 from tiering.catalog.catalog import ArchiveRow, decode_rows, encode_row
@@ -195,8 +196,8 @@ def test_what_waits_for_its_end_is_no_orphan(store: Store, tmp_path: Path) -> No
     with tiering.Worker(store, policy) as worker:
         worker.run_once()
         for row in rows(store):
-            relocator, number = worker._relocator, store.handover.take_number()
-            relocator.switch(row, relocator.copy(row, number, worker._check))
+            relocator, number = inside.relocator(worker), store.handover.take_number()
+            relocator.switch(row, relocator.copy(row, number, lambda: inside.check_worker(worker)))
         report = worker.verify(remove_orphans=True)
     assert (report.archives, report.retired) == (3, 3)
     assert (report.problems, report.orphans) == ([], [])

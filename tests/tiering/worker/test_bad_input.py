@@ -15,6 +15,7 @@ import pytest
 
 import kvstore
 from kvstore import Message, Store, StoreLocked
+from tests.support import inside
 from tests.support.children import Child, Teller
 from tests.support.clock import VirtualClock
 from tests.support.files import WatchedFiles
@@ -111,7 +112,7 @@ def test_a_full_disk_leaves_archives_that_were_to_go_cold_warm(
 
 def fill_the_disk_of_the_other_process(worker: Worker) -> None:
     """Have it find no room for more than a few bytes; the next one has it again."""
-    pid = worker._context.executor.run(lambda: None, os.getpid)
+    pid = inside.work_context(worker).executor.run(lambda: None, os.getpid)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (100, 100))
 
 

@@ -15,6 +15,7 @@ import pytest
 from kvstore import Store
 from kvstore.errors import ArchiveDamaged, StoreError
 from kvstore.files import LocalFiles
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.files import WatchedFiles
 from tests.tiering.stores import filled, held, tiers
@@ -210,7 +211,7 @@ def test_a_step_that_fails_for_one_leaves_it_and_the_others_go(
 def test_a_stop_leaves_nothing_by_half(store: Store, clock: VirtualClock, pools: Pools) -> None:
     before = held(store)
     clock.advance(2 * DAY)
-    worker = Worker(store, BOTH, executor=pools, progress=lambda *_: worker._stopping.set())
+    worker = Worker(store, BOTH, executor=pools, progress=lambda *_: inside.tell_to_stop(worker))
     with pytest.raises(TieringStopped):
         worker.run_once()
     worker.stop()

@@ -9,6 +9,7 @@ import pytest
 
 from kvstore import Retention, Store, TopicConfig
 from kvstore.errors import ArchiveDamaged
+from tests.support import inside
 from tests.support.clock import FineClock, VirtualClock
 from tests.tiering.stores import QUEUES, fill, filled, held
 from tiering import Policy, Worker
@@ -126,7 +127,7 @@ def test_an_archive_that_could_not_be_looked_into_expires_only_if_its_topics_say
     as_of_an_older_version(store)
     clock.advance(20 * DAY)
     with Worker(store, msgspec.structs.replace(WARM, warm_for=100 * DAY)) as worker:
-        judge = worker._snapshots.resolver
+        judge = inside.snapshots(worker).resolver
         read, tried = judge._manifest_of, set[str]()
 
         def once_away(row: ArchiveRow) -> Manifest:
@@ -145,11 +146,11 @@ def test_what_a_look_sees_is_what_one_without_a_memory_sees(
     store: Store, clock: VirtualClock
 ) -> None:
     with Worker(store, WARM) as worker:
-        snapshots = worker._snapshots
+        snapshots = inside.snapshots(worker)
 
         def check() -> StoreSnapshot:
             store.checkpoint()
-            fresh = Snapshotter(worker._context)
+            fresh = Snapshotter(inside.work_context(worker))
             seen, anew = snapshots.take(clock.now_ms()), fresh.take(clock.now_ms())
             assert (seen.segments, seen.archives) == (anew.segments, anew.archives)
             assert seen.today.traits == anew.today.traits

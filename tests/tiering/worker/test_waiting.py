@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvstore import Store
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.tiering.stores import fill, held
 from tiering import PlaceUnavailable, Policy, Worker
@@ -137,7 +138,7 @@ def test_a_place_that_is_there_again_is_not_waited_for_any_more(
         else Policy(hot_for=DAY, warm_for=DAY, warm="archive", cold=str(nas), clock_doubt=0.0)
     )
     with Worker(store, policy, executor=Inline()) as worker:
-        worker._tried.add(str(nas))
+        inside.tried_places(worker).add(str(nas))
         looks(worker, clock, 2)
         clock.advance(2 * DAY)
         looks(worker, clock, 2)
@@ -162,7 +163,7 @@ def test_a_place_that_goes_away_in_a_run_costs_the_segment_under_way(
     root = tmp_path / "nas"
     policy = Policy(hot_for=DAY, warm=str(root), clock_doubt=0.0)
     with Worker(store, policy, executor=counting) as worker:
-        worker._tried.add(str(root))
+        inside.tried_places(worker).add(str(root))
         failed = worker.run_once().failed
         assert counting.encoded <= 2, "the next was begun while this one was put"
         assert list(failed) == [f"segment {number}" for number in range(count)]
@@ -191,7 +192,7 @@ def test_what_a_killed_worker_left_is_tidied_in_every_place_that_is_there(
         clock_doubt=0.0,
     )  # fmt: skip
     with Worker(store, policy, executor=Inline()) as worker:
-        worker._tried.update(map(str, places.values()))
+        inside.tried_places(worker).update(map(str, places.values()))
         done = worker.run_once()
         assert next(iter(done.failed)) == f"tidying {places['away']}"
         assert not list(places["here"].rglob("here*"))

@@ -11,6 +11,7 @@ import pytest
 import kvstore
 import tiering
 from kvstore import Retention, Store, StoreConfig, TopicConfig
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.files import WatchedFiles
 from tests.tiering.stores import SEGMENT, config, fill, held, tiers
@@ -159,7 +160,7 @@ def test_a_worker_that_is_stopped_has_done_nothing_by_half(
 ) -> None:
     before = held(store)
     clock.advance(2 * DAY)
-    worker = Worker(store, WARM, progress=lambda *_: worker._stopping.set())
+    worker = Worker(store, WARM, progress=lambda *_: inside.tell_to_stop(worker))
     with pytest.raises(TieringStopped):
         worker.run_once()
     worker.stop()

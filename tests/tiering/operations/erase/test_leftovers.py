@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from kvstore import Store
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.tiering.stores import held
 from tiering import Policy, Worker
@@ -107,7 +108,7 @@ def test_what_can_not_be_tidied_keeps_an_erasure_from_being_proven(
         Intent(900, str(away), "a/b.kvarc", 5, 1)
     )
     with Worker(store, policy) as worker:
-        worker._tried.add(str(away))
+        inside.tried_places(worker).add(str(away))
         report = worker.erase(key="k1")
         assert (report.is_proven, report.found) == (False, 0)
         assert f"tidying {away}" in report.failed

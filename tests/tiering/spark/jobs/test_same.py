@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 import kvstore
 from kvstore.errors import KeyMissing
 from tests.cli.conftest import Kvmq, kvmq
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.tiering.spark.conftest import DAY, SEGMENT
 from tests.tiering.spark.jobs import works
@@ -123,7 +124,7 @@ def test_archives_come_under_the_keys_of_today_and_no_others_are_touched(
     tmp_path: Path, made: tuple[Path, int], executor: SparkExecutor
 ) -> None:
     def work(worker: Worker, clock: VirtualClock) -> Any:
-        keys = worker._context.keys
+        keys = inside.work_context(worker).keys
         assert isinstance(keys, Keys)
         keys.writing.clear()
         keys.change("skewed", key("first"))
@@ -171,9 +172,9 @@ def test_what_is_damaged_is_told_alike_and_the_others_go_on(
     tmp_path: Path, made: tuple[Path, int], executor: SparkExecutor
 ) -> None:
     def work(worker: Worker, clock: VirtualClock) -> Any:
-        damage(worker._store.path)
+        damage(inside.store_path(worker))
         moved = worker.run_once()
-        path = worker._store.path / "archive" / (name := third(worker))
+        path = inside.store_path(worker) / "archive" / (name := third(worker))
         data = bytearray(path.read_bytes())
         data[len(data) // 3] ^= 1
         path.write_bytes(data)
@@ -200,7 +201,7 @@ def test_a_worker_that_is_stopped_in_the_middle_has_done_nothing_by_half(
             if done >= SEGMENT and ends:
                 ends.pop().start()
 
-        worker._progress = told
+        inside.set_progress(worker, told)
         with pytest.raises(TieringStopped):
             worker.run_once()
         return len(worker.archives())
