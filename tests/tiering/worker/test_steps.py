@@ -13,6 +13,7 @@ import pytest
 from kvstore import Message, Retention, Store
 from kvstore.errors import ArchiveDamaged, StoreError
 from kvstore.files import LocalFiles
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.tiering.places.lying import Lie, LyingFiles
 from tests.tiering.stores import fill, filled, held
@@ -508,7 +509,7 @@ def test_an_erasure_that_is_stopped_says_so(store: Store) -> None:
 
     def stop(what: str, done: int, total: int) -> None:
         if what.startswith("erasing") and done == total - 1:  # nothing is asked behind it
-            workers[0]._stopping.set()
+            inside.tell_to_stop(workers[0])
 
     with Worker(store, WARM, executor=Inline(), progress=stop) as worker:
         workers.append(worker)
