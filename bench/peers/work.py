@@ -27,8 +27,8 @@ from bench.peers.peer import Item, Peer, items, on_disk, resident
 BATCH: Final = 32
 QUEUES: Final = 8
 THREADS: Final = 16
-WARM_S = 4.0
-SECONDS = 3.0
+WARM_S = 3.0
+SECONDS = 2.0
 LOAD_S = 1.0
 """A load of messages that are consumed ends here, and the next begins when they are gone."""
 _CHUNK: Final = 128

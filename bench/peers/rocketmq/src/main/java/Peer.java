@@ -50,7 +50,7 @@ import org.apache.rocketmq.store.config.MessageStoreConfig;
  */
 public final class Peer {
     static final int BATCH = 32, QUEUES = 8, THREADS = 16;
-    static final double WARM_S = 4.0, SECONDS = 3.0, LOAD_S = 1.0;
+    static final double WARM_S = 3.0, SECONDS = 2.0, LOAD_S = 1.0;
     /** Dispatching that makes no progress for so long has failed. */
     static final double STUCK_S = 10;
     static final String[] TAGS =
