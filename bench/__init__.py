@@ -1,7 +1,7 @@
 """The benchmarks: `python -m bench`.
 
-The idea: a scenario is one small module with `run(folder, options)`; each run of it is a process of
-its own in a folder of its own, so that memory, caches and garbage of one don't reach another. Each
+The idea: a scenario is one small module with `run(folder, options)`; each run is a process of its
+own in a folder of its own, so that memory, caches and garbage of one don't reach another. Each
 figure stands beside its target.
 
 - `figure`: what a scenario returns. `scenarios`: the list of them.

@@ -172,7 +172,7 @@ def run_size(folder: Path, options: Options) -> list[Figure]:
                        len(data) / whole[codec], "", target, "lower",
                        f"{len(log.raw) / len(data):.2f}x; {sections}"),
                 Figure(f"{name}: {codec} encoded", len(log.raw) / used / 1e6, "MB/s", 80.0,
-                       note=f"per core; {trained / seconds:.0%} of it training"),
+                       note=f"per core; {trained / seconds:.0%} is training"),
                 _regrouped(folder, log, name, codec),
             ]  # fmt: skip
     return found

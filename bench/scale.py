@@ -149,7 +149,7 @@ def _rate(call: Callable[..., object], arguments: Sequence[tuple[object, ...]]) 
 
 
 def run(folder: Path, options: Options) -> list[Figure]:
-    """The same operations at 1 M, 4 M and 16 M messages, as ratios."""
+    """The speed of equal operations at 1 M, 4 M and 16 M messages, as ratios."""
     least = options.messages or _MESSAGES
     load = Load(
         messages=least * _FACTORS[-1],

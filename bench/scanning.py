@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MESSAGES: Final = 1_000_000
-"""A second or two of scanning: in less of it what differs is mostly how tasks happen to end."""
+"""A second or two of scanning: shorter runs differ mostly in how tasks happen to end."""
 _TOPICS: Final = 100
 _BATCH: Final = 32
 _WARM: Final = 4

@@ -1,4 +1,4 @@
-"""Tiering an open store: how fast segments become archives, and what puts feel of it.
+"""Tiering an open store: how fast segments become archives, and how much that slows puts.
 
 The idea: bodies of about 1 KB as in `archives`; a load is put with no worker, and another of the
 same size while a worker moves the segments of the first; the ratio of the two is the figure, since
@@ -65,7 +65,7 @@ def run_rate(folder: Path, options: Options) -> list[Figure]:
 
 
 def run_rate_many(folder: Path, options: Options) -> list[Figure]:
-    """The same with 5,000 x 8 queues."""
+    """Messages of 128 B become archives as fast as they were put? 5,000 x 8 queues."""
     load = Load(
         options.messages or _SMALL,
         options.size or 128,

@@ -52,7 +52,7 @@ def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
 
 
 def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
-    """The same for a build in place."""
+    """The packages that a build in place needs beside those of pyproject.toml."""
     return [*build_meta.get_requires_for_build_editable(config_settings), *_package()]
 
 

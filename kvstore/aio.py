@@ -57,7 +57,7 @@ Looked = tuple[list[Popped], Poll | None]
 def _awaited(
     method: Callable[Concatenate[S, P], R],
 ) -> Callable[Concatenate[_Calls, P], Coroutine[Any, Any, R]]:
-    """The same call, to be awaited. (A namespace's view has the store's, for its own names.)"""
+    """A call of the store, or of a namespace's view, that a thread makes and a task awaits."""
     name = method.__name__
 
     async def awaited(self: _Calls, /, *args: P.args, **more: P.kwargs) -> R:

@@ -73,7 +73,9 @@ class ArchiveAccess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def with_given(
         self, keys: object | None = None, options: Mapping[str, object] | None = None
     ) -> ArchiveAccess:
-        """The same with other keys, if any are given, and with these options before its own."""
+        """A copy of these settings with other keys, if any are given, and with these options before
+        its own.
+        """
         return msgspec.structs.replace(
             self,
             keys=self.keys if keys is None else keys,

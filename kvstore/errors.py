@@ -87,7 +87,7 @@ class StoreLocked(StoreError):
 
 class StoreForked(StoreError):
     """The store was opened before this process was forked from the one that opened it, or RocksDB
-    was in use there. It is the parent's alone; this process holds nothing of it.
+    was in use there. It is the parent's alone; this process holds no part of the store.
     """
 
 
@@ -314,7 +314,7 @@ class ArchiveDamaged(Damaged):
         self.next_offset = next_offset
 
     def placed(self, message: str, archive: str, block: int, next_offset: int | None) -> Self:
-        """The same error, saying more of where it was met."""
+        """A copy of this error that says more about where it was met."""
         found = copy.copy(self)
         found.args = (message,)
         found.archive, found.block, found.next_offset = archive, block, next_offset

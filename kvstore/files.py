@@ -76,7 +76,7 @@ SegmentBuffer = mmap.mmap
 
 
 class MappedFile(Protocol):
-    """One segment file, all of it in memory's address space."""
+    """One segment file, mapped whole into memory's address space."""
 
     path: Path
     size: int

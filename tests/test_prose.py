@@ -1,7 +1,8 @@
 """Prose is plain English in code, tests and documents.
 
-The rules catch openings that hide the subject of a sentence, chains of invariants, and docstrings
-that give orders. Each is fed text that breaks it, so that a rule gone blind fails here.
+The rules catch openings that hide the subject of a sentence, pronouns where a noun belongs, chains
+of invariants, and docstrings that give orders. Each is fed text that breaks it, so that a rule gone
+blind fails here.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +24,9 @@ _SENTENCE: Final = re.compile(
     r"(?:^|[.:;!?] )\s*(What|Whoever|Have the|Take note|Such as)\b(?![^.]*\?)"
 )
 _WORDS: Final = re.compile(r"\b(?:[Ww]hoever|of (?:before|today))\b")
+_NAMELESS: Final = re.compile(
+    r"(?<!part )(?<!parts )\bof it\b|^The same(?=[^ ]| (?:as|but|for|goes|in|of|with)\b)"
+)
 _COMPILED: Final = re.compile(r'"""(.*?)"""|# ([^\n]*)', re.DOTALL)
 _VERB_OF_COMMAND: Final = re.compile(r"\b(?:command|group)\(")
 # Openings such as "Log positions of a queue".
@@ -68,7 +73,9 @@ def prose(path: Path) -> Iterator[str]:
     return (a or b for a, b in _COMPILED.findall(text))
 
 
-def test_no_sentence_hides_its_subject_behind_what_whoever_or_an_order_to_note() -> None:
+@cache
+def all_prose() -> dict[str, list[str]]:
+    """The paragraphs of each file of the project."""
     files = [
         path
         for folder in FOLDERS
@@ -76,10 +83,14 @@ def test_no_sentence_hides_its_subject_behind_what_whoever_or_an_order_to_note()
         if path.suffix in (".py", ".pyx", ".pxd", ".pyi", ".md") and ".cache" not in path.parts
     ]
     assert len(files) > 600
+    return {str(path.relative_to(ROOT)): list(prose(path)) for path in [*files, ROOT / "README.md"]}
+
+
+def test_no_sentence_hides_its_subject_behind_what_whoever_or_an_order_to_note() -> None:
     found = {
-        str(path.relative_to(ROOT)): hidden
-        for path in [*files, ROOT / "README.md"]
-        if (hidden := [h for paragraph in prose(path) for h in hidden_subjects(paragraph)])
+        path: hidden
+        for path, paragraphs in all_prose().items()
+        if (hidden := [h for paragraph in paragraphs for h in hidden_subjects(paragraph)])
     }
     assert found == {}
 
@@ -113,11 +124,10 @@ def long_chains(text: str) -> list[str]:
 
 def test_four_invariants_or_more_are_a_list() -> None:
     found = {
-        str(path.relative_to(ROOT)): chains
-        for package in ("kvstore", "tiering")
-        for path in sorted((ROOT / package).rglob("*"))
-        if path.suffix in (".py", ".pyx")
-        for text in prose(path)
+        path: chains
+        for path, texts in all_prose().items()
+        if path.startswith(("kvstore/", "tiering/"))
+        for text in texts
         for paragraph in text.split("\n\n")
         if (chains := long_chains(paragraph))
     }
@@ -128,6 +138,35 @@ def test_a_chain_of_four_invariants_is_found() -> None:
     assert long_chains("Invariants: one is 1; two is 2; three\nis 3; four is 4.") != []
     assert long_chains("Invariants: one is 1; two is 2; three is 3.") == []
     assert long_chains("Invariants:\n\n- One is 1.\n- Two is 2.") == []
+
+
+def nameless(text: str) -> list[str]:
+    """The places that say "of it" or begin with "The same" where the noun belongs. "A part of it"
+    is plain where the noun stands just before.
+    """
+    folded = " ".join(text.split())
+    return [folded[max(m.start() - 30, 0) : m.end() + 30] for m in _NAMELESS.finditer(folded)]
+
+
+def test_prose_names_the_noun_instead_of_it_or_the_same() -> None:
+    found = {
+        path: places
+        for path, paragraphs in all_prose().items()
+        if not path.startswith("tests/")
+        and (places := [p for paragraph in paragraphs for p in nameless(paragraph)])
+    }
+    assert found == {}
+
+
+def test_a_sentence_without_its_noun_is_found() -> None:
+    for bad in ("The file has all\nof it.", "The same for rows.", "The same, with a key."):
+        assert len(nameless(bad)) == 1
+    for good in (
+        "An archive, or a part of it.",
+        "Rows of the same topic.",
+        "The same key is found.",
+    ):
+        assert nameless(good) == []
 
 
 def bases(opening: str) -> set[str]:

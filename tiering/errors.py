@@ -49,7 +49,7 @@ class ObjectExists(PlaceError):
 
 
 class ObjectTooShort(PlaceError):
-    """An object ends before what was asked of it; `size` is what it has, in bytes."""
+    """An object ends before the bytes that were asked for; `size` is what it has, in bytes."""
 
     def __init__(self, message: str, place: str = "", size: int = 0) -> None:
         super().__init__(message, place)

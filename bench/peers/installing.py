@@ -1,6 +1,6 @@
 """The peers' own packages: clients in an environment of their own, a server, Java's classes.
 
-The idea: all of it goes below `.cache`, which git ignores; what is there is not made again. A peer
+The idea: everything goes below `.cache`, which git ignores; what is there is not made again. A peer
 whose parts cannot be had (no Go, no Maven, no redis-server) is left out, and the page says so.
 """
 

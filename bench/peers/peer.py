@@ -79,7 +79,7 @@ class Peer:
         """Wait until what was put can be found."""
 
     def another(self) -> Peer:
-        """The same store for another thread."""
+        """A client of this store for another thread."""
         return self
 
     def pids(self) -> list[int]:

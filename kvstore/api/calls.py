@@ -397,8 +397,8 @@ class Calls:
         )
 
     def delete_topic(self, name: str) -> None:
-        """Deletes a topic: its index and all that groups keep of it goes at once, its records with
-        their segments. `TopicNotFound`.
+        """Deletes a topic: its index and the rows that groups have of the topic go at once, its
+        records with their segments. `TopicNotFound`.
         """
         self.delete_topics([name])
 

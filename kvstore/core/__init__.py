@@ -35,7 +35,7 @@ except ImportError as e:
     if e.name is None or not e.name.startswith("kvstore.core"):
         raise
     raise ImportError(
-        "kvstore.core is not compiled, or not all of it; in a checkout run `make setup`, elsewhere"
+        "kvstore.core is not compiled, or not wholly; in a checkout run `make setup`, elsewhere"
         " `pip install` anew",
         name=e.name,
     ) from e

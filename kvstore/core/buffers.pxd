@@ -8,7 +8,7 @@ cdef class View:
     # Its bytes, and how many.
     cdef uint8_t *bytes
     cdef Py_ssize_t size
-    # The same as numbers of 64 bits, and how many.
+    # The bytes as numbers of 64 bits, and how many.
     cdef int64_t *numbers
     cdef Py_ssize_t count
 

@@ -104,7 +104,7 @@ def java_hash(str text not None):
 
 
 cdef inline uint64_t _mix(uint64_t digest) noexcept nogil:
-    # The finisher of splitmix64: every bit of it depends on every bit of the digest.
+    # The finisher of splitmix64: every bit of its result depends on every bit of the digest.
     cdef uint64_t mixed = digest + <uint64_t>0x9E3779B97F4A7C15
     mixed = (mixed ^ mixed >> 30) * <uint64_t>0xBF58476D1CE4E5B9
     mixed = (mixed ^ mixed >> 27) * <uint64_t>0x94D049BB133111EB

@@ -11,7 +11,7 @@ Unpack = Callable[[bytes, int], bytes]
 """Gives the body, of its compressed form and the system flags; raises RecordDamaged."""
 
 class StoredMessage:
-    """A message as the log holds it; `help` of it says what its fields are."""
+    """A message as the log holds it; `help(StoredMessage)` says what its fields are."""
 
     __match_args__: tuple[str, ...]
     topic: str
@@ -55,7 +55,7 @@ class StoredMessage:
         """Raises MessageIllegal for a number that does not fit its field of a record."""
 
     def __replace__(self, **changes: object) -> StoredMessage:
-        """The same message with some fields changed."""
+        """A copy of the message with some fields changed."""
 
     def see_as(self, topic: str, properties: dict[str, str] | None) -> None:
         """Shows the message under another topic, and with other properties if some are given."""
@@ -118,9 +118,9 @@ def decode(
 
     `position` is the log position that the record must state. `check_crc` False leaves out the
     body's CRC, for bytes that were checked before; `property_crc` True checks the one over the
-    whole record, too. A compressed body is given as it is stored, or what `unpack` makes of it.
-    Raises RecordDamaged, with the position and what was expected and found; a blank record and
-    unwritten zeros are no records either.
+    whole record, too. A compressed body is given as it is stored, or as `unpack` returns it. Raises
+    RecordDamaged, with the position and what was expected and found; a blank record and unwritten
+    zeros are no records either.
     """
 
 def decode_rows(

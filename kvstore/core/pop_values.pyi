@@ -3,7 +3,7 @@
 from kvstore.core.messages import StoredMessage
 
 class Popped:
-    """A message under lock; `help` of it says what its fields are."""
+    """A message under lock; `help(Popped)` says what its fields are."""
 
     __match_args__: tuple[str, ...]
 
@@ -17,7 +17,7 @@ class Popped:
     @property
     def due_at(self) -> int: ...
     def __replace__(self, **changes: object) -> Popped:
-        """The same with some fields changed."""
+        """A copy of the message with some fields changed."""
 
 def popped_row(
     messages: list[StoredMessage], receipts: list[str], attempt: int, due_at: int

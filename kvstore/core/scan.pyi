@@ -65,6 +65,6 @@ def scan(
     """Checks records one after the other, from index `at` of `buffer` on, as `check_record` does.
 
     `base` is the log position of the buffer's index 0. Takes at most `limit` records, up to index
-    `end`. From the position `whole_from` on, a record that has zeros where a page of it may not
-    have reached the disk is torn. Other threads run meanwhile. Raises MemoryError.
+    `end`. From the position `whole_from` on, a record is torn if it has zeros where one of its
+    pages may not have reached the disk. Other threads run meanwhile. Raises MemoryError.
     """

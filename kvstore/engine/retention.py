@@ -133,9 +133,10 @@ def unread_in(
 def unread_in_archives(
     families: Families, going: Mapping[int, Collection[int] | None]
 ) -> dict[int, int]:
-    """The same of archives, by the locations that name them: by archive number the ids of the
-    topics that go, None for all. Only locations of topics that go are looked through. Offsets that
-    an archive lacks, where compaction or damage left gaps, are counted too.
+    """The messages of archives that were neither handed out to a group nor passed over by a commit:
+    topic id -> how many. `going` has by archive number the ids of the topics that go, None for all;
+    only locations of these topics are looked through. Offsets that an archive lacks, where
+    compaction or damage left gaps, are counted too.
     """
     ids: set[int] | None = set()
     for topics in going.values():

@@ -179,7 +179,7 @@ class Upkeep:
         merging in the background alone could fall behind puts for ever.
         """
         index, size = self._index, self._log.segment_size
-        # The checkpoint itself is done. The job that merges meets the same error, and tells of it.
+        # The checkpoint itself is done. The job that merges meets the same error, and reports it.
         with suppress(StoreError):
             if len(index.keys.parts()) <= _PARTS_MAX:
                 return
@@ -252,7 +252,9 @@ class Upkeep:
         return drop_expired(self._next_to_go, self._drop, self._pause, interval)
 
     def drop_next(self) -> Again | None:
-        """The same, one segment at a time: the housekeeper does other jobs in the pauses."""
+        """Drops the next segment that retention lets go: the housekeeper does other jobs in the
+        pauses.
+        """
         self._begin_retention()
         why = self._next_to_go()
         if why is None:

@@ -2,9 +2,9 @@
 pass.
 
 The idea: all work that doesn't depend on a message's place is done before the lock
-(`core.encoding`). Under it the batch gets offsets and positions, is noted in the tail and
-copied into the log. The wait for the disk comes after it. The log's `end` moves last, behind all
-segments of a batch: nobody sees a row or a byte before that, and until then all of it can be taken
+(`core.encoding`). Under it the batch gets offsets and positions, is noted in the tail and copied
+into the log. The wait for the disk comes after it. The log's `end` moves last, behind all segments
+of a batch: nobody sees a row or a byte before that, and until then the whole batch can be taken
 back.
 
 Invariants: a put that is refused changed nothing: no byte in the log, no row in the tail, no offset

@@ -552,7 +552,7 @@ def _is_one_of(reasons: tuple[str, ...], why: Exception) -> bool:
 def _not_opened(path: Path, why: Exception) -> DiskFull | IndexUnavailable | IndexDamaged:
     if _is_one_of(_NO_SPACE, why):
         return DiskFull(
-            f"the index in {path} has no room on its disk to be opened: nothing of it is lost; "
+            f"the index in {path} has no room on its disk to be opened: nothing is lost; "
             "free disk space and open it again"
         )
     if _is_one_of(_NOT_DAMAGE, why):

@@ -82,7 +82,7 @@ class Replay:
         """Whether damage was passed over: only then may a queue's offsets jump."""
         self.gone_records = 0
         """How many records may have stood in segments that left the log behind the beginning of
-        this replay: the offsets of a queue may jump by so many, where no place tells of it.
+        this replay: the offsets of a queue may jump by so many, where no place tells of the gap.
         """
         self.is_anew = False
         """Whether the log is replayed from its beginning: a queue's first record may follow on what

@@ -2,13 +2,13 @@
 
 The idea: on disks on which stores into a map stall, a put should touch memory only. Appends go to
 the active buffer; when it reaches its limit of bytes, messages or age, the buffers swap, and the
-flusher puts the full one into its segments with large writes. Readers are served from the
-buffers, as immutable chunks.
+flusher puts the full one into its segments with large writes. Readers are served from the buffers,
+as immutable chunks.
 
 Invariants:
 
 - A position is always in the file (below `written`), the buffer under way or the active buffer.
-- A buffer goes when the file has all of it, not before.
+- A buffer goes when the file has all its bytes, not before.
 - Chunks of one buffer are contiguous except where a segment ends.
 - At most two buffers exist, so an append behind a disk that stalls fails with `StoreBusy` instead
   of filling the memory.

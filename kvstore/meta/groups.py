@@ -398,7 +398,7 @@ def _backoff_of(given: object) -> tuple[float, ...]:
 
 
 def _shared(backoff: tuple[float, ...]) -> tuple[float, ...]:
-    """The one default instead of a copy of it for every group in memory."""
+    """The one default, instead of an equal copy for every group in memory."""
     return DEFAULT_BACKOFF if backoff == DEFAULT_BACKOFF else backoff
 
 

@@ -161,7 +161,7 @@ class Offsets:
         self.recoveries: int = U32.unpack(found)[0] if found else 0
         """The number of openings after an unclean end, which rows note."""
         self._ends: list[int] | None = None
-        """For each end that is noted the lowest of it and those behind it; the last is that of the
+        """For each noted end the lowest of this end and the later ones; the last is that of the
         last recovery.
         """
 
@@ -244,7 +244,7 @@ class Offsets:
         return None if found is None else found.offset
 
     def committed(self, group: int, topic: int, queue: int, bounds: Bounds) -> Committed | None:
-        """The same, with all values of its row."""
+        """A group's committed offset with all values of its row; None if it never committed."""
         key = offset_key(group, topic, queue)
         row = self._families.get(OFFSETS, key)
         if row is None:
@@ -436,7 +436,7 @@ class Offsets:
             self.moved[group, topic] = True
 
     def rows_of(self, group: int, topic: int, queue: int | None = None) -> Iterator[OffsetRow]:
-        """A group's rows in a topic, or in one queue of it, by queue."""
+        """A group's rows in a topic, or in one of the topic's queues, by queue."""
         first = offset_key(group, topic, queue or 0)
         end = offset_key(group, topic + 1, 0) if queue is None else behind(first)
         for key, row in self._families.rows(OFFSETS, first, end):
@@ -496,7 +496,9 @@ class Offsets:
             yield from self._keys_in(topic)
 
     def _keys_in(self, topic: int) -> Iterator[bytes]:
-        """The same for one topic, by one seek for each group that committed anywhere."""
+        """The keys of all groups' offsets in one topic, by one seek for each group that committed
+        anywhere.
+        """
         it, families = self._families.iter(OFFSETS), self._families
         it.seek(offset_key(0, topic, 0))
         while families.valid(it):

@@ -221,7 +221,7 @@ def _kept_rows(old: Index) -> Iterator[Row]:
 
 
 def _is_founded(folder: Path, config: StoreConfig) -> bool:
-    """Whether there is a new index, and all of it."""
+    """Whether there is a new index, and it is complete."""
     new = folder / store_folder.NEW_INDEX
     if not new.exists():
         return False

@@ -227,7 +227,9 @@ class FastPath:
         )
 
     def ack_one(self, receipt: object) -> bool:
-        """The same for a row of one message."""
+        """Acks the lock row of one message if this is its receipt and nobody has touched the row
+        since it was popped; False if that is not known.
+        """
         if type(receipt) is not str:
             return False
         delivery = self._remembered.get(receipt[:HEAD_CHARS])

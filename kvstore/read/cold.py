@@ -189,5 +189,5 @@ class Cold:
 
 
 def with_next(error: ArchiveDamaged, message: str, following: int | None) -> ArchiveDamaged:
-    """The same error with another text and the offset at which to go on."""
+    """A copy of an error with another text and the offset at which to go on."""
     return error.placed(message, error.archive, error.block, following)

@@ -191,7 +191,7 @@ class Reader:
             try:
                 buffer, at, end = self._log.span(positions[count])
             except SegmentDamaged:
-                return count + 1  # the read of it reports the fault
+                return count + 1  # reading it reports the fault
             base = positions[count] - at
             count, left = within(buffer, base, end, positions, count, left)
             if left < 0:
@@ -453,7 +453,9 @@ class Reader:
         return start
 
     def _first_in_log(self, topic: Topic, queue: int, time: int, low: int, high: int) -> int:
-        """The same of entries that the log has."""
+        """The first offset from `low` on whose message was stored at or after a time; `high` if
+        there is none. The log has all of these entries.
+        """
         while low < high:
             middle = (low + high) // 2
             if self.stored_at(self.positions(topic, queue, middle, 1)[0]) < time:

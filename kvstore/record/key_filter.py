@@ -5,7 +5,7 @@ the 32 bits of a key's hash, not the topic's 8, so one filter answers for a key 
 a key in any. A digest's block is the upper bits of digest times number of blocks, so sorted digests
 fill the filter from front to back: building takes no more memory than the filter, and consecutive
 blocks are the filter of a range of digests. An archive has a whole filter as a section, with a
-head; the key index keeps a large filter as pieces, each some blocks of it.
+head; the key index keeps a large filter as pieces of some blocks each.
 
 Invariant: an added key is never denied.
 """

@@ -102,7 +102,7 @@ HEADS: Final[dict[int, struct.Struct]] = {
 }
 """The head's Struct by `system flags & HOSTS_V6`."""
 
-# --- parts of it -------------------------------------------------------------------------------
+# --- parts of a record -------------------------------------------------------------------------
 
 SIZE: Final = struct.Struct(">I")
 BODY_SIZE: Final = struct.Struct(">I")

@@ -95,7 +95,7 @@ TRANSACTION_CHECKS: Final = "TRANSACTION_CHECK_TIMES"
 # --- the record itself -----------------------------------------------------------------------
 
 PROPERTY_CRC: Final = "__CRC32#"
-"""Name of the reserved property at the end of a record whose CRC covers all of it."""
+"""Name of the reserved property at the end of a record, whose CRC covers the whole record."""
 TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
 """Properties whose name begins so are never stored."""
 

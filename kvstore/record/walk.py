@@ -112,7 +112,7 @@ def walk(
 
 
 def extents(walked: Iterable[Scan | Extent]) -> Iterator[Extent]:
-    """The same with an extent for each record."""
+    """The findings of a walk, with each scan as an extent for each record."""
     for found in walked:
         if isinstance(found, Extent):
             yield found

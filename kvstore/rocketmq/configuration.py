@@ -209,7 +209,7 @@ def read_config(path: Path, files: Files) -> tuple[Any, bool] | None:
 
 
 def _strict(text: str) -> str:
-    """The same value as strict JSON; the decoder refuses text that this can't understand."""
+    """A value of lax JSON as strict JSON; the decoder refuses text that this can't understand."""
     parts: list[str] = []
     at = 0
     while at < len(text):

@@ -67,8 +67,8 @@ _UTF8_MAX: Final = 4
 def describe(message: StoredMessage, body_max: int | None = None) -> dict[str, Any]:
     """Everything about a message whose body is as it is stored.
 
-    The body is given decompressed, up to `body_max` bytes of it (None: all). For a body that can't
-    be decompressed, `body_problem` has the fault, and the body is given as stored.
+    The body is given decompressed, its first `body_max` bytes (None: all). For a body that can't be
+    decompressed, `body_problem` has the fault, and the body is given as stored.
     """
     flags = message.system_flags
     properties = message.properties

@@ -1,8 +1,8 @@
 """Source: a RocketMQ store on disk, with the files of its log and its configuration.
 
-The idea: every fault of a source is found here, before anything is made of it: a folder that is no
-store, a hole between two files, a file of another size, bytes that are no commit log. The records
-of the log are not looked at beyond that; `adopt` reads them.
+The idea: every fault of a source is found here, before anything is made: a folder that is no store,
+a hole between two files, a file of another size, bytes that are no commit log. The records of the
+log are not looked at beyond that; `adopt` reads them.
 
 Invariant: reading changes no file, name or modification time of the source.
 """

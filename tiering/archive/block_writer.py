@@ -52,7 +52,7 @@ class BlockSpan(NamedTuple):
 SHARED: Final = 2
 """The bytes of blocks that share a group, as a multiple of one group's."""
 _SMALL: Final = 8
-"""A block is small if a group's bytes hold this many of it."""
+"""A block is small if a group's bytes hold this many blocks of its size."""
 
 
 class EncodedGroup(NamedTuple):

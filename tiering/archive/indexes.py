@@ -173,8 +173,8 @@ def digests_of(properties: bytes, level: int) -> set[int]:
 def digests_of_many(
     fields: SplitProperties, field_of: Callable[[int], bytes], levels: I64
 ) -> tuple[I64, I64]:
-    """The same for many messages, from their properties and their levels: the digests, and the row
-    of each. `field_of` gives the properties field of a row.
+    """The digests by which many messages are found, from their properties and their levels, and the
+    row of each. `field_of` gives the properties field of a row.
     """
     plain = fields.plain_rows()
     found = []

@@ -153,8 +153,8 @@ def joined_shares(
 
 
 def _with_defaults(topic: ArchivedTopic) -> ArchivedTopic:
-    """The same topic, with the default objects themselves where its values equal them. The encoder
-    leaves out defaults by identity, which a text from another process does not have.
+    """A copy of the topic, with the default objects themselves where its values equal them. The
+    encoder leaves out defaults by identity, which a text from another process does not have.
     """
     same = {name: value for name, value in _DEFAULTS.items() if getattr(topic, name) == value}
     return replace(topic, **same)

@@ -131,7 +131,8 @@ def _trailer(source: Source, end: bytes) -> tuple[int, int]:
             "messages anew", version, FORMAT_VERSION, source.name,
         )  # fmt: skip
     if not footer <= size <= source.size - HEADER_SIZE - TRAILER_SIZE:
-        raise ArchiveDamaged(f"{source.name}: {source.size} bytes are not all of it", source.name)
+        name = source.name
+        raise ArchiveDamaged(f"{name}: {source.size} bytes are not the whole archive", name)
     return footer, size
 
 

@@ -2,7 +2,7 @@
 
 The idea: directory, filter and indexes need a few numbers of every block, and of every message its
 position and its keys' digests. A piece of an archive has these as `TailColumns`. Of a whole archive
-`ArchiveColumns` keeps the blocks' numbers in memory, and sorts the messages' outside of it: by
+`ArchiveColumns` keeps the blocks' numbers in memory, and sorts the messages' outside memory: by
 position, which makes ranks; then pairs of digest and rank.
 
 Invariants: a message's number is its place in the order of blocks and rows; the columns do not

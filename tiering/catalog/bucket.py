@@ -252,7 +252,7 @@ def find_again(
     for one in found:
         if one.manifest.store_id not in own:
             _log.warning(
-                "%s/%s is of store %s, and left alone; `kvmq restore` makes a store of it",
+                "%s/%s is of store %s, and left alone; `kvmq restore` makes a store from it",
                 place.name, one.object.key, one.manifest.store_id,
             )  # fmt: skip
     mine = [one for one in found if one.manifest.store_id in own and one.manifest.segments]
@@ -296,7 +296,7 @@ def _is_whole(place: Place, one: FoundArchive) -> bool:
         reason = str(e)
     if reason is not None:
         _log.error(
-            "%s/%s is left alone, because the log has a segment of it again: %s",
+            "%s/%s is left alone, because the log has one of its segments again: %s",
             place.name, one.object.key, reason,
         )  # fmt: skip
     return reason is None

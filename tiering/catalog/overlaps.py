@@ -27,8 +27,8 @@ from tiering.archive.layout import NO_QUEUE
 def split_overlaps(
     held: Iterable[ArchivedRange], archive: Callable[[int], Archive]
 ) -> list[ArchivedRange]:
-    """The same ranges, with blocks split where others overlap them. `archive` opens an archive by
-    its number.
+    """The ranges that are held, with blocks split where others overlap them. `archive` opens an
+    archive by its number.
     """
     queues: dict[tuple[int, int], list[ArchivedRange]] = {}
     for one in held:

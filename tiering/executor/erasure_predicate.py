@@ -78,7 +78,9 @@ class ErasurePredicate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def for_notes(self) -> str:
-        """The same without the key, which is to be erased: for notes in the store's folder."""
+        """The predicate's text without the key, which is to be erased: for notes in the store's
+        folder.
+        """
         return str(self if self.key is None else msgspec.structs.replace(self, key="..."))
 
     def may_be_in(self, topic: str) -> bool:

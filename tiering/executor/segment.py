@@ -69,8 +69,8 @@ def read_segment(buffer: Buffer, base: int, end: int, begin: int = 0) -> Segment
 
 
 def segment_parts(buffer: Buffer, base: int, end: int, begin: int = 0) -> Iterator[SegmentRecords]:
-    """The same, some records at a time, in at least one part. Topics have the same numbers in all
-    parts; each part has the `names` of those so far.
+    """The records of a segment as `read_segment` takes it, some at a time, in at least one part.
+    Topics have the same numbers in all parts; each part has the `names` of those so far.
     """
     numbers: dict[bytes, int] = {}
     yield SegmentRecords(_NONE, _NONE, _NONE, _NONE, _NONE, [], [])

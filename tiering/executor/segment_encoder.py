@@ -1,10 +1,11 @@
 """Encodes the records of one sealed segment as archives, one for each retention class.
 
 The idea: this runs in a process of its own and is told everything it needs, so that the store's
-process feels nothing of it. One scan finds the records. Where each lies is sorted by class, topic,
-queue and position outside of memory (`external_sort`). One pass over these rows writes the archives
-one behind the other, and another one compares them with the segment. So memory does not grow with
-the records, only with the queues, and with the archive's filter and directory: two bytes a record.
+process does not feel the work. One scan finds the records. Where each lies is sorted by class,
+topic, queue and position outside of memory (`external_sort`). One pass over these rows writes the
+archives one behind the other, and another one compares them with the segment. So memory does not
+grow with the records, only with the queues, and with the archive's filter and directory: two bytes
+a record.
 
 Invariants: every message of a topic that is kept, unless it is erased, is in exactly one of the
 archives, which was read back from the disk and compared with the segment, record by record; a

@@ -69,7 +69,9 @@ from tiering.policy.retention_classes import RetentionClass, read_class
 TARGET_BYTES: Final = 512 << 20
 """The most bytes of a merged archive."""
 COMPACTED_BYTES: Final = ARCHIVE_MAX
-"""The same for compacted topics: only messages that are merged together supersede each other."""
+"""The most bytes of a merged archive of compacted topics: messages supersede each other only within
+one merge.
+"""
 INPUTS_MAX: Final = 256
 _SPAN_SHARE: Final = 10
 
@@ -196,9 +198,9 @@ def merge(archives: Sequence[Archive], job: MergeJob, files: Files) -> Merged:
 
 
 def merge_with(executor: Executor, check: Check, job: MergeJob, files: Files) -> Merged:
-    """The same with the places and files of this machine, by an executor: as one job, or each
-    partition as a job of its own, and the archive put together here. The bytes are the same.
-    `check` is called meanwhile, and may raise to give up.
+    """Writes one archive of several by an executor, with the places and files of this machine: as
+    one job, or each partition as a job of its own, and the archive put together here. The bytes are
+    the same. `check` is called meanwhile, and may raise to give up.
     """
 
     def parts(executor: Executor, check: Check, job: MergeJob) -> Merged:

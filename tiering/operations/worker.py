@@ -72,8 +72,8 @@ class Worker:
     ...     worker.run_once()  # doctest: +SKIP
 
     `keys` gives the keys of topics that are to be encrypted; `options` are settings of the object
-    stores (docs/places.md); those not given are the store's (`StoreConfig.archives`). `progress`
-    is called with the name of the step, how much of it is done, and the whole. `executor` does the
+    stores (docs/places.md); those not given are the store's (`StoreConfig.archives`). `progress` is
+    called with the name of the step, the amount that is done, and the whole. `executor` does the
     work (default: a process of the worker's own; see docs/spark.md). If it does several things at
     once, so does the worker, and the store becomes the same. Raises `PolicyIllegal` for a policy
     that does not fit the store, `TieringBusy` if the store has a worker already.

@@ -193,7 +193,7 @@ class Content:
             self.size = given.seek(0, 2) - self._start
 
     def chunks(self, size: int = CHUNK, pace: Pace | None = None) -> Iterator[bytes]:
-        """All of it from the start, in pieces of `size` bytes, each after `pace` was asked."""
+        """The whole content, in pieces of `size` bytes, each after `pace` was asked."""
         for offset in range(0, self.size, size):
             wanted = min(size, self.size - offset)
             if pace is not None:
@@ -207,7 +207,7 @@ class Content:
             yield chunk
 
     def whole(self, pace: Pace | None = None) -> bytes:
-        """All of it at once."""
+        """The whole content at once."""
         return b"".join(self.chunks(CHUNK, pace))
 
     def _read(self, offset: int, size: int) -> bytes:

@@ -287,7 +287,7 @@ class ObjectCopy(NamedTuple):
         """A file with the source's bytes: the object itself where its place is a folder."""
         intent, pace = self.job.intent, self.pace.reading
         source = self.source.source(self.job.key, intent.size)
-        stays = "it stays where it is; `kvmq tier verify` tells what of it can be read"
+        stays = "it stays where it is; `kvmq tier verify` tells which parts can be read"
         if not is_remote(self.source.name):
             verify_copy(source, intent.size, intent.crc, stays, pace=pace)
             yield Path(self.source.name) / self.job.key

@@ -4,10 +4,10 @@ The idea: archives are made, and copied, in folders of their own. The next proce
 such a folder clears it. A half-made archive may hold messages that are to be erased, so files are
 overwritten.
 
-Making a segment's archives reads and encodes all of it. A damaged segment, or one whose place is
-away, would cost that at each look, for nothing. So a failure is noted, by the segment's name or the
-place's, and a worker that runs by itself tries again after 1 minute, then 2, 4 and so on, up to an
-hour. A run that a caller asks for (`Worker.run_once`) tries everything at once.
+Making a segment's archives reads and encodes the whole segment. A damaged segment, or one whose
+place is away, would cost that at each look, for nothing. So a failure is noted, by the segment's
+name or the place's, and a worker that runs by itself tries again after 1 minute, then 2, 4 and so
+on, up to an hour. A run that a caller asks for (`Worker.run_once`) tries everything at once.
 
 Invariants:
 

@@ -68,8 +68,8 @@ MONTH: Final = 30 * 86_400.0
 
 class TierPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One tier's prices, in `Prices.currency`: `gb_month` for a GB kept for a month, `requests` for
-    1,000 requests, `transfer` for a GB read out of it (leave it at 0 where reading is free, as it
-    mostly is inside one region).
+    1,000 requests, `transfer` for a GB read from the tier (leave it at 0 where reading is free, as
+    it mostly is inside one region).
     """
 
     gb_month: float = 0.0

@@ -80,13 +80,13 @@ def columns_of(names: Sequence[str]) -> pa.Schema:
 
 
 def spark_schema(names: Sequence[str]) -> StructType:
-    """The same as Spark has it."""
+    """The schema of some columns, as Spark has it."""
     return from_arrow_schema(columns_of(names))
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """A schema of messages that was given to Spark, as it wants batches of it. `ConfigError` where
-    it has columns that messages lack, or have as something else.
+    """The schema of the batches that Spark wants, for the schema that it was given. `ConfigError`
+    where that has columns that messages lack, or have as something else.
     """
     for name, kind, held in other_types(schema):
         raise ConfigError(
@@ -230,7 +230,7 @@ class _Asked:
 
     @cached_property
     def texts(self) -> Mapping[bytes, Joined] | None:
-        """The same, side by side."""
+        """The values by name as `plain` has them, each name's joined side by side."""
         found = self.rows.texts()
         if found is None:
             return None
@@ -358,7 +358,7 @@ def _header_arrays(found: HeaderFields) -> list[pa.Array]:
 
 @lru_cache(maxsize=4)
 def _constant_arrays(found: ConstantHeaders, count: int) -> Sequence[pa.Array]:
-    """The same for rows that all have these values, as in nearly all batches."""
+    """The first fields of HEADERS, of rows that all have these values, as in nearly all batches."""
     which = np.zeros(count, np.int64)
     return _header_arrays(
         HeaderFields(

@@ -10,7 +10,7 @@ the positions that they had.
 Invariants: memory is a few batches and a ranged read, whatever the archive; a damaged block ends
 the part, or is left out and reported, as the options say; of a segment that was handed over come
 the messages of existing topics that no retention has deleted since, and it is an error if no
-archive has any of it.
+archive has any message of such a segment.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class PartReader:
     def _groups(
         self, archive: Archive, blocks: I64
     ) -> Iterator[tuple[I64, Callable[[], BlockGroup]]]:
-        """The groups that blocks are in, each with those of it that are asked for."""
+        """The groups that blocks are in, each with its blocks that are asked for."""
         found = archive.all_groups().having(blocks)
         if self._wanted.tags is not None or not _BODIES & set(self._made):
             for members, place in found:
@@ -238,7 +238,7 @@ class PartReader:
         """
         found: list[tuple[I64, DecodedGroup]] = []
         for members, group in groups:
-            # All of it is decoded here, where a failure is the group's own.
+            # The whole group is decoded here, where a failure is the group's own.
             with self._left_out_if_damaged(piece.held.name, members):
                 one = decode_group(group, properties=self._properties)
                 if self._has_tag(one):
@@ -375,8 +375,8 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 def archived_log(
     options: ReadOptions, opener: Opener, log_part: LogPart, split: Split
 ) -> Iterator[BlockRange]:
-    """The messages of a part of the log that archives have. Raises ArchiveMissing if none has any
-    of it: it went by retention.
+    """The messages of a part of the log that archives have. Raises ArchiveMissing if no archive has
+    any message of the part: it went by retention.
     """
     folder = Path(options.path)
     view = view_store(folder, StoreConfig())

@@ -37,8 +37,8 @@ _NUMBERS: Final = ("queue", "offset", "position", "born_at", "stored_at")
 
 
 class DecodedGroup(NamedTuple):
-    """A group with its decoded parts: its properties only if they are wanted; all of it, as `odd`,
-    if it is out of the ordinary.
+    """A group with its decoded parts: its properties only if they are wanted; the whole group, as
+    `odd`, if it is out of the ordinary.
     """
 
     group: BlockGroup

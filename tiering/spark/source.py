@@ -5,7 +5,7 @@ The parts are planned on the driver, and read wherever Spark runs tasks. Filters
 down make the plan smaller; a schema of fewer columns makes the batches smaller.
 
 Invariants: a task needs nothing but what its plan names; of a store only data on the disk is read,
-and nothing of it is changed.
+and nothing in the store is changed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class KvmqDataSource(DataSource):
         return KvmqReader(read_options(self._given), arrow_schema(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 # Spark's
-        """The same for `readStream`; docs/spark.md has what streams do."""
+        """A reader for `readStream`, of the columns of a schema; see docs/spark.md."""
         from tiering.spark.stream.reader import KvmqStreamReader  # noqa: PLC0415
 
         return KvmqStreamReader(read_options(self._given), arrow_schema(schema))
@@ -72,7 +72,7 @@ class KvmqDataSource(DataSource):
         return KvmqWriter(schema, self._given, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 # Spark's name
-        """The same for a stream. Raises ConfigError, StoresAmbiguous, PlaceError."""
+        """A writer of a stream to archives. Raises ConfigError, StoresAmbiguous, PlaceError."""
         from tiering.spark.sink.sink_writer import KvmqStreamWriter  # noqa: PLC0415
 
         return KvmqStreamWriter(schema, self._given, overwrite=overwrite)

@@ -156,7 +156,9 @@ def _narrowed(found: Listing, wanted: QueryFilter) -> Listing:
 def _of_place(
     found: Listing, wanted: QueryFilter, options: ReadOptions, opener: Opener
 ) -> list[InspectedArchive[_Chosen]]:
-    """The same of archives alone, which say only together which id of a topic counts."""
+    """The archives of a place without a store, opened, each with its wanted blocks. Only together
+    they say which id of a topic counts.
+    """
     pairs: set[tuple[str, int]] = set()
 
     def choice(archive: Archive) -> _Chosen:

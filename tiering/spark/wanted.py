@@ -74,7 +74,7 @@ class QueryFilter(msgspec.Struct, frozen=True):
         return cls(topics=named, keys=None if keys is None else frozenset(keys))
 
     def narrowed(self, filters: Iterable[Filter]) -> QueryFilter:
-        """The same, and all of the filters."""
+        """A filter that passes what this one and all of `filters` pass."""
         found = self
         for one in filters:
             found = found._and(one)

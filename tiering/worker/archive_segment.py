@@ -275,6 +275,6 @@ def _of(rows: I64, queue: tuple[int, ...]) -> list[int] | None:
 
 
 def arriving_of(row: ArchiveRow, made: BuiltArchive) -> Arriving:
-    """An archive at the place that its row names, as the store is told of it."""
+    """An archive at the place that its row names, as the store learns about it."""
     queues = [(q.topic, q.queue, q.first, q.stored_at) for q in made.queues if q.queue != NO_QUEUE]
     return Arriving(row.number, row.first_position, encode_row(row), queues)

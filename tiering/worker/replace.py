@@ -260,7 +260,7 @@ class Replacer:
             if lowest < known[topic, queue]:
                 raise TieringBusy(
                     f"messages from offset {lowest} on were attached to queue {queue} of topic "
-                    f"{topic} while archives of it were compacted; these stay as they are, and a "
+                    f"{topic} while its archives were compacted; these stay as they are, and a "
                     "later run compacts them"
                 )
 

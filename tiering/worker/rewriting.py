@@ -8,10 +8,11 @@ Compacting takes all neighbours of compacted classes that may be together, and a
 stands alone if messages in it supersede each other. Re-encrypting takes each archive by itself, if
 a topic in it is not under the key that its messages would get now.
 
-Topics of one class share archives, and an archive goes when all of it is over. A topic whose
-retention changed since is of another class, and waits for its neighbours, or they for it. Parting
-makes two of its archive: the topic's messages in one of the class that the topic has today, all
-others in the second. Both are merges of the one archive, each without the topics of the other.
+Topics of one class share archives, and an archive goes when the time of all its messages is over. A
+topic whose retention changed since is of another class, and waits for its neighbours, or they for
+it. Parting makes two of its archive: the topic's messages in one of the class that the topic has
+today, all others in the second. Both are merges of the one archive, each without the topics of the
+other.
 
 Invariants: an archive in which nothing would change is not touched, so a second call does nothing;
 an archive that fails stays as it was, is noted, and the others go on; messages whose key is

@@ -174,7 +174,7 @@ def attach(job: Job, source: str, topics: tuple[str, ...], store_id: str | None)
     """Bring the archives in SOURCE, a path or URL, into the store in DIR.
 
     Messages keep topic, queue and offset; the store must have none of these offsets. They get other
-    positions. Topics that the store lacks are made. All of it comes, or nothing. An archive is
+    positions. Topics that the store lacks are made. All messages come, or none. An archive is
     written anew into DIR; what is in SOURCE stays.
     """
     import tiering

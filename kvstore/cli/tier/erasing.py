@@ -109,7 +109,7 @@ def _erase(job: Job, wanted: dict[str, Any], dry_run: bool, yes: bool, everywher
     show_report(out, done)
     if not out.json:
         if done.is_proven:
-            out.text("everything was searched again, and nothing of it is left", fg="green")
+            out.text("everything was searched again, and nothing is left", fg="green")
         else:
             out.text("not proven: something may be left", fg="red", bold=True)
     return exit_if(not done.is_proven)

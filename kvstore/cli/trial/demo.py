@@ -120,7 +120,7 @@ def _only(text: str, besides: str) -> str:
 def demo(
     out: Output, files: tuple[Path, ...], folder: Path | None, limit: int | None, keep: bool
 ) -> None:
-    """Put real input, read and pop it, archive half of it, kill a writer, and check every answer.
+    """Put real input, read and pop it, archive half the log, kill a writer, and check every answer.
 
     Without FILES the input is this Python's own standard library, else the lines of FILES (- is
     standard input). Exit code 1 if any check fails.

@@ -70,8 +70,9 @@ FAN_OUT: Final = 4
 _AT_ONCE_MAX: Final = 1 << 16
 """Pairs that a checkpoint merges by itself: small parts."""
 LARGE_FAN_OUT: Final = 8
-"""The same for larger parts, which are merged in the background, beside puts. In a segment of 1 GiB
-a key is merged 1.5 times before the segment is sealed; with 4 it would be 2.75 times.
+"""Larger parts of one rank that become one part: they are merged in the background, beside puts. In
+a segment of 1 GiB a key is merged 1.5 times before the segment is sealed; with 4 it would be 2.75
+times.
 """
 _PAIRS_MAX: Final = 1 << 31
 """Pairs beyond which parts are not merged: a hash may have no more blocks."""

@@ -83,8 +83,8 @@ class Merge:
         low, high = piece_start(target, begin), piece_start(target, end)
         found = self._between(it, low, high)
         if found is None:
-            # Very many messages have one of these keys, so this piece is merged alone, some of it
-            # at a time.
+            # Very many messages have one of these keys, so this piece is merged alone, some
+            # pairs at a time.
             batch = self._put_piece(
                 batch, begin, self._pairs(it, low, piece_start(target, begin + 1)), gone
             )

@@ -236,7 +236,8 @@ class InflightTables:
 
     def next_due(self, table: InflightTable) -> int | None:
         """The next time at which a waiter of a table may find something, ms since the epoch: a lock
-        of it runs out, or any lock of its group if that makes room. None if there is no such time.
+        of the table runs out, or any lock of its group if that makes room. None if there is no such
+        time.
         """
         tables = self.busy_tables(table.group) if table.capped else [table]
         found = []

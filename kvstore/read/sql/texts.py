@@ -25,7 +25,7 @@ _INTEGER_LENGTH_MAX: Final = 64
 
 
 def number_of(text: str) -> int | float | None:
-    """The number that a text is: all of it, without spaces; None if it is none."""
+    """The number that a whole text is, without spaces; None if it is none."""
     # Most are short and of digits only, and this is all the work they make. (18 digits always fit;
     # without isascii, int() reads the digits of every script.)
     if text.isdecimal() and len(text) <= 18 and text.isascii():

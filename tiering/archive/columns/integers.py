@@ -56,9 +56,9 @@ def read_bytes(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 def encode_by_block(values: Column, bounds: Column, inner: Column) -> list[bytes]:
-    """The same for numbers that rise within blocks, `inner[i]` to `inner[i + 1]`; one or more
-    blocks make up a slice of `bounds`. Where that is smaller, a slice has the first value of each
-    block in one column and the differences in another.
+    """Encodes numbers that rise within blocks, from `inner[i]` to `inner[i + 1]`, one column for
+    each slice of `bounds`, which is one or more blocks. Where that is smaller, a slice has the
+    first value of each block in one column and the differences in another.
     """
     out = encode_columns(values, bounds)
     if len(inner) == len(bounds):

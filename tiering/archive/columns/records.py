@@ -61,7 +61,7 @@ class RecordBatch(NamedTuple):
     """Records in a buffer, in any order: each takes `sizes[i]` bytes from index `starts[i]`.
 
     The records were checked before (`kvstore.core.records`); `bodies_checked`: so were their body
-    CRCs. `stays`: the buffer stays valid, so the records need not be copied out of it.
+    CRCs. `stays`: the buffer stays valid, so the records need not be copied.
     """
 
     buffer: Buffer

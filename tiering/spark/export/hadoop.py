@@ -86,7 +86,7 @@ class Folders:
         return f"{self.root}/{name}" if name else self.root
 
     def for_reading(self, name: str) -> str:
-        """The same as Spark's readers take it: some characters mean patterns to them."""
+        """The whole path as Spark's readers take it: some characters mean patterns to them."""
         return _GLOB.sub(r"\\\1", self.at(name))
 
     def _path(self, name: str) -> Any:

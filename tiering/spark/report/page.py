@@ -359,7 +359,9 @@ def even_ticks(most: float, parts: int = 4) -> list[float]:
 
 
 def byte_ticks(most: float) -> list[float]:
-    """The same for bytes: round in the unit that they are written in."""
+    """Ticks from 0 to a number of bytes that is not below `most`, round in the unit in which it is
+    written.
+    """
     unit = 1.0
     while most / unit >= 1024:
         unit *= 1024

@@ -32,7 +32,7 @@ from tiering.spark.report.tables import DAY_MS
 
 VIEWS: Final = {
     "messages": "every message",
-    "archives": "every archive: what the catalog, or the archive itself, says of it",
+    "archives": "every archive: what the catalog, or the archive itself, says",
     "volume": "messages, bytes and cost by topic, tier and day",
     "dead_letters": "dead letters by topic, group, attempts and day",
     "delays": "milliseconds from born to stored by topic and day: median, p90, p99, most",

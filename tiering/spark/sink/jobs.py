@@ -193,7 +193,7 @@ def _check_not_aborted(log: CommitLog, made: Commit) -> None:
     if any(name in one.aborts for one in log.since(made.begun)):
         raise JobAborted(
             f"job {made.job} was given up before its commit: Spark had aborted it, or nothing was "
-            f"written for it in {log.place.name} for a day; nothing of it counts: run it again, in "
+            f"written for it in {log.place.name} for a day; no message counts: run it again, in "
             "smaller jobs"
         )
 

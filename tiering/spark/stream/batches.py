@@ -304,8 +304,8 @@ def candidates(
 
 
 class Planned(NamedTuple):
-    """The parts of a batch; and of each queue the first offset that archives have of it, in the
-    order of the span: a large number if they have none.
+    """The parts of a batch; and for each queue the first offset that archives have, in the order of
+    the span: a large number if they have none.
     """
 
     splits: list[Split]
@@ -320,7 +320,7 @@ def plan(
     tables: DirectoryTables,
     archives: Sequence[ListedArchive],
 ) -> Planned:
-    """The parts of a batch; `archives` are those that may have something of it. Raises
+    """The parts of a batch; `archives` are those that may have messages of the batch. Raises
     ArchiveDamaged, PlaceError.
     """
     packing = Packing(options.split_bytes)
