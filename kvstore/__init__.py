@@ -20,7 +20,7 @@ from kvstore.api.founding import ImportReport, RebuildReport, import_rocketmq, r
 from kvstore.api.namespace_view import Namespace
 from kvstore.api.store import Store
 from kvstore.config import ArchiveAccess, Retention, StoreConfig
-from kvstore.core.pop_values import Popped
+from kvstore.core.popping.receipts import Popped
 from kvstore.engine.config_exchange import ConfigImport
 from kvstore.engine.stats import SegmentStats, StoreStats, TopicShare
 from kvstore.engine.verify import Problem, VerifyReport

@@ -32,7 +32,7 @@ from kvstore.api.namespace_view import Namespace as SyncNamespace
 from kvstore.api.namespace_view import own_form
 from kvstore.api.store import Store as SyncStore
 from kvstore.config import StoreConfig
-from kvstore.core.pop_values import Popped
+from kvstore.core.popping.receipts import Popped
 from kvstore.errors import CallerError, StoreClosed, StoreError, shown
 from kvstore.meta.namespaces import speak_own_names, wrap
 from kvstore.opening.recovery import Progress, RecoveryReport

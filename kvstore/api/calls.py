@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NoReturn
 from msgspec import UNSET, UnsetType
 
 from kvstore.config import QUEUES_DEFAULT, Codec, KeyIndex, Retention
-from kvstore.core.pop_values import Popped
+from kvstore.core.popping.receipts import Popped
 from kvstore.engine import group_offsets, topic_changes
 from kvstore.engine.engine import Engine
 from kvstore.errors import CallerError, StoreClosed
@@ -221,30 +221,24 @@ class Calls:
         self._engine.log.check_writable()
         known, used = self._engine.groups.get(group), self._engine.topics.get(topic)
         seconds = 0.0 if wait is _NO_WAIT else check_wait(wait)
-        if filter is None and max_bytes is None and attempt_id is None:
-            found = self._engine.popping.fast_path.pop(known, used, limit, invisible_for, queue)
-            if found is not None:
-                return found
-        return self._engine.popping.pop.pop(
-            known, used, seconds, limit, max_bytes, invisible_for, queue, filter, attempt_id
-        )
+        pop = self._engine.popping.pop
+        asked = limit, max_bytes, invisible_for, queue, filter, attempt_id
+        found, wanted = pop.first(known, used, asked)
+        return found if found or not seconds else pop.wait(known, used, wanted, seconds)
 
     def ack(self, receipt: str) -> None:
         """Says that a message is done. `ReceiptExpired` if it was handed out again since,
         `ReceiptIllegal` if this is no receipt of this store. Acking twice is good.
         """
         self._engine.log.check_writable()
-        if not self._engine.popping.fast_path.ack_one(receipt):
-            result = self._engine.popping.acks.ack([receipt])[0]
-            if result is not True:
-                raise result
+        (result,) = self._engine.popping.acks.ack([receipt])
+        if result is not True:
+            raise result
 
     def ack_batch(self, receipts: Sequence[str]) -> list[AckResult]:
         """Acks many; for each, in order, True or the error that `ack` would have raised."""
         self._engine.log.check_writable()
         asked = receipts if type(receipts) is list else listed("receipts", receipts)
-        if self._engine.popping.fast_path.ack(asked):
-            return [True] * len(asked)
         return self._engine.popping.acks.ack(asked)
 
     def change_invisible(

@@ -24,7 +24,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 import msgspec
 
 from kvstore.api.calls import Calls
-from kvstore.core.pop_values import Popped
+from kvstore.core.popping.receipts import Popped
 from kvstore.engine.group_offsets import is_commit
 from kvstore.engine.topic_changes import in_namespace
 from kvstore.errors import MessageNotFound, StoreError

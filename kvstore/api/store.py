@@ -21,7 +21,7 @@ from typing import Any, Self
 from kvstore.api.calls import Calls
 from kvstore.api.namespace_view import Namespace
 from kvstore.config import StoreConfig
-from kvstore.core.pop_values import Popped
+from kvstore.core.popping.receipts import Popped
 from kvstore.engine import config_exchange, topic_changes
 from kvstore.engine.config_exchange import ConfigImport
 from kvstore.engine.engine import Engine
@@ -222,13 +222,7 @@ class Store(Calls):
         self._engine.log.check_writable()
         known, used = self._engine.groups.get(group), self._engine.topics.get(topic)
         seconds, pop = check_wait(wait), self._engine.popping.pop
-        limit, max_bytes, invisible_for, queue, filter, attempt_id = asked
-        if filter is None and max_bytes is None and attempt_id is None:
-            found = self._engine.popping.fast_path.pop(known, used, limit, invisible_for, queue)
-            if found is not None:
-                return found, None
-        wanted = pop.wanted(used, asked)
-        found = pop.claim(known, used, wanted).popped
+        found, wanted = pop.first(known, used, asked)
         if found or not seconds:
             return found, None
         poll = pop.poll(known, used, wanted, seconds, wake)

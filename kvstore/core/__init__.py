@@ -1,12 +1,13 @@
 """Core: the work that is done for every message, compiled.
 
 In here: Cython modules (`.pyx`), each with the promises and types of its functions in the `.pyi`
-beside it; `columns` has those for archives. They are the only implementation of their work; plain
-ones in tests/reference judge them. A function takes buffers and numbers and gives such back. It
-checks every length before it reads, and lets other threads run where a loop is long. `unzipped`
-serves packages that are zip files. Not in here: files of stores, RocksDB, locks, and the meaning of
-the numbers (`record`, `index`, and the archives of `tiering`). Begin with `buffers`, then `hashing`
-and `packed_runs`. May import `errors`, `record.names` (constants alone) and numpy.
+beside it; `columns` has those for archives, `popping` those for pops. They are the only
+implementation of their work; plain ones in tests/reference judge them. A function takes buffers and
+numbers and gives such back. It checks every length before it reads, and lets other threads run
+where a loop is long. `unzipped` serves packages that are zip files. Not in here: files of stores,
+RocksDB, locks, and the meaning of the numbers (`record`, `index`, and the archives of `tiering`).
+Begin with `buffers`, then `hashing` and `packed_runs`. May import `errors`,
+`record.names` (constants alone) and numpy.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ try:
             messages,
             packed_pairs,
             packed_runs,
-            pop_values,
             put_values,
             queue_offsets,
             records,
@@ -30,7 +30,7 @@ try:
             tail,
             unique_ids,
         )
-    from kvstore.core import columns  # noqa: F401
+    from kvstore.core import columns, popping  # noqa: F401
 except ImportError as e:
     if e.name is None or not e.name.startswith("kvstore.core"):
         raise

@@ -19,7 +19,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -159,6 +159,8 @@ def check_writable_here(folder: Path) -> None:
 
 Row = tuple[str, bytes, bytes | None]
 """Family, key and value; None: without the row."""
+KeyValue = tuple[bytes, bytes | None]
+"""The same without the family."""
 
 
 class Batch:
@@ -173,6 +175,15 @@ class Batch:
     def put(self, family: str, key: bytes, value: bytes) -> None:
         """Sets a key."""
         self.raw.put(key, value, self._handles[family])
+
+    def add(self, family: str, pairs: Iterable[KeyValue]) -> None:
+        """Sets keys of a family, or removes them."""
+        put, delete, handle = self.raw.put, self.raw.delete, self._handles[family]
+        for key, value in pairs:
+            if value is None:
+                delete(key, handle)
+            else:
+                put(key, value, handle)
 
     def put_many(self, family: str, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
         """Sets many keys of one family."""
@@ -381,28 +392,31 @@ class Families:
         """Writes rows in batches of bounded size; a crash may leave the first of these alone."""
         batch = self.batch()
         for family, key, value in rows:
-            if value is None:
-                batch.delete(family, key)
-            else:
-                batch.put(family, key, value)
+            batch.add(family, ((key, value),))
             if len(batch) >= _ROWS_AT_ONCE:
                 self.write(batch)
                 batch = self.batch()
         self.write(batch)
 
-    def put_two(
-        self, first: str, key: bytes, value: bytes, second: str, its_key: bytes, its_value: bytes
-    ) -> None:
-        """Writes a row of one family and a row of another, both or none: a batch, at four fifths of
-        its cost.
-        """
+    def write_rows(self, *rows: tuple[str, Sequence[KeyValue]]) -> None:
+        """Writes rows of families, all or none. One removal alone takes half the time."""
         if self._full:
             self._reopen()
-        raw, one, two = WriteBatch(raw_mode=True), self._handles[first], self._handles[second]
         try:
-            raw.put(key, value, one)
-            raw.put(its_key, its_value, two)
-            self._db.write(raw, self._lazy)
+            if len(rows) == 1:
+                ((family, pairs),) = rows
+                if len(pairs) == 1 and pairs[0][1] is None:
+                    self._families[family].delete(pairs[0][0])
+                    return
+            batch = WriteBatch(raw_mode=True)
+            for family, pairs in rows:
+                handle = self._handles[family]
+                for key, value in pairs:
+                    if value is None:
+                        batch.delete(key, handle)
+                    else:
+                        batch.put(key, value, handle)
+            self._db.write(batch, self._lazy)
         except Exception as e:  # as above
             raise self._refused(e) from e
 
@@ -455,15 +469,6 @@ class Families:
             if self._full and not self._families and not self._closed:
                 self._reopen()
             return self._reopens > 0 and bool(self._families)
-
-    def delete(self, name: str, key: bytes) -> None:
-        """Removes one key: a batch of its own, at half the cost."""
-        if self._full:
-            self._reopen()
-        try:
-            self._families[name].delete(key)
-        except Exception as e:  # as above
-            raise self._failed(e) from e
 
     def flush(self, *names: str) -> None:
         """Moves families' write buffers into files; all by default."""

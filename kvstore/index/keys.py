@@ -117,7 +117,6 @@ offset_key = _OFFSET_KEY.pack
 lock_key = _LOCK_KEY.pack
 archive_key = _ARCHIVE_KEY.pack
 PART_PREFIX_SIZE: Final = _PART.size
-LOCK_KEY_SIZE: Final = _LOCK_KEY.size
 
 
 class RunKey(NamedTuple):
@@ -213,7 +212,7 @@ def read_archive_key(key: bytes) -> tuple[int, int]:
 
 def read_lock_key(key: bytes) -> LockKey:
     """Takes a key of `locks` apart."""
-    return LockKey(*_LOCK_KEY.unpack(key))
+    return LockKey._make(_LOCK_KEY.unpack(key))
 
 
 def lock_prefix(group: int, topic: int) -> bytes:

@@ -54,14 +54,11 @@ class History:
         self._clock = config.clock
         self._kept_ms = whole_ms(config.offset_history_for)
         self.interval_ms: Final = max(1, whole_ms(config.offset_history_interval))
+        self.is_on: Final = self._kept_ms > 0
+        """Whether any history is kept."""
         self._last_ms = 0
         self._sweep_at = config.clock.monotonic() + _SWEEP_FIRST
         self._swept = b""
-
-    @property
-    def is_on(self) -> bool:
-        """Whether any history is kept."""
-        return self._kept_ms > 0
 
     def now(self) -> int:
         """The time for a row that is written now: a clock that is set back doesn't change the rows'

@@ -41,7 +41,7 @@ import msgspec
 
 from kvstore.config import StoreConfig
 from kvstore.errors import CallerError, IndexDamaged, shown
-from kvstore.index.families import Batch, Row
+from kvstore.index.families import Batch, KeyValue, Row
 from kvstore.index.index import Index
 from kvstore.index.keys import (
     META,
@@ -394,20 +394,10 @@ class Offsets:
         self._last_rows.pop(key, None)
         self._put(batch, key, offset)
 
-    def put_pop_offset(
-        self, batch: Batch, flight: PopProgress, queue: int, offset: int, passed: int
-    ) -> None:
-        """Adds to a pop's batch where its queue goes on, and how many messages were `passed` over
-        there. No `written` follows: the in-flight table has these values.
+    def pop_row(self, flight: PopProgress, queue: int, offset: int, passed: int) -> KeyValue:
+        """The row that says where a pop's queue goes on, and that it passed over `passed` messages
+        more than are known. No `written` follows: the in-flight table has these values.
         """
-        key = offset_key(flight.group, flight.topic, queue)
-        self._last_rows.pop(key, None)
-        batch.put(OFFSETS, key, _packed(offset, self.recoveries, passed))
-        self.may_move(flight.group, flight.topic)
-        self._unsynced = True
-
-    def pop_row(self, flight: PopProgress, queue: int, offset: int) -> tuple[bytes, bytes]:
-        """The row that `put_pop_offset` would add to a batch if it passes no more messages over."""
         key = offset_key(flight.group, flight.topic, queue)
         if self._last_rows:
             self._last_rows.pop(key, None)
@@ -415,7 +405,9 @@ class Offsets:
             self.moved[flight.group, flight.topic] = True
         self._unsynced = True
         if flight.passed:
-            return key, _packed(offset, self.recoveries, flight.passed.get(queue, 0))
+            passed += flight.passed.get(queue, 0)
+        if passed:
+            return key, _PASSED_ROW.pack(offset, self.recoveries, passed)
         return key, _ROW.pack(offset, self.recoveries)
 
     def written(self) -> None:

@@ -1,9 +1,9 @@
 """Acks popped messages and changes their locks.
 
 The idea: a receipt names a row and a message's place in it. An ack clears the bit of that place;
-the last bit takes the row along. A batch is sorted by rows first: each row is read and written
-once, and all rows of an in-flight table are one WriteBatch. A batch as it was popped is compared as
-a list.
+the last bit takes the row along. The core sorts a batch by rows first: each row is looked up and
+written once, and all rows of an in-flight table are one write. Mostly the table knows the row, and
+all its messages are acked: then the ack is one removal.
 
 Invariants: a receipt that is not current changes nothing; acking twice by the same delivery is as
 good as once.
@@ -11,41 +11,27 @@ good as once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Final, Literal
 
 from kvstore.clock import cut_ms
+from kvstore.core.popping.inflight import Change
+from kvstore.core.popping.receipts import Asked, Delivery
 from kvstore.errors import ReceiptExpired, ReceiptIllegal
-from kvstore.index.keys import LockKey
+from kvstore.index.keys import LOCKS, LockKey
 from kvstore.meta.groups import GroupInfo
 from kvstore.pop.context import PopContext
 from kvstore.pop.inflight.lock_rows import Lock, offsets_of
 from kvstore.pop.inflight.queue_order import Order
-from kvstore.pop.inflight.table import Change, InflightTable
+from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.popped import backoff_ms, lock_ms
-from kvstore.pop.receipts import Delivery
+from kvstore.process.locks import acquire
 
 Bury = Callable[[InflightTable, GroupInfo, LockKey], None]
 AckResult = Literal[True] | ReceiptIllegal | ReceiptExpired
 
 _DONE: Final = True
-
-
-class _Asked:
-    """The part of a batch that concerns one row: bits, and the receipts that ask for them."""
-
-    __slots__ = ("acked", "bits", "delivery", "singly", "wholes")
-
-    def __init__(self, delivery: Delivery) -> None:
-        self.delivery = delivery
-        self.bits = 0
-        self.acked = 0
-        """Messages that this batch acks."""
-        self.wholes: list[int] = []
-        """Indices in the batch where all receipts of the row begin."""
-        self.singly: list[tuple[int, int]] = []
-        """Index in the batch, and bit."""
 
 
 class Acks:
@@ -63,100 +49,86 @@ class Acks:
         self._waiting = context.waiting
         self._counted = counted
         self._bury = bury
+        self._write = context.families.write_rows
 
     def ack(self, receipts: list[str]) -> list[AckResult]:
         """See `Store.ack_batch`."""
-        results: list[AckResult] = [_DONE] * len(receipts)
-        for (group, topic), rows in self._sort(receipts, results).items():
-            with self._tables.locked(group, topic) as table:
-                change = Change(self._context.families.batch())
-                ended = [self._ack_row(table, change, asked, results) for asked in rows]
-                if change:
-                    self._context.families.write(change.batch)
-                    table.apply(change)
-                    if group in self._waiting.short:
-                        self._waiting.made_room(group)
-                    if table.order is not None:
-                        self._free(table, table.order, rows)
-                for nonce, bad in filter(None, ended):
-                    self._tables.end(nonce, bad)
+        asked = self._receipts.sort(receipts)
+        refused: dict[int, int] = {}
+        for (group, topic), numbers in asked.tables.items():
+            while not self._ack_rows(self._tables.get(group, topic), asked, numbers, refused):
+                pass  # the table was let go meanwhile
+        results: list[AckResult] = [_DONE] * asked.count
+        for at, error in asked.errors:
+            results[at] = error
+        if refused:
+            for at in asked.indices(refused):
+                results[at] = expired()
         return results
 
-    def _free(self, table: InflightTable, order: Order, rows: list[_Asked]) -> None:
-        """Gives the next messages of these messages' groups their turn."""
-        ripe = 0
-        for asked in rows:
-            key = asked.delivery.key
-            ripe += sum(order.free(key.queue, o) for o in offsets_of(key.first, asked.acked))
+    def _ack_rows(
+        self, table: InflightTable, asked: Asked, numbers: list[int], refused: dict[int, int]
+    ) -> bool:
+        """Acks rows of one table, and adds the bits that can't be acked to `refused`; False if the
+        table is gone.
+        """
+        change = Change()
+        try:
+            if not table.lock.acquire(False):
+                acquire(table.lock)
+            if table.gone:
+                return False
+            for number in table.ack(change, asked, numbers):
+                bits = self._ack_row(table, change, asked, number)
+                if bits:
+                    refused[number] = bits
+            if change.rows:
+                self._write((LOCKS, change.rows))
+                table.apply(change)
+                for _, (_, _, nonce, _, moved, _) in change.removed:
+                    self._tables.end(nonce, moved)
+                if table.group in self._waiting.short:
+                    self._waiting.made_room(table.group)
+                if table.order is not None:
+                    self._free(table, table.order, change)
+        finally:
+            try:  # noqa: SIM105  # see kvstore.process.locks
+                table.lock.release()
+            except RuntimeError:
+                pass  # it was not taken
+        return True
+
+    def _free(self, table: InflightTable, order: Order, change: Change) -> None:
+        """Gives the next messages of the acked messages' groups their turn."""
+        acked = [(key, locked) for key, (_, _, _, locked, _, _) in change.removed]
+        acked += [(key, gone) for key, _, gone in change.shrunk]
+        ripe = sum(order.free(k[3], o) for k, bits in acked for o in offsets_of(k[4], bits))
         if ripe:
             self._waiting.freed(table, ripe)
 
-    def _sort(
-        self, receipts: Sequence[str], results: list[AckResult]
-    ) -> dict[tuple[int, int], list[_Asked]]:
-        """The batch by in-flight table and row; errors for texts that are no receipts go to the
-        results.
-        """
-        rows: dict[int, _Asked] = {}
-        at, count = 0, len(receipts)
-        while at < count:
-            whole = self._receipts.batch_of(receipts[at])
-            if whole is not None and whole.receipts:
-                size = len(whole.receipts)
-                if receipts[at : at + size] == whole.receipts:
-                    asked = rows.get(whole.nonce) or rows.setdefault(whole.nonce, _Asked(whole))
-                    asked.bits |= whole.locked
-                    asked.wholes.append(at)
-                    at += size
-                    continue
-            try:
-                delivery, place = self._receipts.read(receipts[at])
-            except ReceiptIllegal as e:
-                results[at] = e
-            else:
-                nonce = delivery.nonce
-                asked = rows.get(nonce) or rows.setdefault(nonce, _Asked(delivery))
-                asked.bits |= 1 << place
-                asked.singly.append((at, 1 << place))
-            at += 1
-        tables: dict[tuple[int, int], list[_Asked]] = {}
-        for asked in rows.values():
-            key = asked.delivery.key
-            tables.setdefault((key.group, key.topic), []).append(asked)
-        return tables
-
-    def _ack_row(
-        self, table: InflightTable, change: Change, asked: _Asked, results: list[AckResult]
-    ) -> tuple[int, int] | None:
-        """Acks a row's messages; returns its nonce and dead bits if it ends by that."""
-        delivery = asked.delivery
-        key = delivery.key
+    def _ack_row(self, table: InflightTable, change: Change, asked: Asked, number: int) -> int:
+        """Acks messages of a row; returns those that can't be acked any more."""
+        raw, nonce = asked.rows[number]
+        key, bits = LockKey._make(raw), asked.bits[number]
         lock = table.get(key)
-        if lock is None or lock.nonce != delivery.nonce:
-            expired = asked.bits & self._expired(table, delivery, asked.bits)
-            if expired:
-                _refuse(asked, expired, results)
-            return None
-        expired = asked.bits & lock.moved
-        if expired:
-            _refuse(asked, expired, results)
-        left = lock.locked & ~asked.bits
-        if left != lock.locked:
+        if lock is None or lock.nonce != nonce:
+            return bits & self._expired(table, key, nonce, bits)
+        left = lock.locked & ~bits
+        if not left:
+            change.remove(key, lock)
+        elif left != lock.locked:
             change.shrink(key, lock, lock._replace(locked=left))
-            asked.acked = lock.locked & ~left
-            if not left:
-                return lock.nonce, lock.moved
-        return None
+        return bits & lock.moved
 
-    def _expired(self, table: InflightTable, delivery: Delivery, bits: int) -> int:
+    def _expired(self, table: InflightTable, key: LockKey, nonce: int, bits: int) -> int:
         """The bits of a row that is gone which can't be acked any more."""
-        remembered = self._tables.bad_of(delivery.key, delivery.nonce)
+        remembered = self._tables.bad_of(key, nonce)
         if remembered is not None:
             return remembered
-        if self._context.clock.now_ms() >= delivery.key.due:
+        if self._context.clock.now_ms() >= key.due:
             return bits
         # No other pop can have got it since, unless it was moved, or the offset was set back.
-        queue, first = delivery.key.queue, delivery.key.first
+        queue, first = key.queue, key.first
         read = max(0, (self._tables.next_of(table, queue) or 0) - first)
         return bits & (~((1 << read) - 1) | table.held(queue, first, bits.bit_length()))
 
@@ -175,31 +147,31 @@ class Acks:
         unseen: int = 0,
     ) -> str:
         """See `Store.change_invisible`. `unseen` attempts are taken back."""
-        delivery, place = self._receipts.read(receipt)
-        key, bit = delivery.key, 1 << place
+        raw, nonce, place = self._receipts.read(receipt)
+        key, bit = LockKey._make(raw), 1 << place
         group = self._context.groups.by_id(key.group)
         if group is None:
             raise expired()
         with self._counted(group), self._tables.locked(key.group, key.topic) as table:
             lock = table.get(key)
-            if lock is None or lock.nonce != delivery.nonce or not lock.locked & bit:
+            if lock is None or lock.nonce != nonce or not lock.locked & bit:
                 raise expired()
             keeps = bool(invisible_ms) and not gives_back
             attempt_id = lock.attempt_id if keeps else b""
             has_failed = not keeps and not unseen and lock.attempts >= group.max_attempts
-            change = Change(self._context.families.batch())
+            change = Change()
             left = lock._replace(locked=lock.locked & ~bit, moved=lock.moved | bit)
             now = self._context.clock.now_ms()
             lasts = 0 if has_failed else _lasts(group, lock.attempts, invisible_ms, keeps=keeps)
             due = now + cut_ms(self._context.clock) + lasts if lasts else now
             self._check_room(group, key.due, due, now)
             new = table.free_key(change, key.queue, key.first + place, due)
-            attempts, nonce = lock.attempts - unseen, next(self._context.nonces)
+            attempts = lock.attempts - unseen
             # A message given back can't be had before its time by repeating the attempt id.
-            moved = Lock(attempts, lock.recoveries, nonce, 1, 0, attempt_id)
+            moved = Lock(attempts, lock.recoveries, next(self._context.nonces), 1, 0, attempt_id)
             change.shrink(key, lock, left)
             change.add(new, moved)
-            self._context.families.write(change.batch)
+            self._context.families.write_rows((LOCKS, change.rows))
             table.apply(change)
             if not left.locked:
                 self._tables.end(lock.nonce, left.moved)
@@ -208,7 +180,7 @@ class Acks:
             self._waiting.freed(table, 1)
             if key.group in self._waiting.short:
                 self._waiting.made_room(key.group)
-        return self._receipts.make(Delivery(new, moved.nonce), 1)[0]
+        return Delivery(self._receipts, *new, moved.nonce).receipts(1)[0]
 
     def _check_room(self, group: GroupInfo, old_due: int, new_due: int, now: int) -> None:
         """Refuses to renew a lock that ran out if the group's cap has no room. Such a lock counts
@@ -231,20 +203,6 @@ def _lasts(group: GroupInfo, attempts: int, invisible_ms: int | None, *, keeps: 
     if invisible_ms is None:
         return backoff_ms(group, attempts)
     return lock_ms(group, attempts, invisible_ms) if keeps else invisible_ms
-
-
-def _refuse(asked: _Asked, bits: int, results: list[AckResult]) -> None:
-    for at, bit in asked.singly:
-        if bit & bits:
-            results[at] = expired()
-    for start in asked.wholes:
-        locked, at = asked.delivery.locked, start
-        while locked:
-            bit = locked & -locked
-            if bit & bits:
-                results[at] = expired()
-            locked &= ~bit
-            at += 1
 
 
 def expired() -> ReceiptExpired:

@@ -12,26 +12,27 @@ by retention) is done by the same change.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from kvstore.clock import cut_ms
-from kvstore.core.pop_values import Popped, popped_row
+from kvstore.core.popping.inflight import Change
+from kvstore.core.popping.receipts import Popped
 from kvstore.errors import ArchiveMissing, ArchiveUnavailable, PutRefused
 from kvstore.index.archived import AtHand
-from kvstore.index.keys import LockKey, lock_key
+from kvstore.index.keys import LOCKS, OFFSETS, LockKey
 from kvstore.message import StoredMessage
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.topics import Topic
 from kvstore.pop.context import PopContext
 from kvstore.pop.dead_letters import DeadLetters
 from kvstore.pop.inflight.lock_rows import SPAN, Lock, bits_of, offsets_of, spans
-from kvstore.pop.inflight.table import Change, InflightTable
+from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.inflight.tables import prefetch
 from kvstore.pop.popped import UNLIMITED, Wanted, lock_ms
-from kvstore.pop.receipts import Delivery
 from kvstore.read.cold import UNAVAILABLE_ERRORS
 from kvstore.read.pull import SCAN_MAX, ReadResult
 
@@ -45,24 +46,16 @@ _NONE_STUCK: Final[Mapping[LockKey, ArchiveMissing]] = MappingProxyType({})
 _log = logging.getLogger("kvmq")
 
 
-def order(queues: int, turn: int, *, priority: bool) -> Sequence[int]:
+def order(queues: int, turn: int, *, priority: bool) -> Iterable[int]:
     """The queues from 0 to `queues` - 1 in the order of this turn (0, 1, 2, ...)."""
     if not priority:
         first = turn % queues
-        return range(queues) if not first else (*range(first, queues), *range(first))
+        return chain(range(first, queues), range(first))
     highest_first = range(queues - 1, -1, -1)
     if queues == 1 or turn % SHARE != SHARE - 1:
         return highest_first
     favoured = turn // SHARE % (queues - 1)
     return (favoured, *(q for q in highest_first if q != favoured))
-
-
-class Taken(NamedTuple):
-    """Messages of one row that are handed out."""
-
-    key: LockKey
-    lock: Lock
-    messages: list[StoredMessage]
 
 
 class Look(NamedTuple):
@@ -104,8 +97,7 @@ class Claim:
         self._wanted = look.wanted
         self._reads = look.reads
         self._stuck = dict(look.stuck)
-        self._change = Change(context.families.batch())
-        self._taken: list[Taken] = []
+        self._change = Change()
         self._dead: list[tuple[LockKey, Lock]] = []
         """Rows that were handed out too often."""
         self._ended: list[tuple[int, int]] = []
@@ -157,7 +149,7 @@ class Claim:
         if table.prefetched:
             context.tables.note_prefetch(table)
         return Claimed(
-            self._popped(),
+            self._change.popped(),
             self._wants_more,
             self._more_may_come,
             self._looked,
@@ -173,7 +165,7 @@ class Claim:
 
     # --- the order of queues ---
 
-    def _order(self, *, priority: bool) -> Sequence[int]:
+    def _order(self, *, priority: bool) -> Iterable[int]:
         """The queues in the order of this pop's turn. A pop keeps its turn when it has to look
         again, and other pops have the next.
         """
@@ -392,14 +384,15 @@ class Claim:
         """Writes the change, and brings the table up to date."""
         self._finish()
         context, change, table = self._context, self._change, self._table
-        if change or change.next:
+        if change.rows or change.next:
+            offsets = []
             for queue in change.next.keys() | change.passed.keys():
                 offset = change.next.get(queue)
                 if offset is None:
                     offset = context.next_offset(table, self.group, self.topic, queue)
-                passed = table.passed.get(queue, 0) + change.passed.get(queue, 0)
-                context.offsets.put_pop_offset(change.batch, table, queue, offset, passed)
-            context.families.write(change.batch)
+                passed = change.passed.get(queue, 0)
+                offsets.append(context.offsets.pop_row(table, queue, offset, passed))
+            context.families.write_rows((LOCKS, change.rows), (OFFSETS, offsets))
             table.apply(change)
             self._update_order()
         for nonce, bad in self._ended:
@@ -493,19 +486,7 @@ class Claim:
             lock = Lock(
                 attempts, self._context.offsets.recoveries, nonce, locked, 0, wanted.attempt_id
             )
-            self._change.add(key, lock)
-            self._taken.append(Taken(key, lock, part))
-
-    def _popped(self) -> list[Popped]:
-        """The messages taken, with receipts; after the change was written."""
-        out: list[Popped] = []
-        for key, lock, messages in self._taken:
-            delivery = Delivery(key, lock.nonce, raw_key=lock_key(*key))
-            if not lock.attempt_id:  # its attempt id has to be forgotten with the row
-                delivery.table, delivery.epoch = self._table, self._table.epoch
-            made = self._context.receipts.make(delivery, lock.locked)
-            out += popped_row(messages, made, lock.attempts, key.due)
-        return out
+            self._change.take(self._context.receipts, key, lock, part)
 
 
 def _rows(messages: list[StoredMessage]) -> Iterator[tuple[list[StoredMessage], int]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvstore.clock import Clock
+from kvstore.core.popping.receipts import Receipts
 from kvstore.index.families import Families
 from kvstore.message import Message
 from kvstore.meta.groups import GroupInfo, Groups
@@ -18,7 +19,6 @@ from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.inflight.tables import InflightTables
 from kvstore.pop.inflight.waiting import Waiting
 from kvstore.pop.progress import start_of
-from kvstore.pop.receipts import Receipts
 from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
 

@@ -23,6 +23,7 @@ from contextlib import ExitStack, suppress
 from struct import Struct
 from typing import Final, NamedTuple
 
+from kvstore.core.popping.inflight import Change
 from kvstore.errors import (
     ArchiveDamaged,
     ArchiveMissing,
@@ -37,14 +38,14 @@ from kvstore.errors import (
 )
 from kvstore.index.archived import AtHand
 from kvstore.index.families import Batch
-from kvstore.index.keys import PARKED, LockKey
+from kvstore.index.keys import LOCKS, PARKED, LockKey
 from kvstore.message import Message, StoredMessage
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.topics import Topic, TopicConfig
 from kvstore.pop.context import PopContext
 from kvstore.pop.inflight.lock_rows import SPAN, Lock, bits_of, offsets_of, spans
 from kvstore.pop.inflight.queue_order import group_hash
-from kvstore.pop.inflight.table import Change, InflightTable
+from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.progress import letter_queues
 from kvstore.read.cold import UNAVAILABLE_ERRORS
 from kvstore.read.pull import ReadResult
@@ -299,7 +300,7 @@ class Redrive:
                 self._offsets.may_move(group.id, table.topic)
                 if plan.parked:
                     _park_in_order(table, plan.parked)
-                freed = sum(map(int.bit_count, plan.change.added.values())) + len(plan.parked)
+                freed = plan.change.count_added() + len(plan.parked)
                 self._context.waiting.freed(table, freed)
         return len(mine)
 
@@ -363,7 +364,7 @@ class Redrive:
         """Adds the rows of one topic's originals to a batch; letters whose original is gone are
         added to `lost`.
         """
-        change = Change(batch)
+        change = Change()
         wanted: dict[int, set[int]] = {}
         hashes: dict[tuple[int, int], int] = {}
         for letter in mine:
@@ -381,7 +382,7 @@ class Redrive:
         due = self._context.clock.now_ms()
         parked: list[tuple[int, int, int]] = []
         for queue, found in wanted.items():
-            self._hold_next(group, table, change, queue)
+            self._hold_next(group, table, batch, change, queue)
             offsets = sorted(found)
             if group.ordered:
                 self._park(table, change, queue, offsets)
@@ -392,6 +393,7 @@ class Redrive:
                 bits = bits_of(first, offsets[begin:stop])
                 lock = Lock(0, self._offsets.recoveries, next(self._context.nonces), bits)
                 change.add(table.free_key(change, queue, first, due), lock)
+        batch.add(LOCKS, change.rows)
         return _Plan(change, parked)
 
     def _park(self, table: InflightTable, change: Change, queue: int, offsets: list[int]) -> None:
@@ -419,14 +421,14 @@ class Redrive:
         return found if found.message_id == said else None
 
     def _hold_next(
-        self, group: GroupInfo, table: InflightTable, change: Change, queue: int
+        self, group: GroupInfo, table: InflightTable, batch: Batch, change: Change, queue: int
     ) -> None:
         """Stores the beginning of a queue's unread messages with the rows of the messages before
         it: another start of the group must not make those unread as well.
         """
         if queue not in table.next:
             change.next[queue] = table.starts[queue][2]
-            self._offsets.put_offset(change.batch, group.id, table.topic, queue, change.next[queue])
+            self._offsets.put_offset(batch, group.id, table.topic, queue, change.next[queue])
 
     # --- putting letters back ---
 

@@ -36,15 +36,16 @@ _READ_BYTES: Final = 64 << 10
 
 def order_of(table: InflightTable, reader: Reader, topic: Topic, group: str) -> Order:
     """A table's order; made if it is not there."""
-    if table.order is None:
-        table.order = Order.of(
+    found: Order | None = table.order
+    if found is None:
+        found = table.order = Order.of(
             table.all(),
             table.parked(),
             lambda queue, offsets: ReadResult.at_offsets(
                 reader, topic, queue, offsets, group
             ).raise_if_missing(),
         )
-    return table.order
+    return found
 
 
 class OrderedClaim(Claim):

@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Final, NamedTuple
 
-from kvstore.core.pop_values import Popped
+from kvstore.clock import cut_ms
+from kvstore.core.popping.receipts import Delivery, Popped
 from kvstore.errors import (
     ArchiveMissing,
     ArchiveUnavailable,
@@ -32,21 +33,21 @@ from kvstore.errors import (
     TopicNotFound,
 )
 from kvstore.index.archived import AtHand
-from kvstore.index.keys import LockKey
+from kvstore.index.keys import LOCKS, OFFSETS, LockKey
+from kvstore.message import StoredMessage
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.topics import Topic
 from kvstore.pop.claim import Claim, Claimed, Look
 from kvstore.pop.context import PopContext
 from kvstore.pop.dead_letters import DeadLetters
-from kvstore.pop.fast_path import let_others
-from kvstore.pop.inflight.lock_rows import offsets_of
+from kvstore.pop.inflight.lock_rows import SPAN, offsets_of
 from kvstore.pop.inflight.table import InflightTable, Waiter
+from kvstore.pop.inflight.tables import prefetch
 from kvstore.pop.inflight.waiting import TICK
 from kvstore.pop.ordered import OrderedClaim
-from kvstore.pop.popped import UNLIMITED, Wanted, check_wanted
-from kvstore.pop.receipts import Delivery
-from kvstore.process.locks import Signal
-from kvstore.read.cold import UNAVAILABLE_ERRORS
+from kvstore.pop.popped import UNLIMITED, Wanted, check_wanted, lock_ms
+from kvstore.process.locks import Signal, acquire, let_others
+from kvstore.read.cold import READ_ERRORS, UNAVAILABLE_ERRORS
 from kvstore.read.pull import SCAN_MAX, ReadResult
 from kvstore.read.sql import SqlFilter
 
@@ -84,6 +85,7 @@ class Poll:
         "_waiting",
         "due_in",
         "table",
+        "topic",
     )
 
     def __init__(
@@ -155,6 +157,65 @@ class Poll:
         self._waiting.leave(self.table, self._waiter)
 
 
+class _Asked:
+    """The checked arguments of a pop, with all that stays the same when it is repeated."""
+
+    __slots__ = (
+        "_reader",
+        "_tables",
+        "group",
+        "is_plain",
+        "lasts",
+        "limit",
+        "queues",
+        "step",
+        "table",
+        "topic",
+        "wanted",
+    )
+
+    def __init__(self, context: PopContext, group: GroupInfo, topic: Topic, wanted: Wanted) -> None:
+        self.group = group
+        """While it is kept here, no other group has its `id()`, and no other topic has that of
+        `topic`.
+        """
+        self.topic = topic
+        self.wanted = wanted
+        self.table = context.tables.get(group.id, topic.id)
+        self.is_plain = (
+            group.is_plain
+            and not topic.is_priority
+            and wanted.matches is None
+            and wanted.limit <= SPAN
+            and not self.table.dead
+        )
+        """Whether it may take messages of one queue, as one row, and look at nothing else."""
+        self.lasts = cut_ms(context.clock) + lock_ms(group, 1, wanted.invisible_ms)
+        """How many ms from now, as the clock says it, a lock is due."""
+        asked = wanted.queue
+        self.queues: Sequence[int] = range(topic.read_queues) if asked is None else (asked,)
+        self.step = 1 if asked is None else 0
+        """By how much a pop advances its table's turn."""
+        self.limit = wanted.limit
+        self._reader = context.reader
+        self._tables = context.tables
+
+    def read(self, table: InflightTable, queue: int, at: int) -> list[StoredMessage] | None:
+        """As many messages as are wanted, the next one last; None if they are not in memory."""
+        limit = self.wanted.limit
+        try:
+            with self._reader.at_hand(AtHand()):
+                low, high = self._reader.bounds(self.topic.base + queue)
+                if at < low or high - at < limit:
+                    return None
+                ahead = prefetch(table, self._reader, self.topic, queue, at, limit)
+        except (*READ_ERRORS, ArchiveUnavailable):
+            return None
+        self._tables.note_prefetch(table)
+        # A claim goes on behind messages that are not held any more.
+        return ahead if len(ahead) >= limit and ahead[-1].offset == at else None
+
+
 class Pop:
     """Pops by one or several claims; see the module."""
 
@@ -162,19 +223,20 @@ class Pop:
         self._context = context
         self._dead_letters = DeadLetters(context)
         self._counting = threading.RLock()
-        self._checked: dict[tuple[object, ...], Wanted] = {}
+        self._checked: dict[tuple[object, ...], _Asked] = {}
+        self._now_ms = context.clock.now_ms
+        self._mark = context.reader.mark
+        self._offsets = context.offsets
+        self._receipts = context.receipts
+        self._nonces = context.nonces
+        self._write = context.families.write_rows
 
-    def pop(self, group: GroupInfo, topic: Topic, wait: float, *asked: Any) -> list[Popped]:
-        """See `Store.pop`; `asked` are its limit, max_bytes, invisible_for, queue, filter and
-        attempt_id.
+    def first(
+        self, group: GroupInfo, topic: Topic, asked: tuple[Any, ...]
+    ) -> tuple[list[Popped], Wanted]:
+        """The messages that there are now, and the arguments of the pop, checked. `asked` are
+        limit, max_bytes, invisible_for, queue, filter and attempt_id of `Store.pop`.
         """
-        wanted = self.wanted(topic, asked)
-        return self.claim(group, topic, wanted).popped or (
-            self._wait(group, topic, wanted, wait) if wait > 0 else []
-        )
-
-    def wanted(self, topic: Topic, asked: tuple[Any, ...]) -> Wanted:
-        """The arguments of a pop, checked."""
         # The same few arguments come again and again: finding them costs a third of checking them.
         limit, max_bytes, invisible_for, queue, filter, attempt_id = asked
         # True equals 1, but only one of the two types is right.
@@ -186,18 +248,32 @@ class Pop:
             and (queue is None or type(queue) is int)
             and (filter is None or isinstance(filter, str | SqlFilter))
         )
-        wanted = self._checked.get((topic, *asked)) if is_usual else None
-        if wanted is None:
+        if not is_usual:
             wanted = check_wanted(topic, *asked)
-            if is_usual:
-                if len(self._checked) >= _CHECKED_MAX:
-                    self._checked.clear()
-                self._checked[topic, *asked] = wanted
-        return wanted
+        else:
+            known = self._checked.get((id(group), id(topic), limit, invisible_for, queue, filter))
+            if known is None or known.table.gone:
+                known = self._learn(group, topic, asked)
+            found = self._take(known) if known.is_plain else []
+            if found:
+                return found, known.wanted
+            wanted = known.wanted
+        return self.claim(group, topic, wanted).popped, wanted
 
-    def _wait(self, group: GroupInfo, topic: Topic, wanted: Wanted, wait: float) -> list[Popped]:
+    def _learn(self, group: GroupInfo, topic: Topic, asked: tuple[Any, ...]) -> _Asked:
+        """Checks the arguments of a pop, and remembers them."""
+        known = _Asked(self._context, group, topic, check_wanted(topic, *asked))
+        if not known.table.dead:
+            if len(self._checked) >= _CHECKED_MAX:
+                self._checked.clear()
+            limit, _, invisible_for, queue, filter, _ = asked
+            self._checked[id(group), id(topic), limit, invisible_for, queue, filter] = known
+        return known
+
+    def wait(self, group: GroupInfo, topic: Topic, wanted: Wanted, seconds: float) -> list[Popped]:
+        """The messages that come within so many seconds."""
         event = Signal()
-        poll = self.poll(group, topic, wanted, wait, event.set)
+        poll = self.poll(group, topic, wanted, seconds, event.set)
         try:
             while True:
                 event.clear()
@@ -278,6 +354,37 @@ class Pop:
         with self._counting:
             self._context.tables.count(group)
             yield
+
+    def _take(self, asked: _Asked) -> list[Popped]:
+        """Takes unread messages of one queue, if there is nothing else to do; none otherwise."""
+        table = asked.table
+        try:
+            if not table.lock.acquire(False):
+                acquire(table.lock)
+            if table.gone:
+                return []
+            now = self._now_ms()
+            change = table.take(
+                self._receipts, asked.queues, asked.limit, self._mark(), now, now + asked.lasts,
+                self._offsets.recoveries, next(self._nonces), asked.read,
+            )  # fmt: skip
+            if change is None:
+                return []
+            ((queue, offset),) = change.next.items()
+            row = self._offsets.pop_row(table, queue, offset, 0)
+            self._write((LOCKS, change.rows), (OFFSETS, (row,)))
+            table.apply(change)
+            table.turn += asked.step
+        finally:
+            try:  # noqa: SIM105  # see kvstore.process.locks
+                table.lock.release()
+            except RuntimeError:
+                pass  # it was not taken
+        # The rest concerns nobody else, so nobody has to wait for it.
+        if table.waiters:
+            # A waiter may have to look again earlier than it thought.
+            self._context.waiting.freed(table, 1)
+        return change.popped()
 
     def _claim(
         self, group: GroupInfo, topic: Topic, wanted: Wanted, reads: AtHand, last: Claimed
@@ -369,7 +476,7 @@ class Pop:
             if lock is None or lock.attempt_id != attempt_id or key.due <= now:
                 continue
             offsets = offsets_of(key.first, lock.locked)
-            made = self._context.receipts.make(Delivery(key, lock.nonce), lock.locked)
+            made = Delivery(self._context.receipts, *key, lock.nonce).receipts(lock.locked)
             receipts = dict(zip(offsets, made, strict=True))
             found = ReadResult.at_offsets(self._context.reader, topic, key.queue, offsets, group)
             for message in found:

@@ -30,7 +30,6 @@ from kvstore.meta.topics import Topic, TopicInfo
 from kvstore.pop.ack import Acks
 from kvstore.pop.context import PopContext
 from kvstore.pop.dead_letters import Redrive
-from kvstore.pop.fast_path import FastPath
 from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.inflight.tables import ENDED_MAX
 from kvstore.pop.pop import Pop
@@ -46,7 +45,6 @@ class Popper:
         self.waiting = context.waiting
         self.tables = context.tables
         self._families = context.families
-        self.fast_path = FastPath(context)
         self.pop = Pop(context)
         self.acks = Acks(context, self.pop.counted, self.pop.bury)
         self.redrive = Redrive(context)

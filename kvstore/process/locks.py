@@ -23,6 +23,9 @@ from contextlib import suppress
 from typing import Final, TypeVar
 
 T = TypeVar("T")
+_TRIES: Final = 8
+_PAUSE: Final = 0.0002
+"""Seconds: long enough for the holder to go on if it only waits for Python's lock."""
 _LOOK: Final = 1.0
 """Seconds after which a waiter looks for the result by itself: the thread that makes it may have
 been struck as it woke the waiter.
@@ -74,6 +77,25 @@ class Signal(threading.Event):
         finally:
             with suppress(ValueError):  # of a waiter that was woken
                 self._waiters.remove(waiter)
+
+
+_never: Final = Signal()
+
+
+def let_others() -> None:
+    """Lets waiting threads have a lock before this one takes it again."""
+    _never.wait(_PAUSE)
+
+
+def acquire(lock: threading.RLock) -> None:
+    """Takes a lock, inside the `try` that lets it go."""
+    if lock.acquire(False):
+        return
+    for _ in range(_TRIES):
+        _never.wait(_PAUSE)
+        if lock.acquire(False):
+            return
+    lock.acquire()
 
 
 def result_of(future: Future[T]) -> T:

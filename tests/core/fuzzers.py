@@ -26,6 +26,7 @@ from kvstore.core.unique_ids import UniqueIds
 from kvstore.errors import ArchiveDamaged, FormatError
 from kvstore.record.key_filter import BLOCK_BYTES, HASHES_MAX
 from tests.core.fuzzing import EDGES, Arguments, Fuzzer
+from tests.core.popping_fuzzers import POPPING_FUZZERS
 from tests.core.record_fuzzers import RECORD_FUZZERS
 from tests.core.test_encoding import encoder
 from tests.reference import group_columns, packing, records, texts
@@ -668,6 +669,7 @@ FUZZERS: Final = {
     ),
     "tail.Tail": Fuzzer(_added, call=_looked_at),
     **RECORD_FUZZERS,
+    **POPPING_FUZZERS,
     "columns.group_heads.decode_heads": Fuzzer(_to_heads, _heads),
     "columns.text_forms.decode_texts": Fuzzer(_to_texts, _of_forms),
     "columns.hex_ids.extract_ids": Fuzzer(

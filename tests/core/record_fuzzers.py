@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from kvstore.core import messages, records
 from kvstore.core.messages import StoredMessage
-from kvstore.core.pop_values import Popped
 from kvstore.core.scan import scan
 from kvstore.errors import FormatError, RecordDamaged
 from kvstore.record.encode import blank, encode_record
@@ -298,21 +297,6 @@ def _used(*fields: Any) -> Any:
     return repr(m), hash(m), m == m.__replace__(), m.tag, m.keys, m.user_properties
 
 
-def _to_pop(rng: Random) -> Arguments:
-    return message_of(rng), "receipt", rng.getrandbits(32), rng.getrandbits(60)
-
-
-def _row(rng: Random) -> Arguments:
-    count = rng.randint(0, 5)
-    return [message_of(rng) for _ in range(count)], ["receipt"] * count, 1, rng.getrandbits(60)
-
-
-def _popped_row(messages: list[Any], receipts: list[Any], attempt: int, due_at: int) -> Any:
-    if len(messages) != len(receipts):
-        return ValueError
-    return [Popped(m, r, attempt, due_at) for m, r in zip(messages, receipts, strict=True)]
-
-
 def _host(raw: bytes) -> Any:
     if len(raw) not in (8, 20):
         return FormatError
@@ -328,8 +312,6 @@ RECORD_FUZZERS: Final = {
     "messages.unpack_host": Fuzzer(
         lambda rng: (rng.randbytes(rng.choice((8, 20))),), _of_bytes(_host)
     ),
-    "pop_values.Popped": Fuzzer(_to_pop, call=lambda *fields: repr(Popped(*fields))),
-    "pop_values.popped_row": Fuzzer(_row, _popped_row),
     "records.check_record": Fuzzer(
         _record, _checked,
         call=lambda *given: records.check_record(*given[:-1], property_crc=given[-1]),

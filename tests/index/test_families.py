@@ -14,7 +14,7 @@ from kvstore.index.keys import META, RUNS
 
 @pytest.fixture(autouse=True)
 def _two_rows(families: Families) -> None:
-    families.put_two(META, b"a", b"1", RUNS, b"b", b"2")
+    families.write_rows((META, [(b"a", b"1")]), (RUNS, [(b"b", b"2")]))
 
 
 def write_a_batch(families: Families) -> None:
@@ -28,8 +28,10 @@ def write_a_batch(families: Families) -> None:
 
 CALLS: dict[str, Callable[[Families], object]] = {
     "a batch": write_a_batch,
-    "two rows": lambda families: families.put_two(META, b"c", b"3", RUNS, b"d", b"4"),
-    "a deletion": lambda families: families.delete(META, b"e"),
+    "two rows": lambda families: families.write_rows(
+        (META, [(b"c", b"3")]), (RUNS, [(b"d", b"4")])
+    ),
+    "a deletion": lambda families: families.write_rows((META, [(b"e", None)])),
     "a sync": lambda families: families.sync(),
     "a value": lambda families: families.get(META, b"a"),
     "rows": lambda families: list(families.rows(META, b"")),

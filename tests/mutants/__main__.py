@@ -26,7 +26,7 @@ from rich.table import Table
 from tests.mutants.faults import ROOT, Fault, problems, put_in, read_all
 
 COPIED: Final = ("kvstore", "tiering", "pyspark_kvmq", "tests", "bench", "docs")
-COPIED_FILES: Final = ("pyproject.toml", "README.md", "Makefile")
+COPIED_FILES: Final = ("pyproject.toml", "README.md", "LICENSE", "Makefile")
 NOTICED, MISSED, BROKEN = "noticed", "not noticed", "not tried"
 TIME_FACTOR: Final = 5
 TIME_MIN_S: Final = 120.0
@@ -117,19 +117,24 @@ def _try_all(asked: list[tuple[str, Fault]], copy: Path) -> Iterator[Outcome]:
             yield Outcome(room, fault, BROKEN, f"its tests fail without it: {before.last_line}")
             continue
         text = put_in(fault, copy)
-        _forget_compiled(copy / fault.file)
         try:
+            _compile(copy, fault.file)
             ran = _run(fault.tests, copy, max(TIME_MIN_S, TIME_FACTOR * before.seconds))
         finally:
             (copy / fault.file).write_text(text, encoding="utf-8")
-            _forget_compiled(copy / fault.file)
+            _compile(copy, fault.file)
         yield Outcome(room, fault, *_judge(ran))
 
 
-def _forget_compiled(path: Path) -> None:
-    """Python compares sizes and seconds only, which two versions of a file may share."""
+def _compile(copy: Path, file: str) -> None:
+    """Makes Python take a file as it is now."""
+    path = copy / file
+    # Python compares sizes and seconds only, which two versions of a file may share.
     for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
         compiled.unlink()
+    if path.suffix == ".pyx":
+        built = [sys.executable, "-c", "import setuptools; setuptools.setup()", "build_ext", "-i"]
+        subprocess.run(built, cwd=copy, check=True, capture_output=True)
 
 
 def _judge(ran: Ran) -> tuple[str, str]:

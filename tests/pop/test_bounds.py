@@ -14,12 +14,14 @@ import pytest
 
 import kvstore
 from kvstore import Message, Store, TopicConfig
+from kvstore.core.popping import inflight
+from kvstore.core.popping.inflight import OffsetSet
 from kvstore.meta.groups import GroupConfig
 from kvstore.meta.topics import Topic
-from kvstore.pop import fast_path, ordered, receipts
+from kvstore.pop import ordered
 from kvstore.pop import pop as pop_module
 from kvstore.pop.inflight import tables as tables_module
-from kvstore.pop.inflight.counters import OffsetSet, Tally
+from kvstore.pop.inflight.counters import Tally
 from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.inflight.tables import AHEAD
 from kvstore.pop.popper import Popper
@@ -172,11 +174,8 @@ KEPT: Final[dict[str, tuple[Any, str, Callable[[Popper], int]]]] = {
     "rows that ended": (
         tables_module, "ENDED_MAX", lambda pops: len(pops.tables.ended)),
     "tables that read ahead": (tables_module, "_PREFETCHED_MAX", kept_tables_ahead),
-    "deliveries": (
-        receipts, "_REMEMBERED",
-        lambda pops: len(pops.acks._receipts.remembered)),
-    "what pops asked for": (
-        fast_path, "_ASKS_MAX", lambda pops: len(pops.fast_path._asks)),
+    "rows that are known": (
+        inflight, "KNOWN_MAX", lambda pops: len(pops.tables.known)),
     "what pops asked for, and was checked": (
         pop_module, "_CHECKED_MAX", lambda pops: len(pops.pop._checked)),
 }  # fmt: skip
@@ -292,7 +291,7 @@ def test_counters_of_locks_stay_few_however_long_a_group_works(
     table = inside.table(store, "g", "t")
     assert table.rows == 1
     assert len(table._buckets) <= 140
-    assert len(table._queues[0].locked._pages) <= 140
+    assert len(table._queues[0].locked.pages) <= 140
     assert isinstance(table.tally, Tally)
     assert len(table.tally._counts) == 1
     assert len(table.tally._coming) <= 140

@@ -12,8 +12,9 @@ import pytest
 
 import kvstore
 from kvstore import InFlight, Message, Store, StoreConfig
+from kvstore.core.popping.inflight import Shelf
 from kvstore.index.keys import LOCKS
-from kvstore.pop.inflight.counters import Shelf, Tally
+from kvstore.pop.inflight.counters import Tally
 from tests.support import inside
 from tests.support.clock import VirtualClock
 
@@ -183,7 +184,7 @@ def test_popping_one_by_one_leaves_nothing_in_memory(store: Store, clock: Virtua
         clock.advance(1.0)
     assert table.rows == 1
     assert len(table._buckets) < 140
-    assert len(table._queues[0].locked._pages) < 140
+    assert len(table._queues[0].locked.pages) < 140
     assert table.tally is not None
     assert len(table.tally._counts) == 1
     assert len(table.tally._coming) < 140

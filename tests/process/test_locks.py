@@ -28,7 +28,7 @@ from tests.support import inside
 from tests.support.stores import opened, settings
 from tiering import Policy, Worker
 
-PUT_AND_POP = ("engine/writer.py", "log/commitlog.py", "pop/fast_path.py")
+PUT_AND_POP = ("engine/writer.py", "log/commitlog.py", "pop/pop.py", "pop/ack.py")
 RUN = ("operations/worker.py",)
 WAIT = ("log/flusher.py", "process/locks.py", "process/background.py", "/threading.py")
 RELEASES = ("lock.release()", "table.lock.release()", "self._busy.release()")

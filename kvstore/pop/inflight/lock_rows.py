@@ -1,4 +1,4 @@
-"""Lock rows, as bytes and as values: the messages of a queue that a group has under lock.
+"""Lock rows as values: the messages of a queue that a group has under lock.
 
 The idea: the messages of one pop and queue share a row. A bitmap over the offsets, from the row's
 first one on, says which of them are still locked; a Python int is the bitmap. docs/pop.md has the
@@ -15,7 +15,6 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from kvstore.errors import IndexDamaged
-from kvstore.index.keys import U64
 
 SPAN: Final = 256
 """Offsets a row can name: receipts give a message's place in its row one byte."""
@@ -37,29 +36,8 @@ class Lock(NamedTuple):
     attempt_id: bytes = b""
 
 
-def pack_lock(lock: Lock) -> bytes:
-    """A row's value as bytes."""
-    attempts, recoveries, nonce, locked, moved, attempt_id = lock
-    if not moved and not attempt_id:
-        size = (locked.bit_length() + 7) >> 3
-        return _HEAD.pack(0, attempts, recoveries, nonce) + locked.to_bytes(size, "little")
-    flags = (_HAS_ATTEMPT_ID if attempt_id else 0) | (_HAS_MOVED if moved else 0)
-    size = (max(locked, moved).bit_length() + 7) >> 3
-    second = moved.to_bytes(size, "little") if moved else b""
-    head = _HEAD.pack(flags, attempts, recoveries, nonce)
-    return head + attempt_id + locked.to_bytes(size, "little") + second
-
-
-def around_nonce(recoveries: int, locked: int) -> tuple[bytes, bytes]:
-    """The bytes before and behind the nonce, in a row of messages that are handed out for the first
-    time. Joining them costs a fifth of packing, for a caller that makes many such rows.
-    """
-    row = pack_lock(Lock(1, recoveries, 0, locked))
-    return row[: _HEAD.size - U64.size], row[_HEAD.size :]
-
-
 def unpack_lock(value: bytes) -> Lock:
-    """The inverse of `pack_lock`."""
+    """The inverse of `pack_lock` in the core."""
     if len(value) < _HEAD.size:
         raise _damaged(value)
     flags, attempts, recoveries, nonce = _HEAD.unpack_from(value)

@@ -17,28 +17,24 @@ Invariants:
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
+from kvstore.core.popping.inflight import Change, InflightRows, QueueLocks, Shelf, below
 from kvstore.index.keys import LOCKS, PARKED, LockKey, behind, lock_key, lock_prefix, read_lock_key
-from kvstore.pop.inflight.counters import QueueLocks, Shelf
-from kvstore.pop.inflight.lock_rows import Lock, pack_lock, unpack_lock
+from kvstore.pop.inflight.lock_rows import Lock, unpack_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kvstore.index.families import Batch, Families
-    from kvstore.message import StoredMessage
+    from kvstore.index.families import Families
     from kvstore.meta.groups import GroupInfo
-    from kvstore.pop.inflight.counters import Tally
-    from kvstore.pop.inflight.queue_order import Order
 
 _BUCKET: Final = 7
 """Due times are counted by 1 << 7 ms."""
-_births: Final = itertools.count()
 _DUE_MAX: Final = PARKED - 1
+_DUE: Final = LockKey._fields.index("due")
 
 
 class Waiter:
@@ -51,115 +47,31 @@ class Waiter:
         self.selective = selective
 
 
-class Change:
-    """The effect of one WriteBatch on an in-flight table."""
-
-    __slots__ = (
-        "added",
-        "batch",
-        "ended_of",
-        "made_by",
-        "next",
-        "parked",
-        "passed",
-        "redelivered",
-        "removed",
-        "shrunk",
-        "touched",
-    )
-
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
-        self.added: dict[LockKey, int] = {}
-        """Rows and the bitmaps of their messages."""
-        self.redelivered: list[tuple[LockKey, int]] = []
-        """Those of them whose messages were handed out before."""
-        self.removed: list[tuple[LockKey, int]] = []
-        self.shrunk: list[tuple[LockKey, int]] = []
-        """Rows and the bitmaps of the messages that go from them."""
-        self.parked: list[tuple[LockKey, int]] = []
-        """Rows of parked messages and the bitmaps they have from now on."""
-        self.touched = False
-        """Whether rows that were there are shrunk or removed."""
-        self.next: dict[int, int] = {}
-        """Queue -> its new next offset."""
-        self.passed: dict[int, int] = {}
-        """Queue -> how many of its messages a filter has refused."""
-        self.made_by: list[tuple[bytes, LockKey]] = []
-        """Attempt ids and new rows that have one."""
-        self.ended_of: list[tuple[bytes, LockKey]] = []
-        """Attempt ids and rows that go."""
-
-    def park(self, key: LockKey, lock: Lock) -> None:
-        """Sets a row of parked messages as it is from now on; it goes if it has none."""
-        self.parked.append((key, lock.locked))
-        if lock.locked:
-            self.batch.put(LOCKS, lock_key(*key), pack_lock(lock))
-        else:
-            self.batch.delete(LOCKS, lock_key(*key))
-
-    def add(self, key: LockKey, lock: Lock) -> None:
-        """Adds a new row."""
-        self.batch.put(LOCKS, lock_key(*key), pack_lock(lock))
-        self.added[key] = lock.locked
-        if lock.attempts > 1:
-            self.redelivered.append((key, lock.locked))
-        if lock.attempt_id:
-            self.made_by.append((lock.attempt_id, key))
-
-    def shrink(self, key: LockKey, old: Lock, new: Lock) -> None:
-        """Shrinks a row, which keeps only some of its messages; it goes if it keeps none."""
-        if key.due == PARKED:
-            self.park(key, new)
-            return
-        self.touched = True
-        gone = old.locked & ~new.locked
-        if new.locked:
-            self.batch.put(LOCKS, lock_key(*key), pack_lock(new))
-            self.shrunk.append((key, gone))
-        else:
-            self.batch.delete(LOCKS, lock_key(*key))
-            self.removed.append((key, gone))
-            if old.attempt_id:
-                self.ended_of.append((old.attempt_id, key))
-
-    def remove(self, key: LockKey, old: Lock) -> None:
-        """Removes a row."""
-        self.shrink(key, old, old._replace(locked=0))
-
-    def __bool__(self) -> bool:
-        return len(self.batch) > 0
-
-
-class InflightTable:
+class InflightTable(InflightRows):
     """A group's locks in one topic, see the module. Its user holds `lock`; a table that is `gone`
     is to be asked for anew from `InflightTables`.
     """
 
-    def __init__(self, families: Families, group: int, topic: int, *, dead: bool = False) -> None:
+    def __init__(
+        self,
+        families: Families,
+        group: int,
+        topic: int,
+        known: dict[LockKey, Lock],
+        *,
+        dead: bool = False,
+    ) -> None:
         """`dead`: its group or topic is deleted, so it has nothing and takes nothing."""
+        super().__init__(group, topic, known)
         self.dead = dead
-        self.group = group
-        self.topic = topic
         self.lock = threading.RLock()
         self.gone = False
-        self.rows = 0
-        self.messages = 0
-        """How many messages are locked."""
-        self.next: dict[int, int] = {}
-        """Queue -> its next offset, for the queues that were used and have one stored."""
-        self.passed: dict[int, int] = {}
-        """Queue -> how many of its messages filters have refused, where its next offset is known
-        and there are any.
-        """
+        self.is_read = False
+        """Whether the group's rows were read, so that all of them are counted."""
         self.starts: dict[int, tuple[GroupInfo, tuple[int, int], int]] = {}
         """Queue without a next offset -> where its group would begin; before it the group as it was
         then, the queue's end, and the reader's mark. It holds for these.
         """
-        self.turn = 0
-        self.prefetched: dict[int, list[StoredMessage]] = {}
-        """Queue -> messages that were read ahead of any pop, the next one last; see `ahead`."""
-        self._read_mark = -1
         self.message_bytes = 1 << 30
         """About the size of the record read last, in bytes; much before any was read."""
         self.capped = False
@@ -169,205 +81,39 @@ class InflightTable:
         """The waiters that were not woken since they looked last."""
         self.selective = 0
         """How many waiters are selective."""
-        self.epoch = next(_births) << 32
-        """Counts all changes to rows but adding new ones and removing whole ones. No two tables
-        have the same epoch, not even one after the other.
-        """
-        self.order: Order | None = None
-        """The message groups of an ordered group; None: not made yet."""
-        self.parked_count = 0
-        """How many messages are parked."""
-        self.users = 0
-        """How many hold the lock by `InflightTables.locked`: meanwhile the table is not let go."""
-        self.tally: Tally | None = None
-        """The group's tally, if it has one."""
-        self.soonest = 0
-        """No row is due before this time, ms since the epoch."""
-        self.attempts: dict[bytes, list[bytes]] = {}
-        """Attempt id -> the keys of its rows, for all rows that have one."""
         self._families = families
         self._prefix = lock_prefix(group, topic)
         self._end = behind(self._prefix)
-        self._first: LockKey | None = None
-        self._buckets = Shelf()
-        """1/8 s -> how many messages are due in it: 0 only where no row is."""
-        self._gone: dict[int, int] = {}
-        """1/8 s -> how many of the messages that are due in it the store no longer had at the last
-        look at figures.
-        """
-        self._queues: dict[int, QueueLocks] = {}
-        self._knows_dues = False
-        """Whether rows are also counted by the time they are due in each queue."""
 
     # --- counters ---
 
     def count(self, key: LockKey, lock: Lock) -> None:
         """Counts a row that was there before; parked rows are not locks."""
         if key.due == PARKED:
-            self._park(key, lock.locked)
+            self.park(key, lock.locked)
             return
         self.added(key, lock.locked)
         if lock.attempts > 1:
-            self._queues[key.queue].redelivered.add(key.first, lock.locked)
-
-    def may_be_due(self, now: int) -> bool:
-        """Whether a row can be due; mostly without a look at RocksDB."""
-        return self.rows > 0 and self.soonest <= now and self._earliest() <= now
-
-    def added(self, key: LockKey, locked: int) -> None:
-        """Counts a row that was written, with the bitmap of its messages."""
-        _, _, due, queue, first = key
-        messages = locked.bit_count()
-        bucket, buckets = due >> _BUCKET, self._buckets.values
-        there = buckets.get(bucket)
-        if there:
-            buckets[bucket] = there + messages
-        else:
-            self._buckets.put(bucket, messages)
-        if not self.rows or bucket << _BUCKET < self.soonest:
-            self.soonest = bucket << _BUCKET
-        held = self._queues.get(queue) or self._held(queue)
-        held.rows += 1
-        if held.dues is not None:
-            held.dues.add(bucket, 1)
-        held.locked.add(first, locked)
-        if first < held.gone_below:
-            self._count_gone(bucket, _below(held.gone_below, first, locked))
-        if not self.rows or (self._first is not None and key < self._first):
-            self._first = key
-        self.rows += 1
-        self.messages += messages
-        if self.tally is not None:
-            self.tally.add(due, messages)
-
-    def removed(self, key: LockKey, locked: int) -> None:
-        """Uncounts a row that was removed, with the bitmap of its messages."""
-        held = self._queues[key[3]]
-        held.rows -= 1
-        if held.dues is not None:
-            held.dues.add(key[2] >> _BUCKET, -1)
-        if key == self._first:
-            self._first = None
-        self.rows -= 1
-        self._unlocked(key, locked)
-
-    def _unlocked(self, key: LockKey, locked: int) -> None:
-        """Uncounts messages that left a row."""
-        _, _, due, queue, first = key
-        held = self._queues[queue]
-        held.locked.remove(first, locked)
-        if held.redelivered.count:
-            # The messages of a row were handed out equally often: all are in the set, or none is.
-            again = held.redelivered.within(first, locked.bit_length()) & locked
-            held.redelivered.remove(first, again)
-        messages = locked.bit_count()
-        bucket, buckets = due >> _BUCKET, self._buckets.values
-        if first < held.gone_below:
-            self._count_gone(bucket, -_below(held.gone_below, first, locked))
-        left = buckets[bucket] - messages
-        if left:
-            buckets[bucket] = left
-        else:
-            self._buckets.put(bucket, 0)
-        self.messages -= messages
-        if self.tally is not None:
-            self.tally.remove(due, messages)
-
-    def _count_gone(self, bucket: int, count: int) -> None:
-        left = self._gone.get(bucket, 0) + count
-        if left:
-            self._gone[bucket] = left
-        else:
-            self._gone.pop(bucket, None)
-
-    def _park(self, key: LockKey, parked: int) -> None:
-        held = self._queues.get(key.queue) or self._held(key.queue)
-        before = held.parked.count
-        held.parked.replace(key.first, parked)
-        self.parked_count += held.parked.count - before
-
-    def _held(self, queue: int) -> QueueLocks:
-        found = self._queues[queue] = QueueLocks()
-        if self._knows_dues:
-            found.dues = Shelf()
-        return found
-
-    def apply(self, change: Change) -> None:
-        """Counts a change that was written."""
-        if change.touched:
-            self.epoch += 1
-        for key, locked in change.removed:
-            self.removed(key, locked)
-        for key, locked in change.shrunk:
-            self._unlocked(key, locked)
-        for key, locked in change.added.items():
-            self.added(key, locked)
-        for key, locked in change.redelivered:
-            self._queues[key.queue].redelivered.add(key.first, locked)
-        for key, parked in change.parked:
-            self._park(key, parked)
-        for attempt_id, key in change.ended_of:
-            self._forget_attempt(attempt_id, lock_key(*key))
-        for attempt_id, key in change.made_by:
-            self.note_attempt(attempt_id, key)
-        self.next.update(change.next)
-        for queue, count in change.passed.items():
-            self.passed[queue] = self.passed.get(queue, 0) + count
+            self.redeliver(key, lock.locked)
 
     def forget_next(self, queue: int) -> None:
         """Forgets a queue's next offset, which was set otherwise."""
         self.next.pop(queue, None)
         self.passed.pop(queue, None)
 
-    def note_attempt(self, attempt_id: bytes, key: LockKey) -> None:
-        """Remembers that a row was made by an attempt."""
-        self.attempts.setdefault(attempt_id, []).append(lock_key(*key))
-
-    def _forget_attempt(self, attempt_id: bytes, raw_key: bytes) -> None:
-        rows = self.attempts.get(attempt_id, [])
-        if raw_key in rows:
-            rows.remove(raw_key)
-        if not rows:
-            self.attempts.pop(attempt_id, None)
-
     def rows_of(self, attempt_id: bytes) -> list[LockKey]:
         """The rows that pops with an attempt id made, as far as they are still there."""
         return [read_lock_key(raw) for raw in self.attempts.get(attempt_id, ())]
 
-    def ahead(self, queue: int, mark: int) -> list[StoredMessage] | None:
-        """The messages of a queue that were read ahead, the next one last. `mark` is the reader's:
-        once anything left the log or its place, all are dropped, because they may be erased.
-        """
-        if mark != self._read_mark:
-            self.prefetched = {}
-            self._read_mark = mark
-        return self.prefetched.get(queue)
-
     def clear(self) -> None:
         """Forgets rows and next offsets, which were changed otherwise; they are read anew."""
-        self.rows = self.messages = 0
-        self.epoch += 1
+        self.forget_rows()
         self.next.clear()
         self.passed.clear()
         self.starts.clear()
         self.attempts.clear()
-        self.prefetched = {}
-        self.order = None
-        self.parked_count = 0
-        self._first = None
-        self._buckets = Shelf()
-        self._gone.clear()
-        self._queues.clear()
-        self._knows_dues = False
         if self.tally is not None:
             self.tally.is_stale = True
-
-    def _earliest(self) -> int:
-        """The beginning of the first 1/8 s that has rows; there is one."""
-        first = self._buckets.first()
-        assert first is not None
-        self.soonest = first << _BUCKET
-        return self.soonest
 
     def lowest(self, queue: int) -> int | None:
         """A queue's lowest offset that is locked or parked; None if there is none."""
@@ -426,8 +172,8 @@ class InflightTable:
                 low = moved.get(key.queue)
                 if low is not None and key.first < low:
                     bits = lock.locked & self.held(key.queue, key.first, lock.locked.bit_length())
-                    known = _below(self._queues[key.queue].gone_below, key.first, bits)
-                    count = _below(low, key.first, bits) - known
+                    known = below(self._queues[key.queue].gone_below, key.first, bits)
+                    count = below(low, key.first, bits) - known
                     if count:
                         self._count_gone(key.due >> _BUCKET, count)
         for queue, low in moved.items():
@@ -457,19 +203,19 @@ class InflightTable:
         if not self.rows:
             return None
         if self._first is None:
-            self._first = next((key for key, _ in self._from(self._earliest(), _DUE_MAX)), None)
-        return None if self._first is None else self._first.due
+            self._first = next((key for key, _ in self._from(self.first_due(), _DUE_MAX)), None)
+        return None if self._first is None else self._first[_DUE]
 
     def due(self, now: int) -> Iterator[tuple[LockKey, Lock]]:
         """The rows that are due, oldest first, as they were when this began."""
-        if not self.rows or self._earliest() > now:
+        if not self.rows or self.first_due() > now:
             return
         if self._first is not None:
-            if self._first.due > now:
+            if self._first[_DUE] > now:
                 return
             start = lock_key(*self._first)
         else:
-            start = lock_key(self.group, self.topic, self._earliest(), 0, 0)
+            start = lock_key(self.group, self.topic, self.first_due(), 0, 0)
         end = lock_key(self.group, self.topic, min(now, _DUE_MAX) + 1, 0, 0)
         for key, value in self._families.rows(LOCKS, start, end):
             yield read_lock_key(key), unpack_lock(value)
@@ -527,6 +273,9 @@ class InflightTable:
 
     def get(self, key: LockKey) -> Lock | None:
         """A row's value, or None."""
+        found = self.known.get(key)
+        if found is not None:
+            return Lock._make(found)
         value = self._families.get(LOCKS, lock_key(*key))
         return None if value is None else unpack_lock(value)
 
@@ -536,8 +285,3 @@ class InflightTable:
         while key in change.added or self.get(key) is not None:
             key = key._replace(due=key.due + 1)
         return key
-
-
-def _below(offset: int, first: int, bits: int) -> int:
-    """How many of the offsets that a row's bitmap names are below one."""
-    return (bits & ((1 << min(max(0, offset - first), bits.bit_length())) - 1)).bit_count()

@@ -24,6 +24,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Final
 
+from kvstore.core.popping.inflight import Change, pack_lock
 from kvstore.errors import ArchiveUnavailable, IndexDamaged
 from kvstore.index.families import Families, Row
 from kvstore.index.keys import LOCKS, U32, LockKey, behind, lock_prefix, read_lock_key
@@ -31,8 +32,9 @@ from kvstore.message import Bounds, StoredMessage
 from kvstore.meta.offsets import Offsets
 from kvstore.meta.topics import Topic
 from kvstore.pop.inflight.counters import Ids, Tally
-from kvstore.pop.inflight.lock_rows import SPAN, Lock, pack_lock, unpack_lock
-from kvstore.pop.inflight.table import Change, InflightTable
+from kvstore.pop.inflight.lock_rows import SPAN, Lock, unpack_lock
+from kvstore.pop.inflight.table import InflightTable
+from kvstore.process.locks import is_mine
 from kvstore.read.cold import READ_ERRORS
 from kvstore.read.pull import fetch
 from kvstore.read.reader import Reader
@@ -131,6 +133,8 @@ class InflightTables:
         """Nonce -> the bits that can't be acked any more, for the rows that ended last; above them
         how many times a group had been set back by then.
         """
+        self.known: dict[LockKey, Lock] = {}
+        """See `InflightTable.known`."""
         self._ages = 0
         self._set_back: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
         """Group, topic and queue -> when it was set back and to which offset, oldest first, without
@@ -142,17 +146,20 @@ class InflightTables:
     def get(self, group: int, topic: int) -> InflightTable:
         """A group's table in a topic; made if there is none."""
         table = self._tables.get((group, topic))
-        if table is None or group not in self._groups:
+        if table is None or not table.is_read:
             if group in self._dead_groups:
-                return InflightTable(self._families, group, topic, dead=True)
+                return self._dead(group, topic)
             self._ensure(group)
             with self._lock:
                 table = self._tables.get((group, topic))
                 if group in self._dead_groups or topic in self._dead_topics:
-                    return InflightTable(self._families, group, topic, dead=True)
+                    return self._dead(group, topic)
                 if table is None:
                     table = self._make(group, topic)
         return table
+
+    def _dead(self, group: int, topic: int) -> InflightTable:
+        return InflightTable(self._families, group, topic, {}, dead=True)
 
     def _ensure(self, group: int) -> None:
         """Reads a group's rows if that was not done."""
@@ -161,6 +168,8 @@ class InflightTables:
                 if group not in self._groups:
                     self._load(group)
                     self._groups.update((group,))
+                    for table in self._by_group.get(group, {}).values():
+                        table.is_read = True
 
     def find(self, group: int, topic: int) -> InflightTable | None:
         """A table, if there is one; there is one wherever messages are locked."""
@@ -175,18 +184,15 @@ class InflightTables:
             with table.lock:
                 if table.gone:
                     continue
-                table.users += 1
-                try:
-                    yield table
-                finally:
-                    table.users -= 1
+                yield table
                 return
 
     def _make(self, group: int, topic: int) -> InflightTable:
         if len(self._tables) >= _KEPT_MAX:
             self._evict()
-        table = self._tables[group, topic] = InflightTable(self._families, group, topic)
+        table = self._tables[group, topic] = InflightTable(self._families, group, topic, self.known)
         table.tally = self._tallies.get(group)
+        table.is_read = group in self._groups
         self._by_group.setdefault(group, {})[topic] = table
         self._by_topic.setdefault(topic, {})[group] = table
         return table
@@ -195,9 +201,11 @@ class InflightTables:
         for key in list(islice(self._tables, _LOOKS)):
             table = self._tables[key]
             self._tables.move_to_end(key)
+            if is_mine(table.lock):
+                continue
             try:
                 if table.lock.acquire(blocking=False) and not (
-                    table.rows or table.parked_count or table.waiters or table.users
+                    table.rows or table.parked_count or table.waiters
                 ):
                     self._remove(table)
             finally:
@@ -418,9 +426,9 @@ class InflightTables:
         """A row as it holds for the log there is; it is written so, where that may be."""
         cut = self._held(key, lock)
         if not self._families.read_only:
-            change = Change(self._families.batch())
+            change = Change()
             change.shrink(key, lock, cut)
-            self._families.write(change.batch)
+            self._families.write_rows((LOCKS, change.rows))
         return cut
 
     def _held(self, key: LockKey, lock: Lock) -> Lock:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvstore import Popped
-from kvstore.core.pop_values import popped_row
+from kvstore.core.popping.receipts import Delivery, Receipts
 from tests.core.test_messages import message
 
 FIELDS = Popped.__match_args__
@@ -48,11 +48,13 @@ def test_a_popped_message_is_taken_apart_by_a_pattern() -> None:
 
 def test_messages_of_a_row_get_their_receipts_in_order() -> None:
     messages = [message(offset=n) for n in range(3)]
-    made = popped_row(messages, ["a", "b", "c"], 2, 3)
-    assert made == [Popped(m, r, 2, 3) for m, r in zip(messages, "abc", strict=True)]
+    delivery = Delivery(Receipts(b"secret"), 1, 2, 3, 4, 5, 6)
+    receipts = delivery.receipts(0b1011)
+    made = delivery.popped(messages, 0b1011, 2, 3)
+    assert made == [Popped(m, r, 2, 3) for m, r in zip(messages, receipts, strict=True)]
 
 
-@pytest.mark.parametrize("receipts", [[], ["a", "b"]])
-def test_messages_that_have_not_as_many_receipts_are_refused(receipts: list[str]) -> None:
-    with pytest.raises(ValueError, match=f"1 messages have {len(receipts)} receipts"):
-        popped_row([message()], receipts, 2, 3)
+@pytest.mark.parametrize("places", [0b0, 0b11])
+def test_messages_that_have_not_as_many_places_are_refused(places: int) -> None:
+    with pytest.raises(ValueError, match=f"1 messages are not those of {places.bit_count()} bits"):
+        Delivery(Receipts(b"secret"), 1, 2, 3, 4, 5, 6).popped([message()], places, 2, 3)

@@ -1,0 +1,511 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
+"""In-flight rows: what a table knows of its lock rows without reading them, and a pop's usual step.
+
+The idea: messages are counted by 1/8 s of their due time, and a queue's offsets have one bit each,
+in pages of 256, with the number of the lowest page that has a bit. So the lowest offset that is not
+done, and whether anything is due, are known without a look at any row, however many there are. A
+`Shelf` keeps numbers, each with a value, and finds the lowest: pages with their bits, or stretches
+of time with their due rows.
+
+Mostly nothing is due, and a pop's messages were read ahead: then `take` makes its whole change. A
+`Change` collects rows that are written together, and says what they change here once they are.
+
+Invariants: all agrees with the rows of `locks` between changes. A number of a `Shelf` whose value
+went to 0 stays for a while, because mostly it comes back; there are never more of these than half
+of all plus 64. Keys and rows are tuples in the order of `LockKey` and `Lock`.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from kvstore.core.buffers cimport store_be32, store_be64
+from kvstore.core.popping.receipts cimport Asked, Delivery, Receipts, delivery_of
+
+cdef enum:
+    PAGE_BITS = 8
+    PAGE = 256
+    IN_PAGE = 255
+    # Due times are counted by so many ms, as a power of two.
+    BUCKET = 7
+    KEY = 28
+    HEAD = 17
+    HAS_ATTEMPT_ID = 1
+    HAS_MOVED = 2
+    ATTEMPT_ID = 16
+
+cdef dict _NO_ROWS = {}
+cdef object _ALL = (<object>1 << PAGE) - 1
+PARKED = (1 << 64) - 1
+# How many of a shelf's values may be 0, beside half of them; rows of all tables that are known.
+EMPTY_MAX = 64
+KNOWN_MAX = 1024
+
+
+cdef tuple _tuple(object given, Py_ssize_t count):
+    # Named tuples are tuples, too.
+    if not isinstance(given, tuple) or len(<tuple>given) != count:
+        raise TypeError(f"{given!r} is not a tuple of {count} values")
+    return <tuple>given
+
+
+cdef bytes _key(object given):
+    cdef tuple key = _tuple(given, 5)
+    cdef bytes packed = PyBytes_FromStringAndSize(NULL, KEY)
+    cdef uint8_t *out = <uint8_t *>PyBytes_AS_STRING(packed)
+    store_be32(out, key[0])
+    store_be32(out + 4, key[1])
+    store_be64(out + 8, key[2])
+    store_be32(out + 16, key[3])
+    store_be64(out + 20, key[4])
+    return packed
+
+
+def pack_lock(lock):
+    cdef tuple row = _tuple(lock, 6)
+    cdef object locked = row[3], moved = row[4]
+    cdef bytes attempt_id = row[5]
+    cdef Py_ssize_t size = ((locked | moved).bit_length() + 7) >> 3, at = HEAD + len(attempt_id)
+    cdef uint8_t *out
+    if locked < 0 or moved < 0 or size > PAGE >> 3 or len(attempt_id) not in (0, ATTEMPT_ID):
+        raise ValueError("a row has bitmaps of 0 to 256 places, and an attempt id of 0 or 16 bytes")
+    packed = PyBytes_FromStringAndSize(NULL, at + (2 * size if moved else size))
+    out = <uint8_t *>PyBytes_AS_STRING(packed)
+    out[0] = (HAS_ATTEMPT_ID if attempt_id else 0) | (HAS_MOVED if moved else 0)
+    store_be32(out + 1, row[0])
+    store_be32(out + 5, row[1])
+    store_be64(out + 9, row[2])
+    memcpy(out + HEAD, PyBytes_AS_STRING(attempt_id), len(attempt_id))
+    memcpy(out + at, PyBytes_AS_STRING(locked.to_bytes(size, "little")), size)
+    if moved:
+        memcpy(out + at + size, PyBytes_AS_STRING(moved.to_bytes(size, "little")), size)
+    return packed
+
+
+@cython.final
+cdef class Shelf:
+    # `values` may be changed by others as long as values other than 0 stay so. `_order` is a heap
+    # of its numbers, each once; `_empty` says how many of the values are 0.
+    cdef readonly dict values
+    cdef list _order
+    cdef Py_ssize_t _empty
+
+    def __init__(self):
+        self.values, self._order, self._empty = {}, [], 0
+
+    cpdef put(self, number, value):
+        cdef object old = self.values.get(number)
+        self.values[number] = value
+        if old is None:
+            self._push(number)
+            self._empty += not value
+        elif not old:
+            self._empty -= bool(value)
+        elif not value:
+            self._empty += 1
+        if self._empty > EMPTY_MAX + (len(self.values) >> 1):
+            self.values = {number: value for number, value in self.values.items() if value}
+            self._order = sorted(self.values)
+            self._empty = 0
+
+    cpdef add(self, number, by):
+        self.put(number, self.values.get(number, 0) + by)
+
+    def first(self):
+        while self._order:
+            lowest = self._order[0]
+            if self.values[lowest]:
+                return lowest
+            del self.values[lowest]
+            self._empty -= 1
+            self._drop_first()
+        return None
+
+    cdef _push(self, number):
+        cdef list order = self._order
+        cdef Py_ssize_t at = len(order), above
+        order.append(number)
+        while at and number < order[(at - 1) >> 1]:
+            above = (at - 1) >> 1
+            order[at] = order[above]
+            at = above
+        order[at] = number
+
+    cdef _drop_first(self):
+        cdef list order = self._order
+        cdef object last = order.pop()
+        cdef Py_ssize_t at = 0, below = 1, count = len(order)
+        while below < count:
+            if below + 1 < count and order[below + 1] < order[below]:
+                below += 1
+            if not order[below] < last:
+                break
+            order[at] = order[below]
+            at, below = below, 2 * below + 1
+        if count:
+            order[at] = last
+
+    def __len__(self):
+        return len(self.values)
+
+
+@cython.final
+cdef class OffsetSet:
+    # One bit an offset. `first` and `bits` name offsets: `first` + i for bit i.
+    cdef readonly Py_ssize_t count
+    cdef readonly Shelf pages
+
+    def __init__(self):
+        self.count, self.pages = 0, Shelf()
+
+    cpdef add(self, int64_t first, bits):
+        self._change(first, bits, True)
+
+    cpdef remove(self, int64_t first, bits):
+        self._change(first, bits, False)
+
+    cdef _change(self, int64_t first, bits, bint add):
+        cdef int64_t page = first >> PAGE_BITS
+        cdef object here, left
+        cdef Py_ssize_t count = bits.bit_count()
+        self.count += count if add else -count
+        bits <<= first & IN_PAGE
+        while bits:
+            here = bits & _ALL
+            if here:
+                left = self.pages.values.get(page, 0)
+                left = left | here if add else left & ~here
+                self.pages.put(page, left)
+            bits >>= PAGE
+            page += 1
+
+    def replace(self, int64_t first, bits):
+        cdef int64_t page = first >> PAGE_BITS
+        self.count += bits.bit_count() - self.pages.values.get(page, 0).bit_count()
+        self.pages.put(page, bits)
+
+    cpdef lowest(self):
+        page = self.pages.first()
+        if page is None:
+            return None
+        bits = self.pages.values[page]
+        return (page << PAGE_BITS) + (bits & -bits).bit_length() - 1
+
+    def has_below(self, offset):
+        lowest = self.lowest()
+        return lowest is not None and lowest < offset
+
+    cpdef within(self, int64_t first, Py_ssize_t size):
+        cdef int64_t page = first >> PAGE_BITS, at = -(first & IN_PAGE)
+        cdef object found = 0
+        while at < size:
+            here = self.pages.values.get(page, 0)
+            found |= here << at if at >= 0 else here >> -at
+            page, at = page + 1, at + PAGE
+        return found & ((<object>1 << max(size, 0)) - 1)
+
+    def count_from(self, int64_t offset):
+        cdef object page = offset >> PAGE_BITS
+        if not self.has_below(offset):
+            return self.count
+        count = self.count
+        for number, bits in self.pages.values.items():
+            if number < page:
+                count -= bits.bit_count()
+            elif number == page:
+                count -= (bits & ((<object>1 << (offset & IN_PAGE)) - 1)).bit_count()
+        return count
+
+
+@cython.final
+cdef class QueueLocks:
+    cdef public object rows, dues, gone_below
+    cdef readonly OffsetSet locked, redelivered, parked
+
+    def __init__(self):
+        self.rows, self.dues, self.gone_below = 0, None, 0
+        self.locked, self.redelivered, self.parked = OffsetSet(), OffsetSet(), OffsetSet()
+
+    def has_gone(self, low):
+        if not self.locked.has_below(low):
+            return False
+        return self.locked.count_from(self.gone_below) > self.locked.count_from(low)
+
+    def lowest(self):
+        locked, parked = self.locked.lowest(), self.parked.lowest()
+        if locked is None or parked is None:
+            return parked if locked is None else locked
+        return min(locked, parked)
+
+
+@cython.final
+cdef class Change:
+    # Mostly all are empty but one or two, which are made when they are needed.
+    cdef readonly object removed, shrunk, parked, added
+    cdef readonly list rows
+    cdef readonly dict next
+    cdef object _taken
+    cdef dict _passed
+
+    def __init__(self):
+        self.removed = self.shrunk = self.parked = self._taken = ()
+        self.rows, self.next, self.added, self._passed = [], {}, _NO_ROWS, None
+
+    @property
+    def passed(self):
+        if self._passed is None:
+            self._passed = {}
+        return self._passed
+
+    cdef _add(self, key, lock, bytes packed):
+        if not self.added:
+            self.added = {}
+        self.rows.append((packed, pack_lock(lock)))
+        (<dict>self.added)[key] = lock
+
+    cpdef park(self, key, lock):
+        self.parked = self.parked or []
+        self.parked.append((key, lock[3]))
+        self.rows.append((_key(key), pack_lock(lock) if lock[3] else None))
+
+    cpdef add(self, key, lock):
+        self._add(key, lock, _key(key))
+
+    cpdef shrink(self, key, old, new):
+        if key[2] == PARKED:
+            self.park(key, new)
+        elif new[3]:
+            self.rows.append((_key(key), pack_lock(new)))
+            self.shrunk = self.shrunk or []
+            self.shrunk.append((key, new, old[3] & ~new[3]))
+        else:
+            self.remove(key, old)
+
+    cpdef remove(self, key, old):
+        if key[2] == PARKED:
+            self.park(key, (*old[:3], 0, *old[4:]))
+        else:
+            self.rows.append((_key(key), None))
+            self.removed = self.removed or []
+            self.removed.append((key, old))
+
+    cpdef take(self, Receipts receipts, key, lock, list messages):
+        cdef bytes packed = _key(key)
+        cdef tuple row = _tuple(lock, 6)
+        cdef const uint8_t *raw = <const uint8_t *>PyBytes_AS_STRING(packed)
+        self._add(key, lock, packed)
+        self._taken = self._taken or []
+        self._taken.append(
+            (delivery_of(receipts, raw, row[2]), messages, row[3], row[0], (<tuple>key)[2])
+        )
+
+    def popped(self):
+        cdef list out = []
+        for delivery, messages, locked, attempts, due in self._taken:
+            out += (<Delivery>delivery).hand_out(messages, locked, attempts, due)
+        return out
+
+    def count_added(self):
+        return sum([lock[3].bit_count() for lock in self.added.values()])
+
+
+cdef class InflightRows:
+    cdef readonly uint32_t group, topic
+    cdef public Py_ssize_t rows, messages, parked_count
+    cdef public uint64_t turn, soonest
+    cdef public dict next, passed, prefetched, known, attempts
+    cdef public object order, tally
+    # Names with one underscore are for the subclass alone.
+    cdef public object _first
+    cdef public dict _gone, _queues
+    cdef public bint _knows_dues
+    cdef public Shelf _buckets
+    cdef int64_t _read_mark
+
+    def __init__(self, uint32_t group, uint32_t topic, dict known not None):
+        self.group, self.topic, self.known = group, topic, known
+        self.turn, self._read_mark = 0, -1
+        self.tally = self.order = None
+        self.soonest = 0
+        self.next, self.passed, self.attempts = {}, {}, {}
+        self.forget_rows()
+
+    def forget_rows(self):
+        self.rows = self.messages = self.parked_count = 0
+        self.prefetched, self._gone, self._queues = {}, {}, {}
+        self._first = self.order = None
+        self._buckets, self._knows_dues = Shelf(), False
+        for key in list(self.known):
+            if key[0] == self.group and key[1] == self.topic:
+                self.known.pop(key, None)
+
+    cpdef bint may_be_due(self, uint64_t now) except -1:
+        if not self.rows or self.soonest > now:
+            return False
+        self.soonest = self.first_due()
+        return self.soonest <= now
+
+    cpdef uint64_t first_due(self) except? 0:
+        return <uint64_t>self._buckets.first() << BUCKET
+
+    cpdef list ahead(self, queue, int64_t mark):
+        if mark != self._read_mark:
+            self.prefetched = {}
+            self._read_mark = mark
+        return self.prefetched.get(queue)
+
+    def take(
+        self, Receipts receipts not None, queues not None, Py_ssize_t limit, int64_t mark,
+        uint64_t now, uint64_t due, uint32_t recoveries, uint64_t nonce, read,
+    ):
+        cdef list ahead, messages
+        cdef Change change
+        cdef Py_ssize_t i, count
+        if self.parked_count or self.order is not None or self.may_be_due(now):
+            return None
+        queue = queues[self.turn % len(queues)]
+        ahead = self.ahead(queue, mark)
+        count = len(ahead) if ahead is not None else 0
+        first = self.next.get(queue)
+        if first is None or not 0 < limit <= PAGE:
+            return None
+        if count < limit or ahead[count - 1].offset != first:
+            ahead = read(self, queue, first)
+            if ahead is None or len(ahead) < limit:
+                return None
+            count = len(ahead)
+        messages = [ahead[count - 1 - i] for i in range(limit)]
+        del ahead[count - limit:]
+        change = Change()
+        change.next[queue] = first + limit
+        lock = (1, recoveries, nonce, (<object>1 << limit) - 1, 0, b"")
+        change.take(receipts, (self.group, self.topic, due, queue, first), lock, messages)
+        return change
+
+    def ack(self, Change change not None, Asked asked not None, list numbers not None):
+        rest = []
+        for number in numbers:
+            key, nonce = <tuple>asked.rows[number]
+            lock = (<dict>self.known).get(key)
+            if lock is None or (<tuple>lock)[2] != nonce or (<tuple>lock)[4]:
+                rest.append(number)
+                continue
+            left = (<tuple>lock)[3] & ~asked.bits[number]
+            if not left:
+                change.remove(key, lock)
+            elif left != (<tuple>lock)[3]:
+                attempts, recoveries, _, _, moved, attempt_id = lock
+                change.shrink(key, lock, (attempts, recoveries, nonce, left, moved, attempt_id))
+        return rest
+
+    cpdef added(self, key, locked):
+        cdef tuple parts = _tuple(key, 5)
+        cdef int64_t bucket = <int64_t>(<uint64_t>parts[2] >> BUCKET)
+        cdef QueueLocks held = self._held(parts[3])
+        cdef object messages = locked.bit_count()
+        self._buckets.add(bucket, messages)
+        if not self.rows or <uint64_t>bucket << BUCKET < self.soonest:
+            self.soonest = <uint64_t>bucket << BUCKET
+        held.rows += 1
+        if held.dues is not None:
+            (<Shelf>held.dues).add(bucket, 1)
+        held.locked._change(parts[4], locked, True)
+        if held.gone_below and parts[4] < held.gone_below:
+            self._count_gone(bucket, below(held.gone_below, parts[4], locked))
+        if not self.rows or (self._first is not None and key < self._first):
+            self._first = key
+        self.rows += 1
+        self.messages += messages
+        if self.tally is not None:
+            self.tally.add(parts[2], messages)
+
+    cpdef removed(self, key, locked):
+        cdef tuple parts = _tuple(key, 5)
+        cdef QueueLocks held = self._queues[parts[3]]
+        held.rows -= 1
+        if held.dues is not None:
+            (<Shelf>held.dues).add(<uint64_t>parts[2] >> BUCKET, -1)
+        if self._first is not None and key == self._first:
+            self._first = None
+        self.rows -= 1
+        self._unlocked(parts, locked)
+
+    cdef _unlocked(self, tuple parts, locked):
+        cdef int64_t bucket = <int64_t>(<uint64_t>parts[2] >> BUCKET)
+        cdef QueueLocks held = self._queues[parts[3]]
+        cdef object messages = locked.bit_count()
+        held.locked._change(parts[4], locked, False)
+        if held.redelivered.count:
+            # The messages of a row were handed out equally often: all are in the set, or none is.
+            again = held.redelivered.within(parts[4], locked.bit_length()) & locked
+            held.redelivered.remove(parts[4], again)
+        if held.gone_below and parts[4] < held.gone_below:
+            self._count_gone(bucket, -below(held.gone_below, parts[4], locked))
+        self._buckets.add(bucket, -messages)
+        self.messages -= messages
+        if self.tally is not None:
+            self.tally.remove(parts[2], messages)
+
+    cpdef _count_gone(self, bucket, count):
+        left = self._gone.get(bucket, 0) + count
+        if left:
+            self._gone[bucket] = left
+        else:
+            self._gone.pop(bucket, None)
+
+    def park(self, key, parked):
+        cdef QueueLocks held = self._held(key[3])
+        before = held.parked.count
+        held.parked.replace(key[4], parked)
+        self.parked_count += held.parked.count - before
+
+    cdef QueueLocks _held(self, queue):
+        found = self._queues.get(queue)
+        if found is None:
+            found = self._queues[queue] = QueueLocks()
+            if self._knows_dues:
+                found.dues = Shelf()
+        return found
+
+    def redeliver(self, key, locked):
+        self._held(key[3]).redelivered.add(key[4], locked)
+
+    def apply(self, Change change not None):
+        for key, lock in change.removed:
+            self.known.pop(key, None)
+            self.removed(key, lock[3])
+            if lock[5]:
+                self._forget_attempt(lock[5], _key(key))
+        for key, lock, gone in change.shrunk:
+            self.known[key] = lock
+            self._unlocked(_tuple(key, 5), gone)
+        for key, lock in change.added.items():
+            self.known[key] = lock
+            self.added(key, lock[3])
+            if lock[0] > 1:
+                self.redeliver(key, lock[3])
+            if lock[5]:
+                self.note_attempt(lock[5], key)
+        if len(self.known) > KNOWN_MAX:
+            self.known.clear()
+        for key, parked in change.parked:
+            self.park(key, parked)
+        if change.next:
+            self.next.update(change.next)
+        for queue, count in (change._passed or _NO_ROWS).items():
+            self.passed[queue] = self.passed.get(queue, 0) + count
+
+    def note_attempt(self, attempt_id, key):
+        self.attempts.setdefault(attempt_id, []).append(_key(key))
+
+    cdef _forget_attempt(self, attempt_id, bytes raw_key):
+        rows = self.attempts.get(attempt_id, [])
+        if raw_key in rows:
+            rows.remove(raw_key)
+        if not rows:
+            self.attempts.pop(attempt_id, None)
+
+
+def below(offset, first, bits):
+    return (bits & ((<object>1 << min(max(0, offset - first), bits.bit_length())) - 1)).bit_count()
