@@ -71,7 +71,10 @@ from kvstore.errors import (
 )
 from kvstore.message import (
     Bounds,
+    ColumnBatch,
+    ColumnsPut,
     Message,
+    PulledBatch,
     PullResult,
     PullStatus,
     PutResult,
@@ -126,6 +129,8 @@ __all__ = [
     "ArchiveUnavailable",
     "Bounds",
     "CallerError",
+    "ColumnBatch",
+    "ColumnsPut",
     "ConfigError",
     "ConfigImport",
     "Damaged",
@@ -164,6 +169,7 @@ __all__ = [
     "PropertiesTooLarge",
     "PullResult",
     "PullStatus",
+    "PulledBatch",
     "PutRefused",
     "PutResult",
     "PutStatus",

@@ -116,8 +116,10 @@ class _Calls:
 
     put = _awaited(SyncStore.put)
     put_batch = _awaited(SyncStore.put_batch)
+    put_columns = _awaited(SyncStore.put_columns)
     get = _awaited(SyncStore.get)
     pull = _awaited(SyncStore.pull)
+    pull_columns = _awaited(SyncStore.pull_columns)
     query = _awaited(SyncStore.query)
     read_at = _awaited(SyncStore.read_at)
     find = _awaited(SyncStore.find)

@@ -12,14 +12,20 @@ from typing import NamedTuple
 
 import msgspec
 
+from kvstore.core.arrow.column_batch import ColumnBatch
+from kvstore.core.arrow.put_rows import result_columns
+from kvstore.core.encoding import PreparedBatch
 from kvstore.core.messages import StoredMessage
 from kvstore.core.put_values import Message, PutResult, PutStatus
 
 __all__ = [
     "Bounds",
+    "ColumnBatch",
+    "ColumnsPut",
     "Message",
     "PullResult",
     "PullStatus",
+    "PulledBatch",
     "PutResult",
     "PutStatus",
     "StoredMessage",
@@ -47,6 +53,51 @@ class PullResult(msgspec.Struct, gc=False):
     min_offset: int
     max_offset: int
     status: PullStatus
+
+
+class PulledBatch(msgspec.Struct, gc=False):
+    """As `PullResult`, with the messages as columns: `columns` is for any Arrow library."""
+
+    columns: ColumnBatch
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    status: PullStatus
+
+
+class ColumnsPut:
+    """Where the rows of a `put_columns` went: how many (`count`), and how safe they are. It keeps
+    the ids of the messages as long as it lives, but not their bodies.
+    """
+
+    def __init__(self, batch: PreparedBatch, status: PutStatus) -> None:
+        self._batch = batch
+        self.count = len(batch)
+        self.status = status
+
+    @property
+    def first_position(self) -> int | None:
+        """Where the first message stands in the log; None if there were no rows."""
+        return self._batch.position(0) if self.count else None
+
+    @property
+    def last_position(self) -> int | None:
+        """Where the last one stands; all of them lie side by side, but for the end of a segment."""
+        return self._batch.position(self.count - 1) if self.count else None
+
+    @property
+    def columns(self) -> ColumnBatch:
+        """A row for each message, in order: queue, offset, position, size, message_id. Made anew
+        each time it is asked for.
+        """
+        return result_columns(self._batch)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __repr__(self) -> str:
+        where = f"from {self.first_position} to {self.last_position}"
+        return f"<kvstore.ColumnsPut: {self.count} rows {where}, {self.status}>"
 
 
 class Bounds(NamedTuple):

@@ -106,6 +106,7 @@ TIERING_MAY_IMPORT: Final = (
 # get shorter.
 ROOM_CIRCLES: Final = frozenset({
     # The package loads all that is compiled, so that one error says what is missing.
+    "kvstore.core <-> kvstore.core.arrow",
     "kvstore.core <-> kvstore.core.columns",
     "kvstore.core <-> kvstore.core.popping",
     # The index asks its keys, and these stand on its families and forms of rows.

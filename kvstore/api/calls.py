@@ -17,11 +17,11 @@ from typing import Any, Final, Literal, NoReturn
 
 from msgspec import UNSET, UnsetType
 
+from kvstore.api.column_calls import ColumnCalls
 from kvstore.config import QUEUES_DEFAULT, Codec, KeyIndex, Retention
 from kvstore.core.popping.receipts import Popped
 from kvstore.engine import group_offsets, topic_changes
-from kvstore.engine.engine import Engine
-from kvstore.errors import CallerError, StoreClosed
+from kvstore.errors import CallerError
 from kvstore.message import Bounds, Message, PullResult, PutResult, StoredMessage
 from kvstore.meta.groups import DEFAULT_BACKOFF, GroupConfig, GroupInfo, Start
 from kvstore.meta.history import OffsetCommit
@@ -40,12 +40,8 @@ from kvstore.record.validate import attributes_of, listed
 _NO_WAIT: Final = 0.0
 
 
-class Calls:
+class Calls(ColumnCalls):
     """The calls, see the module. `engine` has the parts of the open store."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.path = engine.path
 
     def __reduce__(self) -> NoReturn:
         # Pickling's own error would not help a program that gave a store to another process.
@@ -54,10 +50,6 @@ class Calls:
             "only the process that opened it uses it. Give the process the messages; have it "
             "answer, and ack here"
         )
-
-    def _check_open(self) -> None:
-        if self._engine.is_closed:
-            raise StoreClosed(f"{self.path} was closed; open it again")
 
     # --- putting ---
 

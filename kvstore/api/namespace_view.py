@@ -225,9 +225,11 @@ class Namespace:
 
     put = _passed_on(Calls.put, topic=wrap)
     put_batch = _passed_on(Calls.put_batch, messages=_messages)
+    put_columns = _passed_on(Calls.put_columns, topic=_if_text)
 
     get = _passed_on(Calls.get, topic=wrap)
     pull = _passed_on(Calls.pull, topic=wrap)
+    pull_columns = _passed_on(Calls.pull_columns, topic=wrap)
     query = _passed_on(Calls.query, topic=wrap)
     offset_at = _passed_on(Calls.offset_at, topic=wrap)
     bounds = _passed_on(Calls.bounds, topic=wrap)

@@ -16,7 +16,7 @@ cdef class View:
 cdef View view_of(object buffer)
 cdef View numbers_of(object array)
 cdef View room_of(object array)
-cdef void *grown(void *old, Py_ssize_t count, Py_ssize_t width) except NULL
+cdef void *grown(void *old, Py_ssize_t count, Py_ssize_t width) except NULL nogil
 
 
 cdef inline Py_ssize_t lower_bound(

@@ -56,9 +56,10 @@ cdef View room_of(object array):
     return _view(array, PyBUF_WRITABLE)
 
 
-cdef void *grown(void *old, Py_ssize_t count, Py_ssize_t width) except NULL:
+cdef void *grown(void *old, Py_ssize_t count, Py_ssize_t width) except NULL nogil:
     # Room for so many items; the old stays as it is where there is none.
     cdef void *found = realloc(old, count * width)
     if found == NULL:
-        raise MemoryError()
+        with gil:
+            raise MemoryError()
     return found

@@ -4,7 +4,16 @@ cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from kvstore.core.queue_offsets cimport QueueOffsets
+from kvstore.core.texts cimport NameSet
 from kvstore.core.unique_ids cimport UniqueIds
+
+
+cdef struct Limits:
+    # Of a message's parts, in bytes; and the names that are not kept begin so.
+    Py_ssize_t body, record, properties
+    const uint8_t *transient
+    Py_ssize_t transient_size
+    bint property_crc
 
 
 cdef struct Row:
@@ -18,6 +27,10 @@ cdef struct Row:
     Py_ssize_t properties_size
     # Ends of the row's hashes of keys, the unique id's the first.
     Py_ssize_t hashes_end
+    # The queue that the message names; -1: none. Its group's hash, if it has a group.
+    int64_t queue
+    uint32_t group_hash
+    bint grouped
     uint64_t queue_key
     int64_t offset
     int64_t position
@@ -28,6 +41,9 @@ cdef struct Row:
     uint32_t system_flags
     # The number of a unique id made here; -1 for a given id.
     int64_t id_number
+
+
+cdef int refuse(const char *why) except -1 nogil
 
 
 @cython.final
@@ -49,52 +65,64 @@ cdef class PreparedBatch
 
 @cython.final
 cdef class Encoder:
-    cdef object _routes
-    cdef UniqueIds _ids
+    cdef object routes
+    cdef UniqueIds ids
     cdef object _compress
     cdef bytes _host
-    cdef frozenset _reserved
+    cdef NameSet _reserved
     cdef bytes _transient
-    cdef Py_ssize_t _max_body
-    cdef Py_ssize_t _max_record
-    cdef Py_ssize_t _max_properties
+    cdef Limits limits
     cdef object _compress_above
     cdef object _compression
-    cdef bint _property_crc
-    cdef PutRoute _route(self, object topic)
+    cdef PutRoute route(self, object topic)
     cdef int _add_body(self, PreparedBatch batch, Row *row, object body, PutRoute route) except -1
-    cdef int _check_sizes(self, PreparedBatch batch, Row *row) except -1
+    cdef tuple compressing(self, PutRoute route)
+    cdef int compress_body(self, PreparedBatch batch, Row *row, bytes body, object codec) except -1
+    cdef int finish(self, PreparedBatch batch) except -1
 
 
 @cython.final
 cdef class PreparedBatch:
     cdef Row *rows
     cdef readonly Py_ssize_t count
-    cdef uint8_t *_properties
-    cdef Py_ssize_t _properties_size
+    cdef uint8_t *properties
+    cdef Py_ssize_t properties_size
     cdef Py_ssize_t _properties_room
     cdef uint32_t *hashes
     cdef Py_ssize_t hashes_count
     cdef Py_ssize_t _hashes_room
-    cdef list _topics
-    cdef list _bodies
-    cdef list _routes
+    cdef list topics
+    cdef list bodies
+    cdef list routes
     cdef list _ids
     cdef readonly int64_t stored_at
     cdef Encoder _encoder
+    # Those of the encoder, which lives as long.
+    cdef Limits limits
+    cdef NameSet _reserved
+    cdef const char *_id_prefix
+    cdef Py_ssize_t _id_prefix_size
     # The records' bytes; nobody else has them before they are whole.
     cdef readonly bytes records
-    cdef int _begin(self, Py_ssize_t count, Encoder encoder) except -1
-    cdef int _reserve(self, Py_ssize_t size) except -1
-    cdef int _add(self, const char *text, Py_ssize_t size) except -1
-    cdef const char *_add_text(self, object text, bint blanks, Py_ssize_t *size) except NULL
-    cdef int _add_named(self, const char *name, Py_ssize_t name_size, object value) except -1
-    cdef int _add_hash(self, const uint8_t *at, Py_ssize_t size) except -1
+    cdef int begin(self, Py_ssize_t count, Encoder encoder) except -1
+    cdef int _reserve(self, Py_ssize_t size) except -1 nogil
+    cdef int add(self, const char *text, Py_ssize_t size) except -1 nogil
+    cdef int add_text(self, const uint8_t *at, Py_ssize_t size, bint blanks) except -1 nogil
+    cdef int _add_str(self, object text, bint blanks) except -1
+    cdef int add_hash(self, Py_ssize_t begin) except -1 nogil
     cdef int _add_id(self, Row *row, object message_id, int64_t now_ms) except -1
+    cdef int add_made_id(self, Row *row) except -1 nogil
+    cdef int end_id(self, Row *row) except -1 nogil
     cdef int _add_keys(self, object keys) except -1
+    cdef Py_ssize_t begin_key(self, Py_ssize_t number) except -1 nogil
     cdef int _add_tag(self, Row *row, object tag) except -1
+    cdef int end_tag(self, Row *row, Py_ssize_t begin) except -1 nogil
     cdef int _add_properties(self, object properties) except -1
-    cdef int _add_property(self, object name, object value) except -1
+    cdef int end_name(self, Py_ssize_t begin) except -1 nogil
+    cdef int _add_group(self, Row *row, object group) except -1
+    cdef Py_ssize_t begin_group(self) except -1 nogil
+    cdef int end_group(self, Row *row, Py_ssize_t begin) except -1 nogil
+    cdef int measure_row(self, Row *row) except -1 nogil
     cdef int _write(self) except -1
     cdef void _write_around(self, uint8_t *out, Row *row, PutRoute route) noexcept
     cdef void _drop_unindexed(self) noexcept

@@ -94,3 +94,9 @@ class PreparedBatch:
 
     def results(self, status: PutStatus) -> list[PutResult]:
         """The results, after `Tail.add`."""
+
+    def position(self, i: int) -> int:
+        """Where message `i` stands in the log, after `Tail.add`. Raises IndexError."""
+
+    def forget_bodies(self) -> None:
+        """Drops the records and all that they were made of, but for what results need."""

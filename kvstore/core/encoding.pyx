@@ -6,8 +6,9 @@ its position and the store's times; `place` fills in those under the log's lock.
 ValueError (or the error of the object at fault), and `record.put.explain` then says which message
 has which. A key's hash is made beside its bytes. Records are laid out as docs/log-format.md says.
 
-Invariants: a field of a message is read once, so that nothing changes between its check and its
-use; a batch that is refused makes no topic; a record is written in whole or not at all.
+Invariants: a field of a message is read once, or its copy is checked, so that nothing changes
+between its check and its use; a batch that is refused makes no topic; a record is written in whole
+or not at all.
 """
 
 cimport cython
@@ -24,6 +25,7 @@ from kvstore.core.hashing cimport java_hash_of, xxh32_of
 from kvstore.core.put_values cimport Message, PutResult
 from kvstore.core.queue_offsets cimport QueueOffsets
 from kvstore.core.records cimport CRC_PROPERTY, RECORD_CRC_MASK, write_crc_property
+from kvstore.core.texts cimport NameSet
 from kvstore.core.unique_ids cimport ID_DIGITS, UniqueIds, write_id_number
 
 from collections.abc import Mapping
@@ -50,8 +52,9 @@ cdef object _mapping = Mapping
 cdef object _no_properties = NO_PROPERTIES
 
 
-cdef int _refuse(str why) except -1:
-    raise ValueError(why)
+cdef int refuse(const char *why) except -1 nogil:
+    with gil:
+        raise ValueError(why.decode())
 
 
 @cython.final
@@ -85,119 +88,126 @@ cdef class Encoder:
             raise ValueError("a packed host takes 8 or 20 bytes")
         if not isinstance(routes, dict):
             raise TypeError("the routes are no dict")
-        self._routes = routes
-        self._ids = ids
+        self.routes = routes
+        self.ids = ids
         self._compress = compress
         self._host = host
-        self._reserved = reserved
+        self._reserved = NameSet(reserved)
         self._transient = transient
-        self._max_body = max_body
-        self._max_record = max_record
-        self._max_properties = max_properties
+        self.limits.body = max_body
+        self.limits.record = max_record
+        self.limits.properties = max_properties
+        self.limits.transient = <const uint8_t *>PyBytes_AS_STRING(transient)
+        self.limits.transient_size = len(transient)
         self._compress_above = compress_above
         self._compression = compression
-        self._property_crc = property_crc
+        self.limits.property_crc = property_crc
 
     def prepare(self, messages, int64_t now_ms):
         # A list of its own: what runs on the way may change the caller's.
         cdef list given = list(messages)
         cdef PreparedBatch batch = PreparedBatch.__new__(PreparedBatch)
         cdef Py_ssize_t i
-        cdef bint unrouted = False
         cdef Message message
-        cdef list queues = [], groups = []
         cdef object topic = None
         cdef PutRoute route = None
-        batch._begin(len(given), self)
+        batch.begin(len(given), self)
         for i in range(batch.count):
             message = <Message>given[i] if type(given[i]) is Message else _read(given[i])
             if route is None or message.topic is not topic:
                 topic = message.topic
-                route = self._route(topic)
-                unrouted = unrouted or route is None
-            queues.append(message.queue)
-            groups.append(message.message_group)
-            batch._topics.append(topic)
-            batch._routes.append(route)
+                route = self.route(topic)
+            batch.topics.append(topic)
+            batch.routes.append(route)
             self._add_body(batch, &batch.rows[i], message.body, route)
-            _add_numbers(&batch.rows[i], message.flags, message.born_at)
-            batch.rows[i].properties_at = batch._properties_size
+            _add_numbers(&batch.rows[i], message.queue, message.flags, message.born_at)
+            batch.rows[i].properties_at = batch.properties_size
             batch._add_id(&batch.rows[i], message.message_id, now_ms)
             batch._add_keys(message.keys)
             batch.rows[i].hashes_end = batch.hashes_count
             batch._add_tag(&batch.rows[i], message.tag)
             batch._add_properties(message.properties)
-            batch._add_named(b"__SHARDINGKEY\x01", 14, groups[i])
-            self._check_sizes(batch, &batch.rows[i])
-        if unrouted:
-            sizes = [batch.rows[i].size for i in range(batch.count)]
-            batch._routes = list(
-                self._routes.make_missing(batch._topics, queues, sizes, self._max_record)
-            )
-            if len(batch._routes) != batch.count:
-                _refuse("not each message has a route")
-        for i in range(batch.count):
-            route = <PutRoute?>batch._routes[i]
-            if route.overhead != FIXED_BESIDE + 2 * len(self._host) + len(route._wire):
-                _refuse("a route for hosts of another size")
-            _choose_queue(&batch.rows[i], route, queues[i], groups[i])
-            batch.rows[i].size += route.overhead
-            if batch.rows[i].size > self._max_record:
-                _refuse("the record is too large")
-        batch._write()
+            batch._add_group(&batch.rows[i], message.message_group)
+            batch.rows[i].properties_size = batch.properties_size - batch.rows[i].properties_at
+            batch.measure_row(&batch.rows[i])
+        self.finish(batch)
         return batch
 
-    cdef PutRoute _route(self, object topic):
-        cdef PyObject *found = PyDict_GetItemWithError(self._routes, topic)
-        if found != NULL:
-            return <object>found
-        return self._routes.find(topic)
-
-    cdef int _add_body(self, PreparedBatch batch, Row *row, object body, PutRoute route) except -1:
-        cdef Py_ssize_t size
-        if type(body) is not bytes:
-            if PyUnicode_Check(body):
-                _refuse("the body is a text")
-            body = bytes(body if isinstance(body, (bytes, bytearray)) else memoryview(body))
-        size = PyBytes_GET_SIZE(body)
-        if size > self._max_body:
-            _refuse("the body is too large")
-        above, codec = self._compress_above, self._compression
-        if route is not None:
-            if route._compress_above is not None:
-                above = route._compress_above
-            codec = route._compression or codec
-        if above is not None and size > <Py_ssize_t>above:
-            packed, flags = self._compress(body, codec)
-            if len(packed) < size:
-                body = packed
-                size = PyBytes_GET_SIZE(body)
-                row.system_flags |= <uint32_t>flags
-        batch._bodies.append(body)
-        row.body = <const uint8_t *>PyBytes_AS_STRING(body)
-        row.body_size = size
+    cdef int finish(self, PreparedBatch batch) except -1:
+        # Routes and sizes of a batch's checked messages, then their records.
+        cdef Py_ssize_t i
+        cdef PutRoute route
+        if None in batch.routes:
+            queues = [
+                None if batch.rows[i].queue < 0 else batch.rows[i].queue
+                for i in range(batch.count)
+            ]
+            sizes = [batch.rows[i].size for i in range(batch.count)]
+            batch.routes = list(
+                self.routes.make_missing(batch.topics, queues, sizes, self.limits.record)
+            )
+            if len(batch.routes) != batch.count:
+                refuse("not each message has a route")
+        for i in range(batch.count):
+            route = <PutRoute?>batch.routes[i]
+            if route.overhead != FIXED_BESIDE + 2 * len(self._host) + len(route._wire):
+                refuse("a route for hosts of another size")
+            _choose_queue(&batch.rows[i], route)
+            batch.rows[i].size += route.overhead
+            if batch.rows[i].size > self.limits.record:
+                refuse("the record is too large")
+        batch._write()
         return 0
 
-    cdef int _check_sizes(self, PreparedBatch batch, Row *row) except -1:
-        # Of a record whose topic's overhead is still to come.
-        cdef Py_ssize_t size = batch._properties_size - row.properties_at
-        row.properties_size = size
-        if self._property_crc:
-            size += CRC_PROPERTY
-        if size > self._max_properties or size + row.body_size > self._max_record - FIXED:
-            _refuse("the record or its properties are too large")
-        row.size = size + row.body_size
+    cdef PutRoute route(self, object topic):
+        cdef PyObject *found = PyDict_GetItemWithError(self.routes, topic)
+        if found != NULL:
+            return <object>found
+        return self.routes.find(topic)
+
+    cdef int _add_body(self, PreparedBatch batch, Row *row, object body, PutRoute route) except -1:
+        if type(body) is not bytes:
+            if PyUnicode_Check(body):
+                refuse("the body is a text")
+            body = bytes(body if isinstance(body, (bytes, bytearray)) else memoryview(body))
+        batch.bodies.append(body)
+        row.body = <const uint8_t *>PyBytes_AS_STRING(body)
+        row.body_size = PyBytes_GET_SIZE(body)
+        if row.body_size > self.limits.body:
+            refuse("the body is too large")
+        above, codec = self.compressing(route)
+        if above is not None and row.body_size > <Py_ssize_t>above:
+            self.compress_body(batch, row, body, codec)
+        return 0
+
+    cdef tuple compressing(self, PutRoute route):
+        # Above how many bytes bodies are compressed, and how.
+        if route is None:
+            return self._compress_above, self._compression
+        return (
+            self._compress_above if route._compress_above is None else route._compress_above,
+            route._compression or self._compression,
+        )
+
+    cdef int compress_body(self, PreparedBatch batch, Row *row, bytes body, object codec) except -1:
+        packed, flags = self._compress(body, codec)
+        if len(packed) < row.body_size:
+            batch.bodies.append(packed)
+            row.body = <const uint8_t *>PyBytes_AS_STRING(packed)
+            row.body_size = PyBytes_GET_SIZE(packed)
+            row.system_flags |= <uint32_t>flags
         return 0
 
 
 cdef Message _read(object message):
     # Of a class derived from Message, which may compute fields.
     if not isinstance(message, Message):
-        _refuse("not all are messages")
+        refuse("not all are messages")
     return Message(*[getattr(message, name) for name in Message.__match_args__])
 
 
-cdef int _add_numbers(Row *row, object flags, object born_at) except -1:
+cdef int _add_numbers(Row *row, object queue, object flags, object born_at) except -1:
+    row.queue = -1 if queue is None else _number(queue, 0xFFFFFFFF)
     row.flags = <uint32_t>_number(flags, 0xFFFFFFFF)
     row.born_at = -1 if born_at is None else _number(born_at, 0x7FFFFFFFFFFFFFFF)
     return 0
@@ -207,26 +217,22 @@ cdef int64_t _number(object given, int64_t largest) except -1:
     cdef int overflow = 0
     cdef int64_t found
     if type(given) is not int:
-        _refuse("not a whole number")
+        refuse("not a whole number")
     found = PyLong_AsLongLongAndOverflow(given, &overflow)
     if overflow or not 0 <= found <= largest:
-        _refuse("a number out of its range")
+        refuse("a number out of its range")
     return found
 
 
-cdef int _choose_queue(Row *row, PutRoute route, object queue, object group) except -1:
-    cdef uint64_t turn
-    cdef const char *at
-    cdef Py_ssize_t size
-    if queue is not None:
-        row.queue_key = route.base + <uint64_t>_number(queue, <int64_t>route.write_queues - 1)
-        return 0
-    if group is None:
+cdef int _choose_queue(Row *row, PutRoute route) except -1:
+    cdef uint64_t turn = row.group_hash
+    if row.queue >= 0:
+        if row.queue >= route.write_queues:
+            refuse("a number out of its range")
+        turn = <uint64_t>row.queue
+    elif not row.grouped:
         turn = route._turn
         route._turn += 1
-    else:
-        at = PyUnicode_AsUTF8AndSize(group, &size)
-        turn = xxh32_of(<const uint8_t *>at, size)
     row.queue_key = route.base + turn % route.write_queues
     return 0
 
@@ -235,16 +241,19 @@ cdef int _choose_queue(Row *row, PutRoute route, object queue, object group) exc
 cdef class PreparedBatch:
     def __dealloc__(self):
         free(self.rows)
-        free(self._properties)
+        free(self.properties)
         free(self.hashes)
 
     def __len__(self):
         return self.count
 
-    cdef int _begin(self, Py_ssize_t count, Encoder encoder) except -1:
+    cdef int begin(self, Py_ssize_t count, Encoder encoder) except -1:
         self.count = count
-        self._topics, self._bodies, self._routes, self._ids = [], [], [], []
+        self.topics, self.bodies, self.routes, self._ids = [], [], [], []
         self._encoder = encoder
+        self.limits = encoder.limits
+        self._reserved = encoder._reserved
+        self._id_prefix = PyUnicode_AsUTF8AndSize(encoder.ids.prefix, &self._id_prefix_size)
         self.rows = <Row *>calloc(count + 1, sizeof(Row))
         if self.rows == NULL:
             raise MemoryError()
@@ -252,139 +261,177 @@ cdef class PreparedBatch:
 
     # --- properties ---
 
-    cdef int _reserve(self, Py_ssize_t size) except -1:
+    cdef int _reserve(self, Py_ssize_t size) except -1 nogil:
         cdef Py_ssize_t room = self._properties_room
-        if self._properties_size + size > room:
+        if self.properties_size + size > room:
             room = 2 * room + size + 256
-            self._properties = <uint8_t *>grown(self._properties, room, 1)
+            self.properties = <uint8_t *>grown(self.properties, room, 1)
             self._properties_room = room
         return 0
 
-    cdef int _add(self, const char *text, Py_ssize_t size) except -1:
+    cdef int add(self, const char *text, Py_ssize_t size) except -1 nogil:
         self._reserve(size)
-        memcpy(self._properties + self._properties_size, text, size)
-        self._properties_size += size
+        memcpy(self.properties + self.properties_size, text, size)
+        self.properties_size += size
         return 0
 
-    cdef const char *_add_text(
-        self, object text, bint blanks, Py_ssize_t *size
-    ) except NULL:
-        # Adds a text that is not empty and has none of the characters that separate.
-        cdef const char *at
+    cdef int add_text(self, const uint8_t *at, Py_ssize_t size, bint blanks) except -1 nogil:
+        # Adds a text that is not empty and has none of the characters that separate. The copy is
+        # checked: nobody can change it.
         cdef Py_ssize_t i
         cdef uint8_t refused = 0
         # No byte of UTF-8 is 255.
         cdef uint8_t blank = 255 if blanks else 32
-        if not PyUnicode_Check(text):
-            _refuse("not a text")
-        at = PyUnicode_AsUTF8AndSize(text, size)
+        cdef const uint8_t *copy
+        self.add(<const char *>at, size)
+        copy = self.properties + self.properties_size - size
         # Without a branch, so that the compiler takes many bytes at once.
-        for i in range(size[0]):
-            refused |= (<uint8_t>at[i] < 3) | (<uint8_t>at[i] == blank)
-        if refused or not size[0]:
-            _refuse("an empty text, or a separator in a text")
-        self._add(at, size[0])
-        return at
-
-    cdef int _add_named(self, const char *name, Py_ssize_t name_size, object value) except -1:
-        # Adds a property of the system; `name` ends with its separator. None: it has none.
-        cdef Py_ssize_t size
-        if value is None:
-            return 0
-        self._add(name, name_size)
-        self._add_text(value, True, &size)
-        self._add(b"\x02", 1)
+        for i in range(size):
+            refused |= (copy[i] < 3) | (copy[i] == blank)
+        if refused or not size:
+            refuse("an empty text, or a separator in a text")
         return 0
 
-    cdef int _add_hash(self, const uint8_t *at, Py_ssize_t size) except -1:
+    cdef int _add_str(self, object text, bint blanks) except -1:
+        cdef const char *at
+        cdef Py_ssize_t size
+        if not PyUnicode_Check(text):
+            refuse("not a text")
+        at = PyUnicode_AsUTF8AndSize(text, &size)
+        return self.add_text(<const uint8_t *>at, size, blanks)
+
+    cdef int add_hash(self, Py_ssize_t begin) except -1 nogil:
+        # Of the properties' bytes from `begin` on.
         cdef Py_ssize_t room = self._hashes_room
         if self.hashes_count == room:
             room = 2 * room + 2 * self.count
             self.hashes = <uint32_t *>grown(self.hashes, room, sizeof(uint32_t))
             self._hashes_room = room
-        self.hashes[self.hashes_count] = xxh32_of(at, size)
+        self.hashes[self.hashes_count] = xxh32_of(
+            self.properties + begin, self.properties_size - begin
+        )
         self.hashes_count += 1
         return 0
 
     cdef int _add_id(self, Row *row, object message_id, int64_t now_ms) except -1:
-        cdef UniqueIds ids = self._encoder._ids
-        cdef Py_ssize_t begin, size
-        cdef const char *at
-        self._add(b"UNIQ_KEY\x01", 9)
-        begin = self._properties_size
+        cdef UniqueIds ids = self._encoder.ids
         row.id_number = -1
+        self.add(b"UNIQ_KEY\x01", 9)
         if message_id is None:
             message_id = ids.prefix
             row.id_number = <int64_t>ids.take(now_ms)
-            at = PyUnicode_AsUTF8AndSize(message_id, &size)
-            self._reserve(size + ID_DIGITS)
-            self._add(at, size)
-            write_id_number(row.id_number, self._properties + self._properties_size)
-            self._properties_size += ID_DIGITS
+            self.add_made_id(row)
         else:
-            self._add_text(message_id, False, &size)
+            self._add_str(message_id, False)
         self._ids.append(message_id)
-        self._add_hash(self._properties + begin, self._properties_size - begin)
-        self._add(b"\x02", 1)
+        return self.end_id(row)
+
+    cdef int add_made_id(self, Row *row) except -1 nogil:
+        self.add(self._id_prefix, self._id_prefix_size)
+        self._reserve(ID_DIGITS)
+        write_id_number(row.id_number, self.properties + self.properties_size)
+        self.properties_size += ID_DIGITS
         return 0
+
+    cdef int end_id(self, Row *row) except -1 nogil:
+        self.add_hash(row.properties_at + 9)
+        return self.add(b"\x02", 1)
 
     cdef int _add_keys(self, object keys) except -1:
-        cdef Py_ssize_t size, i
-        cdef const char *at
+        cdef Py_ssize_t i, begin
         if PyUnicode_Check(keys):
-            _refuse("keys is a text")
+            refuse("keys is a text")
         cdef tuple found = tuple(keys)
         for i in range(len(found)):
-            self._add(b" " if i else b"KEYS\x01", 1 if i else 5)
-            at = self._add_text(found[i], False, &size)
-            self._add_hash(<const uint8_t *>at, size)
-        if found:
-            self._add(b"\x02", 1)
-        return 0
+            begin = self.begin_key(i)
+            self._add_str(found[i], False)
+            self.add_hash(begin)
+        return self.add(b"\x02", 1) if found else 0
+
+    cdef Py_ssize_t begin_key(self, Py_ssize_t number) except -1 nogil:
+        # Where the key's bytes begin.
+        self.add(b" " if number else b"KEYS\x01", 1 if number else 5)
+        return self.properties_size
 
     cdef int _add_tag(self, Row *row, object tag) except -1:
-        cdef Py_ssize_t size, i
-        cdef const char *at
-        row.tag_hash = 0
+        cdef Py_ssize_t begin
         if tag is None:
             return 0
-        self._add(b"TAGS\x01", 5)
-        at = self._add_text(tag, True, &size)
-        self._add(b"\x02", 1)
-        row.tag_hash = java_hash_of(tag)
+        self.add(b"TAGS\x01", 5)
+        begin = self.properties_size
+        self._add_str(tag, True)
+        return self.end_tag(row, begin)
+
+    cdef int end_tag(self, Row *row, Py_ssize_t begin) except -1 nogil:
+        # Of the tag's bytes from `begin` on.
+        cdef const uint8_t *at = self.properties + begin
+        cdef Py_ssize_t i, size = self.properties_size - begin
+        row.tag_hash = java_hash_of(at, size)
         for i in range(size - 1):
             if at[i] == 124 and at[i + 1] == 124:
                 row.system_flags |= MULTI_TAG
-        return 0
+        return self.add(b"\x02", 1)
 
     cdef int _add_properties(self, object properties) except -1:
         cdef PyObject *name
         cdef PyObject *value
-        cdef Py_ssize_t turn = 0
+        cdef Py_ssize_t turn = 0, begin
         if properties is _no_properties:
             return 0
         if type(properties) is not dict:
             if not isinstance(properties, _mapping):
-                _refuse("properties")
+                refuse("properties")
             properties = dict(properties.items())
         # No code of Python runs in this loop that could change the dict.
         while PyDict_Next(properties, &turn, &name, &value):
-            self._add_property(<object>name, <object>value)
+            begin = self.properties_size
+            self._add_str(<object>name, True)
+            if self.end_name(begin):
+                self._add_str(<object>value, True)
+                self.add(b"\x02", 1)
         return 0
 
-    cdef int _add_property(self, object name, object value) except -1:
-        cdef Py_ssize_t size, begin = self._properties_size
-        cdef bytes transient = self._encoder._transient
-        cdef const char *at = self._add_text(name, True, &size)
-        # Names of a class derived from str may hash and compare as they like.
-        if (name if type(name) is str else str.__str__(name)) in self._encoder._reserved:
-            _refuse("a reserved name")
-        if size >= len(transient) and memcmp(at, PyBytes_AS_STRING(transient), len(transient)) == 0:
-            self._properties_size = begin
+    cdef int end_name(self, Py_ssize_t begin) except -1 nogil:
+        # Of a property's name from `begin` on: 1 if its value follows; 0 if it is not kept.
+        cdef const uint8_t *at = self.properties + begin
+        cdef Py_ssize_t size = self.properties_size - begin
+        cdef Limits *limits = &self.limits
+        if self._reserved.has(at, size):
+            refuse("a reserved name")
+        if (
+            size >= limits.transient_size
+            and not memcmp(at, limits.transient, limits.transient_size)
+        ):
+            self.properties_size = begin
             return 0
-        self._add(b"\x01", 1)
-        self._add_text(value, True, &size)
-        self._add(b"\x02", 1)
+        self.add(b"\x01", 1)
+        return 1
+
+    cdef int _add_group(self, Row *row, object group) except -1:
+        cdef Py_ssize_t begin
+        if group is None:
+            return 0
+        begin = self.begin_group()
+        self._add_str(group, True)
+        return self.end_group(row, begin)
+
+    cdef Py_ssize_t begin_group(self) except -1 nogil:
+        self.add(b"__SHARDINGKEY\x01", 14)
+        return self.properties_size
+
+    cdef int end_group(self, Row *row, Py_ssize_t begin) except -1 nogil:
+        row.grouped = True
+        row.group_hash = xxh32_of(self.properties + begin, self.properties_size - begin)
+        return self.add(b"\x02", 1)
+
+    cdef int measure_row(self, Row *row) except -1 nogil:
+        # The row's size without its topic's overhead, when it has its body and its properties.
+        cdef Py_ssize_t size = row.properties_size
+        if self.limits.property_crc:
+            size += CRC_PROPERTY
+        if size > self.limits.properties or size + row.body_size > self.limits.record - FIXED:
+            refuse("the record or its properties are too large")
+        row.size = size + row.body_size
         return 0
 
     # --- records ---
@@ -398,7 +445,7 @@ cdef class PreparedBatch:
         self.records = PyBytes_FromStringAndSize(NULL, total)
         out = <uint8_t *>PyBytes_AS_STRING(self.records)
         for i in range(self.count):
-            self._write_around(out, &self.rows[i], <PutRoute>self._routes[i])
+            self._write_around(out, &self.rows[i], <PutRoute>self.routes[i])
         if total < LONG:
             for i in range(self.count):
                 _write_body(out, &self.rows[i], host)
@@ -431,11 +478,11 @@ cdef class PreparedBatch:
         out += 72 + 2 * host + row.body_size
         memcpy(out, PyBytes_AS_STRING(route._wire), wire)
         out += wire
-        if self._encoder._property_crc:
+        if self.limits.property_crc:
             size += CRC_PROPERTY
         out[0] = <uint8_t>(size >> 8)
         out[1] = <uint8_t>size
-        memcpy(out + 2, self._properties + row.properties_at, row.properties_size)
+        memcpy(out + 2, self.properties + row.properties_at, row.properties_size)
 
     cdef void _drop_unindexed(self) noexcept:
         # Of the hashes, those stay that the topics index: all, the unique id's, or none.
@@ -443,8 +490,8 @@ cdef class PreparedBatch:
         for i in range(self.count):
             end = self.rows[i].hashes_end
             mine = end - begin
-            if (<PutRoute>self._routes[i]).key_level < ALL_KEYS:
-                mine = (<PutRoute>self._routes[i]).key_level
+            if (<PutRoute>self.routes[i]).key_level < ALL_KEYS:
+                mine = (<PutRoute>self.routes[i]).key_level
             memmove(self.hashes + kept, self.hashes + begin, mine * sizeof(uint32_t))
             kept += mine
             begin = end
@@ -484,7 +531,7 @@ cdef class PreparedBatch:
             store_be64(data + row.at + 28, row.position)
             store_be64(data + row.at + 40, stored_at if row.born_at < 0 else row.born_at)
             store_be64(data + row.at + 48 + host, stored_at)
-            if self._encoder._property_crc:
+            if self.limits.property_crc:
                 write_crc_property(
                     data + row.at, row.size - CRC_PROPERTY, data + row.at + row.size - CRC_PROPERTY
                 )
@@ -504,7 +551,7 @@ cdef class PreparedBatch:
             result = PutResult.__new__(PutResult)
             result._id = self._ids[i]
             result._number = self.rows[i].id_number
-            result.topic = self._topics[i]
+            result.topic = self.topics[i]
             result.queue = <uint32_t>self.rows[i].queue_key
             result.offset = self.rows[i].offset
             result.position = self.rows[i].position
@@ -513,7 +560,18 @@ cdef class PreparedBatch:
             found.append(result)
         return found
 
+    def position(self, Py_ssize_t i):
+        if not 0 <= i < self.count:
+            raise IndexError(f"there is no message {i}")
+        return self.rows[i].position
+
+    def forget_bodies(self):
+        self.records = b""
+        self.bodies = []
+
 
 cdef void _write_body(uint8_t *out, Row *row, Py_ssize_t host) noexcept nogil:
-    store_be32(out + row.at + 8, crc32_of(row.body, row.body_size) & RECORD_CRC_MASK)
-    memcpy(out + row.at + 72 + 2 * host, row.body, row.body_size)
+    # Of the copy: nobody can change it.
+    cdef uint8_t *body = out + row.at + 72 + 2 * host
+    memcpy(body, row.body, row.body_size)
+    store_be32(out + row.at + 8, crc32_of(body, row.body_size) & RECORD_CRC_MASK)

@@ -4,4 +4,4 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 
 cdef uint32_t xxh32_of(const uint8_t *at, Py_ssize_t size) noexcept nogil
-cdef int64_t java_hash_of(object text)
+cdef int64_t java_hash_of(const uint8_t *at, Py_ssize_t size) noexcept nogil

@@ -21,10 +21,6 @@ import numpy as np
 cdef object _array = np.array
 cdef object _uint32 = np.dtype(np.uint32)
 
-cdef extern from "Python.h":
-    Py_ssize_t PyUnicode_GET_LENGTH(object text)
-    uint32_t PyUnicode_READ_CHAR(object text, Py_ssize_t index)
-
 cdef enum:
     P1 = 2654435761
     P2 = 2246822519
@@ -83,13 +79,25 @@ def xxh32(bytes data not None):
     return xxh32_of(<const uint8_t *><const char *>data, len(data))
 
 
-cdef int64_t java_hash_of(object text):
-    # Of a str's UTF-16, as a number with a sign.
+cdef int64_t java_hash_of(const uint8_t *at, Py_ssize_t size) noexcept nogil:
+    # Of a text's UTF-16, as a number with a sign. The bytes are UTF-8, halves of pairs included.
+    cdef const uint8_t *end = at + size
     cdef uint32_t found = 0, unit
-    cdef Py_ssize_t i
-    for i in range(PyUnicode_GET_LENGTH(text)):
-        unit = PyUnicode_READ_CHAR(text, i)
-        if unit > 0xFFFF:
+    while at < end:
+        unit = at[0]
+        if unit < 0x80:
+            at += 1
+        elif unit < 0xE0:
+            unit = (unit & 0x1F) << 6 | at[1] & 0x3F
+            at += 2
+        elif unit < 0xF0:
+            unit = (unit & 0xF) << 12 | <uint32_t>(at[1] & 0x3F) << 6 | at[2] & 0x3F
+            at += 3
+        else:
+            unit = (unit & 7) << 18 | <uint32_t>(at[1] & 0x3F) << 12 | (
+                <uint32_t>(at[2] & 0x3F) << 6 | at[3] & 0x3F
+            )
+            at += 4
             found = 31 * found + (0xD800 + ((unit - 0x10000) >> 10))
             unit = 0xDC00 + (unit & 0x3FF)
         found = 31 * found + unit
@@ -97,7 +105,8 @@ cdef int64_t java_hash_of(object text):
 
 
 def java_hash(str text not None):
-    return java_hash_of(text)
+    cdef bytes encoded = text.encode("utf-8", "surrogatepass")
+    return java_hash_of(<const uint8_t *><const char *>encoded, len(encoded))
 
 
 # --- key filters ---

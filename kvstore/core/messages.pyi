@@ -154,3 +154,21 @@ def decode_queue(
 
     Ends before the first record that is damaged or not the expected one.
     """
+
+class Collector:
+    """Takes records that `collect_queue` finds."""
+
+def collect_queue(
+    out: Collector,
+    buffer: Buffer,
+    base: int,
+    end: int,
+    positions: list[int],
+    topic: str,
+    queue: int,
+    offset: int,
+    check_crc: bool = True,
+    unpack: Unpack | None = None,
+    property_crc: bool = False,
+) -> int:
+    """As `decode_queue`, but the messages go to `out`; returns how many."""

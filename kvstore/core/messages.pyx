@@ -316,16 +316,44 @@ def decode_rows(
     return out
 
 
+cdef class Collector:
+    cdef int take(self, const uint8_t *record, Parts *p, object unpack) except -1:
+        raise TypeError("it takes nothing")
+
+
 def decode_queue(
     buffer, int64_t base, Py_ssize_t end, list positions not None, str topic not None,
     uint32_t queue, int64_t offset, bint check_crc=True, unpack=None, bint property_crc=False,
 ):
+    cdef list out = []
+    _walk(
+        out, None, buffer, base, end, positions, topic, queue, offset, check_crc, unpack,
+        property_crc,
+    )
+    return out
+
+
+def collect_queue(
+    Collector out not None, buffer, int64_t base, Py_ssize_t end, list positions not None,
+    str topic not None, uint32_t queue, int64_t offset, bint check_crc=True, unpack=None,
+    bint property_crc=False,
+):
+    return _walk(
+        None, out, buffer, base, end, positions, topic, queue, offset, check_crc, unpack,
+        property_crc,
+    )
+
+
+cdef Py_ssize_t _walk(
+    list out, Collector collector, buffer, int64_t base, Py_ssize_t end, list positions, str topic,
+    uint32_t queue, int64_t offset, bint check_crc, unpack, bint property_crc,
+) except -1:
+    # Gives the records to one of the two; how many they were.
     cdef View view = view_of(buffer)
     cdef Parts p
     cdef Py_ssize_t at, left
     cdef int64_t position
     cdef const uint8_t *record
-    cdef list out = []
     # Nobody changes it while values are made, which may collect garbage.
     cdef tuple places = tuple(positions)
     cdef Py_ssize_t i, count = len(places)
@@ -347,10 +375,13 @@ def decode_queue(
             or <int64_t>load_be64(record + OFFSET_AT) != offset
             or not _is_text(record + p.topic_at, p.topic_size, topic)
         ):
-            break
+            return i
         try:
-            out.append(_message(record, &p, topic, unpack))
+            if collector is not None:
+                collector.take(record, &p, unpack)
+            else:
+                out.append(_message(record, &p, topic, unpack))
         except RecordDamaged:
-            break
+            return i
         offset = <int64_t>(<uint64_t>offset + 1)
-    return out
+    return count

@@ -293,15 +293,15 @@ cdef void _hash_tag(int64_t *tag, const uint8_t *record, Py_ssize_t size, int64_
     cdef Parts p
     cdef Span name, value, found
     cdef const uint8_t *at
+    cdef bytes text
     look(record, size, position, False, &p)
     at = record + p.properties_at
     found.at, found.size = at, 0
     while next_pair(&at, record + p.size, &name, &value):
         if name.size == 4 and memcmp(name.at, b"TAGS", 4) == 0:
             found = value
-    tag[0] = java_hash_of(
-        PyUnicode_DecodeUTF8(<const char *>found.at, found.size, "replace")
-    )
+    text = PyUnicode_DecodeUTF8(<const char *>found.at, found.size, "replace").encode()
+    tag[0] = java_hash_of(<const uint8_t *><const char *>text, len(text))
 
 
 def scan(

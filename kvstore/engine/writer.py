@@ -18,18 +18,21 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from kvstore.config import StoreConfig
+from kvstore.core.arrow.given_columns import GivenColumns
+from kvstore.core.arrow.put_rows import prepare_columns
 from kvstore.core.encoding import Encoder, PreparedBatch
 from kvstore.core.tail import Tail
 from kvstore.core.unique_ids import UniqueIds
 from kvstore.engine.engine_context import EngineContext
+from kvstore.errors import MessageIllegal, StoreError, shown
 from kvstore.log.flusher import Flusher
-from kvstore.message import Message, PutResult, PutStatus
+from kvstore.message import ColumnsPut, Message, PutResult, PutStatus
 from kvstore.pop.inflight.waiting import Waiting
 from kvstore.record.compression import compressed
 from kvstore.record.ids import PORT, pack_host
 from kvstore.record.layout import BLANK_SIZE
 from kvstore.record.names import RESERVED, TRANSIENT_PREFIX
-from kvstore.record.put.explain import Limits, as_batch, explain
+from kvstore.record.put.explain import Limits, Rows, as_batch, explain
 from kvstore.record.put.put_routes import PutRoutes
 
 _Begin = tuple[Tail, tuple[int, int], int]
@@ -91,17 +94,35 @@ class Writer:
 
     def put_batch(self, messages: Sequence[Message]) -> list[PutResult]:
         """See `Store.put_batch`."""
-        log, index, lock = self._log, self._index, self._lock
-        now = self._clock.now_ms()
-        log.check_put(now)
-        if log.end - index.checkpoint.position >= self._tail_max:
-            # The housekeeper can't keep up: the put does its work, before anything is written.
-            self._checkpoint_now()
+        now = self._begin_put()
         if type(messages) is not list and type(messages) is not tuple:
             messages = as_batch(messages)
         if not messages:
             return []
         batch = self._prepared(messages, now)
+        return batch.results(self._put(batch, now))
+
+    def put_columns(self, topic: str, columns: object) -> ColumnsPut:
+        """See `Store.put_columns`."""
+        now = self._begin_put()
+        batch = self._prepared_columns(topic, columns, now)
+        status = self._put(batch, now) if len(batch) else PutStatus.WRITTEN
+        batch.forget_bodies()
+        return ColumnsPut(batch, status)
+
+    def _begin_put(self) -> int:
+        """Checks that the store takes a put now; the time, ms."""
+        log = self._log
+        now = self._clock.now_ms()
+        log.check_put(now)
+        if log.end - self._index.checkpoint.position >= self._tail_max:
+            # The housekeeper can't keep up: the put does its work, before anything is written.
+            self._checkpoint_now()
+        return now
+
+    def _put(self, batch: PreparedBatch, now: int) -> PutStatus:
+        """Gives records their places, and puts them there; then the batch has its results."""
+        log, index, lock = self._log, self._index, self._lock
         log.check_turn()
         begin: _Begin | None = None
         try:
@@ -127,7 +148,7 @@ class Writer:
         status = self._finish_put(end, end - tail.start)
         if self._waiting.topics:
             self._waiting.arrived(batch.queue_keys)
-        return batch.results(status)
+        return status
 
     def _prepared(self, messages: Sequence[Message], now: int) -> PreparedBatch:
         """The messages' records, whole but for their place. Raises `MessageIllegal` (or
@@ -138,6 +159,23 @@ class Writer:
             return self._encoder.prepare(messages, now)
         except (AttributeError, LookupError, TypeError, ValueError) as e:
             error, cause = explain(messages, e, self._limits, self._routes.facts_of)
+            raise error from cause
+
+    def _prepared_columns(self, topic: str, columns: object, now: int) -> PreparedBatch:
+        """The records of rows of columns, whole but for their place; errors name the row."""
+        if not isinstance(topic, str):
+            raise MessageIllegal(f"the topic is {shown(topic)}; it must be a text")
+        try:
+            given = GivenColumns(columns)
+        except (AttributeError, LookupError, TypeError, ValueError) as e:
+            if isinstance(e, StoreError):
+                raise
+            raise MessageIllegal(f"the columns can't be read: {type(e).__name__}: {e}") from e
+        try:
+            return prepare_columns(self._encoder, topic, given, now)
+        except (AttributeError, LookupError, TypeError, ValueError) as e:
+            rows = Rows(given, topic)
+            error, cause = explain(rows, e, self._limits, self._routes.facts_of)
             raise error from cause
 
     def _finish_put(self, end: int, unindexed: int) -> PutStatus:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from typing import Final
 
+from kvstore.core.arrow.pulled_columns import PulledColumns
 from kvstore.errors import ArchiveDamaged, ArchiveMissing, ArchiveUnavailable, RecordDamaged
 from kvstore.index.archived import Archived
 from kvstore.index.index import Index
@@ -24,6 +25,8 @@ from kvstore.index.keys import NO_ARCHIVE, QUEUE_MASK
 from kvstore.message import StoredMessage
 from kvstore.meta.topics import Topic
 
+Messages = list[StoredMessage] | PulledColumns
+"""Messages are read into one of these."""
 _log = logging.getLogger("kvmq")
 
 READ_ERRORS: Final = (RecordDamaged, ArchiveDamaged)
@@ -65,9 +68,7 @@ class Cold:
                 return span.location.archive, behind
         return None
 
-    def read(
-        self, topic: Topic, queue: int, offset: int, limit: int, out: list[StoredMessage]
-    ) -> int | None:
+    def read(self, topic: Topic, queue: int, offset: int, limit: int, out: Messages) -> int | None:
         """Appends up to `limit` messages from `offset` on to `out`; returns the offset at which to
         go on, or None if no archive is to have that offset.
         """
@@ -84,7 +85,7 @@ class Cold:
             raise with_next(e, str(e), max(offset + 1, min(following, behind))) from e
         if not messages:
             return behind
-        out += messages
+        out.extend(messages)
         return messages[-1].offset + 1
 
     def first_from(self, topic: Topic, queue: int, time: int, low: int, high: int) -> int | None:

@@ -22,10 +22,11 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Final, Self
 
+from kvstore.core.arrow.pulled_columns import PulledColumns
 from kvstore.errors import (
     ArchiveDamaged,
     ArchiveMissing,
@@ -34,9 +35,9 @@ from kvstore.errors import (
     RecordDamaged,
     shown,
 )
-from kvstore.message import Bounds, PullResult, PullStatus, StoredMessage
+from kvstore.message import Bounds, PulledBatch, PullResult, PullStatus, StoredMessage
 from kvstore.meta.topics import Topic
-from kvstore.read.cold import READ_ERRORS, UNAVAILABLE_ERRORS, with_next
+from kvstore.read.cold import READ_ERRORS, UNAVAILABLE_ERRORS, Messages, with_next
 from kvstore.read.filters import Filter
 from kvstore.read.reader import Reader
 
@@ -64,19 +65,44 @@ def pull(
     limit: int,
     max_bytes: int | None,
     wanted: Filter | None,
+    columns: PulledColumns | None = None,
 ) -> PullResult:
-    """See `Store.pull`."""
+    """See `Store.pull`. The messages go into `columns` instead, if these are given."""
     check_limits(limit, max_bytes)
     if type(offset) is not int:
         raise CallerError(f"offset is {shown(offset)}; it must be a whole number")
     mark = reader.mark()
     try:
-        return _pull(reader, topic, queue, offset, limit, max_bytes, wanted)
+        return _pull(reader, topic, queue, offset, limit, max_bytes, wanted, columns)
     except READ_ERRORS:
         if not reader.moved_on(mark):
             raise
     # Messages that looked damaged are gone: now the queue's bounds say so.
-    return pull(reader, topic, queue, offset, limit, max_bytes, wanted)
+    return pull(reader, topic, queue, offset, limit, max_bytes, wanted, columns)
+
+
+def pull_columns(
+    reader: Reader,
+    topic: Topic,
+    queue: int,
+    offset: int,
+    limit: int,
+    max_bytes: int | None,
+    wanted: Filter | None,
+    names: Sequence[str] | None,
+) -> PulledBatch:
+    """See `Store.pull_columns`. A filter sees messages, and archives that are read up to a number
+    of bytes give them; in all other cases records become columns at once.
+    """
+    columns = PulledColumns(names)
+    if wanted is not None or (max_bytes is not None and reader.cold is not None):
+        found = pull(reader, topic, queue, offset, limit, max_bytes, wanted)
+        columns.extend(found.messages)
+    else:
+        found = pull(reader, topic, queue, offset, limit, max_bytes, None, columns)
+    return PulledBatch(
+        columns.batch(), found.next_offset, found.min_offset, found.max_offset, found.status
+    )
 
 
 def _pull(
@@ -87,6 +113,7 @@ def _pull(
     limit: int,
     max_bytes: int | None,
     wanted: Filter | None,
+    columns: PulledColumns | None,
 ) -> PullResult:
     key = topic.key(queue)
     low, high = reader.bounds(key)
@@ -94,6 +121,11 @@ def _pull(
     if refused is not None:
         status, following = refused
         return PullResult([], following, low, high, status)
+    if columns is not None:
+        count = min(limit, high - offset)
+        if not fetch_into(columns, reader, topic, queue, offset, count, max_bytes):
+            return PullResult([], high, low, high, PullStatus.NO_MATCHED_MESSAGE)
+        return PullResult([], columns.next_offset, low, high, PullStatus.FOUND)
     if wanted is None:
         messages = fetch(reader, topic, queue, offset, min(limit, high - offset), max_bytes)
         if not messages:
@@ -121,23 +153,39 @@ def fetch(
     one, unless the queue holds none from there on any more. `RecordDamaged` or `ArchiveDamaged`,
     with the offset at which to go on, if the first message is lost.
     """
-    mark = reader.mark()
     messages: list[StoredMessage] = []
+    fetch_into(messages, reader, topic, queue, offset, limit, max_bytes)
+    # Sizes of records in the log were counted before they were read.
+    return messages if max_bytes is None or reader.cold is None else _within(messages, max_bytes)
+
+
+def fetch_into(
+    messages: Messages,
+    reader: Reader,
+    topic: Topic,
+    queue: int,
+    offset: int,
+    limit: int,
+    max_bytes: int | None,
+) -> int:
+    """As `fetch`, into `messages`, which are none yet; archives may give more than `max_bytes`.
+    Returns how many there are.
+    """
+    mark = reader.mark()
     try:
         if reader.cold is None:
             _fetch_hot(reader, topic, queue, offset, limit, max_bytes, messages)
         else:
             _fetch_from_tiers(reader, topic, queue, offset, limit, max_bytes, messages)
     except READ_ERRORS as e:
-        if not messages:
+        if not len(messages):
             if reader.moved_on(mark):
-                return fetch(reader, topic, queue, offset, limit, max_bytes)
+                return fetch_into(messages, reader, topic, queue, offset, limit, max_bytes)
             raise _told(e, topic, queue, offset) from e
     except ArchiveUnavailable:
-        if not messages:
+        if not len(messages):
             raise
-    # Sizes of records in the log were counted before they were read.
-    return messages if max_bytes is None or reader.cold is None else _within(messages, max_bytes)
+    return len(messages)
 
 
 def _fetch_hot(
@@ -147,7 +195,7 @@ def _fetch_hot(
     offset: int,
     limit: int,
     max_bytes: int | None,
-    messages: list[StoredMessage],
+    messages: Messages,
 ) -> None:
     count = limit if max_bytes is None else min(limit, _AT_ONCE)
     positions = reader.positions(topic, queue, offset, count)
@@ -164,13 +212,14 @@ def _fetch_from_tiers(
     offset: int,
     limit: int,
     max_bytes: int | None,
-    messages: list[StoredMessage],
+    messages: Messages,
 ) -> None:
     high = reader.next_offset(topic.base + queue)
     at = offset
     while at < high and len(messages) < limit:
         count = min(limit - len(messages), high - at)
         if max_bytes is not None:
+            assert isinstance(messages, list), "columns have no number of bytes to keep to"
             count = min(count, _as_many(messages, max_bytes))
         if not count:
             break

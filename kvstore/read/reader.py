@@ -18,7 +18,7 @@ from itertools import takewhile
 from typing import Final, Protocol
 
 from kvstore.config import StoreConfig
-from kvstore.core.messages import decode, decode_queue
+from kvstore.core.messages import collect_queue, decode, decode_queue
 from kvstore.core.records import facts, within
 from kvstore.errors import (
     CallerError,
@@ -35,7 +35,7 @@ from kvstore.index.keys import NOWHERE
 from kvstore.log.commitlog import CommitLog
 from kvstore.message import Bounds, StoredMessage
 from kvstore.meta.topics import Topic
-from kvstore.read.cold import READ_ERRORS, Cold
+from kvstore.read.cold import READ_ERRORS, Cold, Messages
 from kvstore.record.compression import decompress
 from kvstore.record.layout import BLANK, BLANK_MAGIC, MAGIC_V1, MAGIC_V2
 
@@ -140,9 +140,7 @@ class Reader:
             )
         return found
 
-    def read_tiers(
-        self, topic: Topic, queue: int, offset: int, limit: int, out: list[StoredMessage]
-    ) -> int:
+    def read_tiers(self, topic: Topic, queue: int, offset: int, limit: int, out: Messages) -> int:
         """Appends up to `limit` messages from `offset`, which is inside the bounds, to `out`, from
         whichever tier has them; returns the offset at which to go on, which jumps over messages
         that are not held any more.
@@ -244,7 +242,7 @@ class Reader:
         topic: Topic,
         queue: int,
         offset: int,
-        out: list[StoredMessage],
+        out: Messages,
     ) -> None:
         """Appends `entry` for consecutive offsets to `out`; messages before an error are there when
         it is raised. A segment is looked up once for all its entries.
@@ -261,13 +259,18 @@ class Reader:
             there = positions[done:] if done else positions
             if there[-1] >= base + end:
                 there = there[: bisect_left(there, base + end)]
-            found = decode_queue(
+            asked = (
                 buffer, base, end, there, name, queue, offset + done,
                 self._check_crc, self._unpack, self._check_property_crc,
             )  # fmt: skip
-            out += found
-            done += len(found)
-            if len(found) == len(there):
+            if isinstance(out, list):
+                messages = decode_queue(*asked)
+                out += messages
+                found = len(messages)
+            else:
+                found = collect_queue(out, *asked)
+            done += found
+            if found == len(there):
                 continue
             out.append(self.entry(positions[done], topic, queue, offset + done))
             done += 1

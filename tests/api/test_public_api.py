@@ -28,8 +28,10 @@ CALLS = [
     "groups",
     "offset_at",
     "pull",
+    "pull_columns",
     "put",
     "put_batch",
+    "put_columns",
     "query",
     "read_at",
     "seal",
@@ -42,9 +44,12 @@ GROUPS = ["alter_group", "delete_group"]
 """api.md: "the same for groups"."""
 VALUES = [
     "Bounds",
+    "ColumnBatch",
+    "ColumnsPut",
     "Message",
     "PullResult",
     "PullStatus",
+    "PulledBatch",
     "PutResult",
     "PutStatus",
     "Retention",

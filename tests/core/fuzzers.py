@@ -25,6 +25,7 @@ from kvstore.core.tail import Tail
 from kvstore.core.unique_ids import UniqueIds
 from kvstore.errors import ArchiveDamaged, FormatError
 from kvstore.record.key_filter import BLOCK_BYTES, HASHES_MAX
+from tests.core.arrow_fuzzers import ARROW_FUZZERS
 from tests.core.fuzzing import EDGES, Arguments, Fuzzer
 from tests.core.popping_fuzzers import POPPING_FUZZERS
 from tests.core.record_fuzzers import RECORD_FUZZERS
@@ -670,6 +671,7 @@ FUZZERS: Final = {
     "tail.Tail": Fuzzer(_added, call=_looked_at),
     **RECORD_FUZZERS,
     **POPPING_FUZZERS,
+    **ARROW_FUZZERS,
     "columns.group_heads.decode_heads": Fuzzer(_to_heads, _heads),
     "columns.text_forms.decode_texts": Fuzzer(_to_texts, _of_forms),
     "columns.hex_ids.extract_ids": Fuzzer(

@@ -210,7 +210,7 @@ def _decoded(buffer: Any, at: int, end: int, position: int, check: bool, whole: 
     return plain_message(part(buffer, at, end), position, check, whole)
 
 
-def _queue(rng: Random) -> Arguments:
+def queue_of(rng: Random) -> Arguments:
     base, offset = rng.choice((0, 5 << 30)), rng.randint(0, 9)
     raw, positions = log_of(rng, base, topic="t", queue=1, offset=offset)
     return bytes(raw), base, len(raw), positions, "t", 1, offset, _flag(rng), _flag(rng)
@@ -221,7 +221,7 @@ def _decode_queue(*given: Any) -> Any:
     return call(*given[:-1], property_crc=given[-1])
 
 
-def _decoded_queue(
+def read_queue(
     buffer: Any, base: int, end: int, positions: list[int], topic: str, queue: int, offset: int,
     check: bool, whole: bool,
 ) -> Any:  # fmt: skip
@@ -307,7 +307,7 @@ def _host(raw: bytes) -> Any:
 RECORD_FUZZERS: Final = {
     "messages.StoredMessage": Fuzzer(_fields, call=_used),
     "messages.decode": Fuzzer(_to_decode, _decoded, call=_decode),
-    "messages.decode_queue": Fuzzer(_queue, _decoded_queue, call=_decode_queue),
+    "messages.decode_queue": Fuzzer(queue_of, read_queue, call=_decode_queue),
     "messages.decode_rows": Fuzzer(_rows, _decoded_rows),
     "messages.unpack_host": Fuzzer(
         lambda rng: (rng.randbytes(rng.choice((8, 20))),), _of_bytes(_host)

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import kvstore
@@ -31,6 +32,7 @@ from tiering import Policy, Worker
 PUT_AND_POP = ("engine/writer.py", "log/commitlog.py", "pop/pop.py", "pop/ack.py")
 RUN = ("operations/worker.py",)
 WAIT = ("log/flusher.py", "process/locks.py", "process/background.py", "/threading.py")
+_ROWS = pa.record_batch({"body": [b"x"] * 3, "queue": [0, 0, 0]})
 RELEASES = ("lock.release()", "table.lock.release()", "self._busy.release()")
 
 
@@ -83,7 +85,7 @@ class _Interrupt:
 
 def test_no_function_of_python_is_called_between_the_end_of_a_put_and_the_release() -> None:
     """A signal's handler runs when such a function begins, and what it raises skips the release."""
-    lines = inspect.getsource(Writer.put_batch).splitlines()
+    lines = inspect.getsource(Writer._put).splitlines()
     at = next(n for n, line in enumerate(lines) if line.strip() == "finally:")
     assert lines[at + 1].strip().startswith("try:")
     assert lines[at + 2].strip() in RELEASES
@@ -107,6 +109,7 @@ def _is_free(lock: threading.RLock) -> bool:
 def _work(store: Store) -> None:
     store.put("t", b"x", queue=0)
     store.put_batch([Message("t", b"x", queue=0)] * 3)
+    store.put_columns("t", _ROWS)
     for message in store.pop("g", "t", 2):
         store.ack(message.receipt)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
+from kvstore.core.arrow.given_columns import GivenColumns
 from kvstore.core.encoding import PutRoute
 from kvstore.core.put_values import Message
 from kvstore.errors import (
@@ -72,6 +73,20 @@ class Limits(NamedTuple):
     property_crc: bool
 
 
+class Rows:
+    """Rows of columns as messages to a topic, each made when it is asked for."""
+
+    def __init__(self, given: GivenColumns, topic: str) -> None:
+        self._given = given
+        self._topic = topic
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def __getitem__(self, row: int) -> Message:
+        return self._given.message(self._topic, row)
+
+
 def as_batch(messages: object) -> Sequence[Message]:
     """`messages` as a list, if it is a sequence; `MessageIllegal` if it is anything else."""
     if isinstance(messages, Sequence) and not isinstance(messages, (str, bytes, bytearray)):
@@ -82,19 +97,21 @@ def as_batch(messages: object) -> Sequence[Message]:
 
 
 def explain(
-    messages: Sequence[Message], why: Exception, limits: Limits, topic_of: TopicOf
+    messages: Sequence[Message] | Rows, why: Exception, limits: Limits, topic_of: TopicOf
 ) -> tuple[StoreError, Exception | None]:
     """The error of the first message at fault, and the exception that its traceback should show.
 
     `why` is the exception that the encoder met, and `topic_of` makes no topic. Faults of a message
     by itself come before faults of its topic or queue.
     """
+    count, kind = len(messages), "row" if isinstance(messages, Rows) else "message"
     for look in (_check_message, _check_in_topic):
-        for index, message in enumerate(messages):
-            # A single put has no index to be told.
-            alone = len(messages) == 1 and isinstance(message, Message)
-            where = "" if alone else f"message {index} of {len(messages)}: "
+        for index in range(count):
+            where = f"{kind} {index} of {count}: "
             try:
+                message = messages[index]
+                if count == 1 and kind == "message" and isinstance(message, Message):
+                    where = ""  # a single put has no index to be told
                 look(message, limits, topic_of)
             except CallerError as e:
                 e.args = (f"{where}{e}",)

@@ -1,0 +1,15 @@
+"""Rows become records; see put_rows.pyx."""
+
+from kvstore.core.arrow.column_batch import ColumnBatch
+from kvstore.core.arrow.given_columns import GivenColumns
+from kvstore.core.encoding import Encoder, PreparedBatch
+
+def prepare_columns(
+    encoder: Encoder, topic: str, given: GivenColumns, now_ms: int
+) -> PreparedBatch:
+    """The records of some rows, put to one topic; the same as `Encoder.prepare` makes of their
+    messages. Other threads run meanwhile. Raises as that does.
+    """
+
+def result_columns(batch: PreparedBatch) -> ColumnBatch:
+    """Places as columns: queue, offset, position, size, message_id; after `Tail.add`."""

@@ -1,0 +1,204 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, binding=False
+"""Put rows: rows of given columns become the records of a put, and its places become columns.
+
+The idea: a row fills the same parts of a `PreparedBatch` as a message does, in the same order, from
+bytes that are no objects; all that follows is `core.encoding`'s. Texts are copied first and then
+checked, by the same functions.
+
+Invariants: the records are those that `Encoder.prepare` makes of the rows' messages; a row that it
+would refuse is refused; a body stays where it is until its record is written.
+"""
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport int64_t, uint32_t
+from libc.string cimport memcmp
+
+from kvstore.core.arrow.column_batch cimport ColumnBatch, OutColumn
+from kvstore.core.arrow.given_columns cimport (
+    ABSENT, Chunk, Column, Found, GivenColumns, LISTS_32, NO_VALUE, VALUE, list_at, number_at,
+    text_at,
+)
+from kvstore.core.encoding cimport Encoder, PreparedBatch, PutRoute, Row, refuse
+from kvstore.core.records cimport Span
+from kvstore.core.texts cimport is_utf8
+
+
+def prepare_columns(
+    Encoder encoder not None, str topic not None, GivenColumns given not None, int64_t now_ms
+):
+    cdef PreparedBatch batch = PreparedBatch.__new__(PreparedBatch)
+    cdef PutRoute route = encoder.route(topic)
+    cdef Py_ssize_t i, number, first = 0
+    cdef Chunk *chunk
+    cdef Row *row
+    cdef Span ignored
+    batch.begin(given.count, encoder)
+    batch.topics = [topic] * batch.count
+    batch.routes = [route] * batch.count
+    # The bodies are in the arrays.
+    batch.bodies.append(given)
+    above, codec = encoder.compressing(route)
+    for number in range(given._chunk_count):
+        chunk = given.chunk(number)
+        row = batch.rows + first
+        for i in range(chunk.count):
+            row[i].id_number = -1
+            if text_at(&chunk.message_id, i, &ignored) == NO_VALUE:
+                row[i].id_number = <int64_t>encoder.ids.take(now_ms)
+        with nogil:
+            for i in range(chunk.count):
+                _add_row(batch, &row[i], chunk, i)
+        if above is not None:
+            for i in range(chunk.count):
+                if row[i].body_size > <Py_ssize_t>above:
+                    body = PyBytes_FromStringAndSize(<const char *>row[i].body, row[i].body_size)
+                    encoder.compress_body(batch, &row[i], body, codec)
+        for i in range(chunk.count):
+            batch.measure_row(&row[i])
+        first += chunk.count
+    encoder.finish(batch)
+    return batch
+
+
+def result_columns(PreparedBatch batch not None):
+    cdef OutColumn queue = OutColumn("queue", b"l"), offset = OutColumn("offset", b"l")
+    cdef OutColumn position = OutColumn("position", b"l"), size = OutColumn("size", b"l")
+    cdef OutColumn message_id = OutColumn("message_id", b"U")
+    cdef Row *row
+    cdef Py_ssize_t i, begin, end
+    with nogil:
+        for i in range(batch.count):
+            row = &batch.rows[i]
+            queue.add_number(<uint32_t>row.queue_key)
+            offset.add_number(row.offset)
+            position.add_number(row.position)
+            size.add_number(row.size)
+            begin = end = row.properties_at + 9
+            while batch.properties[end] != 2:
+                end += 1
+            message_id.add_text(batch.properties + begin, end - begin)
+    return ColumnBatch([queue, offset, position, size, message_id], batch.count)
+
+
+cdef int _add_row(PreparedBatch batch, Row *row, const Chunk *chunk, int64_t i) except -1 nogil:
+    cdef int64_t flags = 0
+    cdef Span body
+    row.queue = row.born_at = -1
+    _add_number(&chunk.queue, i, 0xFFFFFFFF, &row.queue)
+    _add_number(&chunk.flags, i, 0xFFFFFFFF, &flags)
+    _add_number(&chunk.born_at, i, 0x7FFFFFFFFFFFFFFF, &row.born_at)
+    row.flags = <uint32_t>flags
+    if text_at(&chunk.body, i, &body) != VALUE or body.size > batch.limits.body:
+        refuse("no body, or it is too large")
+    row.body, row.body_size = body.at, body.size
+    row.properties_at = batch.properties_size
+    batch.add(b"UNIQ_KEY\x01", 9)
+    if row.id_number >= 0:
+        batch.add_made_id(row)
+    elif not _add_value(batch, &chunk.message_id, i, False):
+        refuse("no message id")
+    batch.end_id(row)
+    _add_keys_of(batch, chunk, i)
+    row.hashes_end = batch.hashes_count
+    _add_named(batch, row, &chunk.tag, i, b"TAGS\x01", 5, True)
+    _add_pairs(batch, &chunk.properties, i)
+    _add_named(batch, row, &chunk.group, i, b"__SHARDINGKEY\x01", 14, False)
+    row.properties_size = batch.properties_size - row.properties_at
+    return 0
+
+
+cdef int _add_number(
+    const Column *column, int64_t i, int64_t most, int64_t *number
+) except -1 nogil:
+    cdef int64_t value = 0
+    cdef Found found = number_at(column, i, &value)
+    if found == NO_VALUE:
+        return 0
+    if found != VALUE or not 0 <= value <= most:
+        refuse("a number out of its range")
+    number[0] = value
+    return 0
+
+
+cdef int _add_value(
+    PreparedBatch batch, const Column *column, int64_t i, bint blanks
+) except -1 nogil:
+    # Adds a text; 0 if it is null.
+    cdef Span text
+    cdef Found found = text_at(column, i, &text)
+    if found == NO_VALUE:
+        return 0
+    if found != VALUE:
+        refuse("a text that its column does not have")
+    batch.add_text(text.at, text.size, blanks)
+    if not is_utf8(batch.properties + batch.properties_size - text.size, text.size):
+        refuse("a text that is no UTF-8")
+    return 1
+
+
+cdef int _add_named(
+    PreparedBatch batch, Row *row, const Column *column, int64_t i, const char *name,
+    Py_ssize_t size, bint is_tag,
+) except -1 nogil:
+    # A tag or a group.
+    cdef Py_ssize_t before = batch.properties_size
+    if column.layout == ABSENT:
+        return 0
+    batch.add(name, size)
+    if not _add_value(batch, column, i, True):
+        batch.properties_size = before
+        return 0
+    return batch.end_tag(row, before + size) if is_tag else batch.end_group(row, before + size)
+
+
+cdef int _add_keys_of(PreparedBatch batch, const Chunk *chunk, int64_t i) except -1 nogil:
+    cdef int64_t begin = 0, end = 0, at
+    cdef Found found
+    if chunk.keys.layout < LISTS_32:
+        return _add_key(batch, &chunk.keys, i, 0) and batch.add(b"\x02", 1)
+    found = list_at(&chunk.keys, i, &begin, &end)
+    if found != VALUE and found != NO_VALUE:
+        refuse("a list that its column does not have")
+    for at in range(begin, end):
+        if not _add_key(batch, chunk.keys.first, at, at - begin):
+            refuse("a key is null")
+    return batch.add(b"\x02", 1) if end > begin else 0
+
+
+cdef int _add_key(
+    PreparedBatch batch, const Column *column, int64_t i, Py_ssize_t number
+) except -1 nogil:
+    cdef Py_ssize_t before = batch.properties_size, begin
+    if column.layout == ABSENT:
+        return 0
+    begin = batch.begin_key(number)
+    if not _add_value(batch, column, i, False):
+        batch.properties_size = before
+        return 0
+    batch.add_hash(begin)
+    return 1
+
+
+cdef int _add_pairs(PreparedBatch batch, const Column *column, int64_t i) except -1 nogil:
+    cdef int64_t begin = 0, end = 0, at, other
+    cdef Py_ssize_t name_at
+    cdef Span name, its
+    cdef Found found = list_at(column, i, &begin, &end)
+    if found != VALUE and found != NO_VALUE:
+        refuse("pairs that their column does not have")
+    for at in range(begin, end):
+        name_at = batch.properties_size
+        if not _add_value(batch, column.first, at, True):
+            refuse("a name is null")
+        for other in range(begin, at):
+            if (
+                text_at(column.first, at, &name) == VALUE
+                and text_at(column.first, other, &its) == VALUE
+                and name.size == its.size and memcmp(name.at, its.at, name.size) == 0
+            ):
+                refuse("two properties of one name")
+        if batch.end_name(name_at):
+            if not _add_value(batch, column.second, at, True):
+                refuse("a value is null")
+            batch.add(b"\x02", 1)
+    return 0

@@ -1,0 +1,259 @@
+"""Fuzzers of the core's functions for Arrow's columns."""
+
+from __future__ import annotations
+
+import gc
+import struct
+from collections.abc import Sequence
+from random import Random
+from typing import Any, Final
+
+import pyarrow as pa
+
+from kvstore.core import messages
+from kvstore.core.arrow.given_columns import GivenColumns
+from kvstore.core.arrow.pulled_columns import COLUMN_NAMES, PulledColumns
+from kvstore.core.arrow.put_rows import prepare_columns, result_columns
+from kvstore.core.messages import StoredMessage
+from kvstore.core.queue_offsets import QueueOffsets
+from kvstore.core.tail import Tail
+from kvstore.errors import MessageIllegal
+from kvstore.record.names import RESERVED
+from tests.core.arrow_structs import Handed, Made
+from tests.core.fuzzing import Arguments, Fuzzer
+from tests.core.record_fuzzers import message_of, queue_of, read_queue
+from tests.core.test_encoding import encoder
+from tests.reference import records
+
+_ENCODER: Final = encoder()
+_SEEN: Final = 20
+"""So many rows are looked at as messages."""
+
+
+# --- columns to put ---
+
+
+def made_texts(form: str, name: str, values: Sequence[bytes | None], dictionary: Any = ()) -> Made:
+    """An array of texts, with the offsets of its format."""
+    ends, data = [0], b""
+    for value in values:
+        data += value or b""
+        ends.append(len(data))
+    bounds = struct.pack(f"<{len(ends)}{'q' if form in 'ZU' else 'i'}", *ends)
+    nulls = [value is None for value in values]
+    return [
+        form,
+        name,
+        len(values),
+        0,
+        sum(nulls),
+        [_valid(nulls), bounds, data],
+        [],
+        [*dictionary],
+    ]
+
+
+def _views(rng: Random, name: str, values: Sequence[bytes | None]) -> Made:
+    words, data = b"", b""
+    for value in values:
+        text = value or b""
+        if len(text) <= 12:
+            words += struct.pack("<i12s", len(text), text)
+        else:
+            words += struct.pack("<i4sii", len(text), text[:4], 0, len(data))
+            data += text
+    nulls = [value is None for value in values]
+    buffers = [_valid(nulls), words, data, struct.pack("<q", len(data))]
+    return ["vu", name, len(values), 0, sum(nulls), buffers, [], []]
+
+
+def _numbers(rng: Random, form: str, name: str, values: Sequence[int | None]) -> Made:
+    letter = {"c": "b", "C": "B", "s": "h", "S": "H", "l": "q", "L": "Q"}.get(form[0], form[0])
+    if form.startswith("ts"):
+        letter = "q"
+    items = struct.pack(f"<{len(values)}{letter}", *(value or 0 for value in values))
+    nulls = [value is None for value in values]
+    return [form, name, len(values), 0, sum(nulls), [_valid(nulls), items], [], []]
+
+
+def _lists(rng: Random, form: str, name: str, counts: Sequence[int], of: Made) -> Made:
+    ends = [0]
+    for count in counts:
+        ends.append(ends[-1] + count)
+    bounds = struct.pack(f"<{len(ends)}{'q' if form == '+L' else 'i'}", *ends)
+    return [form, name, len(counts), 0, 0, [None, bounds], [of], []]
+
+
+def _valid(nulls: Sequence[bool]) -> bytes | None:
+    if not any(nulls):
+        return None
+    bits = sum(1 << i for i, null in enumerate(nulls) if not null)
+    return bits.to_bytes((len(nulls) + 7) // 8, "little")
+
+
+def _texts(rng: Random, name: str, count: int, nullable: bool = True) -> Made:
+    values = [
+        None if nullable and rng.random() < 0.2
+        else "".join(rng.choices("ab1é€😀|", k=rng.randint(1, 12))).encode()
+        for _ in range(count)
+    ]  # fmt: skip
+    match rng.randrange(4):
+        case 0:
+            return _views(rng, name, values)
+        case 1 if nullable and count:
+            numbers = _numbers(rng, "i", name, [rng.choice((None, 0, 1)) for _ in range(count)])
+            return [*numbers[:7], [made_texts("u", "", [b"a", b"bc"])]]
+    return made_texts(rng.choice("uU"), name, values)
+
+
+def _to_given(rng: Random) -> Arguments:
+    """The parts of a struct's array: its length, offset, and columns."""
+    rows, offset = rng.choice((0, 1, 2, 3, 9)), rng.choice((0, 0, 0, 1))
+    count = rows + offset
+    keys = [rng.randrange(3) for _ in range(count)]
+    pairs = [rng.randrange(3) for _ in range(count)]
+    total = sum(pairs)
+    entries = [
+        "+s", "entries", total, 0, 0, [None],
+        [made_texts("u", "key", [b"k%d" % i for i in range(total)]),
+         made_texts("u", "value", [b"v"] * total)], [],
+    ]  # fmt: skip
+    columns = [
+        made_texts(rng.choice("zZuU"), "body", [rng.randbytes(rng.randrange(9)) for _ in keys]),
+        _numbers(rng, rng.choice("cCsSiIlL"), "queue", [rng.choice((None, 0, 3)) for _ in keys]),
+        _texts(rng, "tag", count),
+        _lists(rng, rng.choice(("+l", "+L")), "keys", keys, _texts(rng, "item", sum(keys), False)),
+        _lists(rng, "+m", "properties", pairs, entries),
+        _texts(rng, "message_group", count),
+        _numbers(rng, rng.choice("IL"), "flags", [rng.randrange(1 << 20) for _ in keys]),
+        _texts(rng, "message_id", count),
+        _numbers(
+            rng, rng.choice(("l", "tsm:", "tss:UTC", "tsu:", "tsn:")), "born_at",
+            [rng.choice((None, rng.getrandbits(50))) for _ in keys],
+        ),
+        ["n", "tag", count, 0, count, [], [], []],
+    ]  # fmt: skip
+    chosen = [columns[0], *rng.sample(columns[1:9], rng.randrange(9))]
+    if rng.random() < 0.1:
+        chosen = [columns[0], columns[9]]
+    return rows, offset, chosen
+
+
+def _given(*made: Any) -> Handed:
+    rows, offset, columns = made
+    if not all(type(number) is int and abs(number) < 1 << 63 for number in (rows, offset)):
+        raise ValueError("no structure has this number")
+    return Handed(["+s", "", rows, offset, 0, [None], columns, []])
+
+
+def _read(*made: Any) -> int:
+    """The rows, each as a message; the array's release is called once."""
+    handed = _given(*made)
+    try:
+        given = GivenColumns(handed)
+    except MessageIllegal:
+        assert handed.released() <= 1
+        raise
+    count = len(given)
+    try:
+        for row in range(min(count, _SEEN)):
+            given.message("t", row)
+    finally:
+        assert not handed.released()
+        del given
+    assert handed.released() == 1
+    return count
+
+
+def _put(*made: Any) -> list[dict[str, Any]]:
+    """The places of the rows, whose records are whole and say what the rows do."""
+    handed = _given(*made)
+    given = GivenColumns(handed)
+    if len(given) > _SEEN:
+        return []
+    batch = prepare_columns(_ENCODER, "t", given, 5)
+    pieces = Tail(0).add(batch, QueueOffsets(lambda queue: 7), 500, 1 << 16, 5)
+    data, at = b"".join(piece for _, piece in pieces), 0
+    found = pa.record_batch(result_columns(batch))
+    found.validate(full=True)
+    places: list[dict[str, Any]] = found.to_pylist()
+    for row, place in enumerate(places):
+        message = given.message("t", row)
+        record = records.read(data[at:], place["position"])
+        assert records.check(data[at:], place["position"]) == place["size"]
+        assert record.body == message.body
+        assert message.message_id in (None, place["message_id"])
+        assert record.properties.startswith(b"UNIQ_KEY\x01" + place["message_id"].encode())
+        at += place["size"]
+    assert at == len(data)
+    batch.forget_bodies()
+    del given
+    gc.collect(0)
+    assert handed.released() == 1
+    return places
+
+
+# --- columns that are pulled ---
+
+
+def rows_of(columns: PulledColumns) -> list[dict[str, Any]]:
+    """The rows, as an Arrow library reads them."""
+    found = pa.record_batch(columns.batch())
+    found.validate(full=True)
+    rows: list[dict[str, Any]] = found.to_pylist()
+    return rows
+
+
+def row_of(message: StoredMessage, names: Sequence[str] = COLUMN_NAMES) -> dict[str, Any]:
+    """The row that a message is to be."""
+    row = {name: getattr(message, name) for name in names}
+    if "properties" in row:
+        own = message.properties.items()
+        row["properties"] = [(name, value) for name, value in own if name not in RESERVED]
+    return row
+
+
+def _to_pull(rng: Random) -> Arguments:
+    m = message_of(rng)
+    names = rng.sample(COLUMN_NAMES, rng.randint(1, len(COLUMN_NAMES)))
+    return names, m.raw_properties, rng.randrange(4), rng.getrandbits(40)
+
+
+def _stored(raw: bytes, queue: int, position: int) -> StoredMessage:
+    return message_of(Random(1), raw_properties=raw, queue=queue, position=position)
+
+
+def _pull(names: Any, raw: Any, queue: int, position: int) -> list[dict[str, Any]]:
+    columns = PulledColumns(names)
+    columns.extend([_stored(raw, queue, position)] * 2)
+    return rows_of(columns)
+
+
+def _pulled(names: Any, raw: Any, queue: int, position: int) -> Any:
+    if type(raw) is not bytes or not 0 <= queue < 1 << 32 or not 0 <= position < 1 << 63:
+        return NotImplemented
+    if not set(names) <= set(COLUMN_NAMES) or len(set(names)) < len(names):
+        return ValueError
+    return [row_of(_stored(raw, queue, position), names)] * 2
+
+
+def _collect(*given: Any) -> list[dict[str, Any]]:
+    columns = PulledColumns()
+    call: Any = messages.collect_queue
+    found = call(columns, *given[:-1], property_crc=given[-1])
+    assert found == len(columns)
+    return rows_of(columns)
+
+
+def _collected(*given: Any) -> Any:
+    found = read_queue(*given)
+    return [row_of(m) for m in found] if isinstance(found, list) else found
+
+
+ARROW_FUZZERS: Final = {
+    "arrow.given_columns.GivenColumns": Fuzzer(_to_given, call=_read),
+    "arrow.put_rows.prepare_columns": Fuzzer(_to_given, call=_put),
+    "arrow.put_rows.result_columns": Fuzzer(_to_given, call=_put),
+    "arrow.pulled_columns.PulledColumns": Fuzzer(_to_pull, _pulled, call=_pull),
+    "messages.collect_queue": Fuzzer(queue_of, _collected, call=_collect),
+}

@@ -1,0 +1,128 @@
+"""Rows of columns become the records, and the keys, that their messages become; what a message is
+refused for, a row is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.core.arrow.given_columns import GivenColumns
+from kvstore.core.arrow.put_rows import prepare_columns, result_columns
+from kvstore.core.put_values import Message, PutStatus
+from kvstore.core.tail import Tail
+from kvstore.errors import MessageIllegal
+from tests.core.test_encoding import LONG, MESSAGES, encoder, placed
+
+TEXTS: Final = [pa.string(), pa.large_string(), pa.string_view()]
+FIELDS: Final = {
+    "body": [pa.binary(), pa.large_binary(), pa.binary_view()],
+    "queue": [pa.int64(), pa.int32(), pa.uint8(), pa.uint64()],
+    "tag": [*TEXTS, pa.dictionary(pa.int32(), pa.string())],
+    "keys": [pa.list_(pa.string()), pa.large_list(pa.large_string())],
+    "properties": [pa.map_(pa.string(), pa.string())],
+    "message_group": TEXTS,
+    "flags": [pa.uint32(), pa.int64()],
+    "message_id": TEXTS,
+    "born_at": [pa.int64(), pa.timestamp("ms")],
+}
+
+
+def value_of(message: Message, name: str) -> Any:
+    value = getattr(message, name)
+    if name == "properties":
+        return list(value.items())
+    return bytes(value) if name == "body" else list(value) if name == "keys" else value
+
+
+def columns_of(draw: Any, messages: list[Message]) -> Any:
+    """The messages as a batch, part of a longer one, or a table of several."""
+    types = {name: draw(st.sampled_from(kinds)) for name, kinds in FIELDS.items()}
+    if any(m.born_at is not None and m.born_at >= 1 << 62 for m in messages):
+        types["born_at"] = pa.int64()
+    names = draw(st.permutations(list(FIELDS)))
+    skipped = draw(st.integers(0, 2))
+    given = [messages[0]] * skipped + messages
+    batch = pa.record_batch(
+        {name: pa.array([value_of(m, name) for m in given], types[name]) for name in names}
+    ).slice(skipped)
+    cut = draw(st.none() | st.integers(0, len(messages)))
+    return batch if cut is None else pa.Table.from_batches([batch[:cut], batch[cut:]])
+
+
+@given(
+    st.data(),
+    st.sampled_from(["t", "unique", "off", "new", LONG]),
+    st.lists(MESSAGES, min_size=1, max_size=6),
+    st.sampled_from([None, 0, 100]),
+    st.booleans(),
+)
+def test_rows_become_the_records_and_keys_that_their_messages_become(
+    data: Any, topic: str, drawn: list[Message], above: int | None, crc: bool
+) -> None:
+    messages = [message.__replace__(topic=topic) for message in drawn]
+    one, other = encoder(above=above, crc=crc), encoder(above=above, crc=crc)
+    tails = Tail(0), Tail(0)
+    by_messages = one.prepare(messages, 5)
+    rows = GivenColumns(columns_of(data.draw, messages))
+    by_rows = prepare_columns(other, topic, rows, 5)
+    assert placed(by_rows, tail=tails[0]) == placed(by_messages, tail=tails[1])
+    assert by_rows.queue_keys == by_messages.queue_keys
+    one_tail, other_tail = tails
+    assert one_tail.entry_columns().tolist() == other_tail.entry_columns().tolist()
+    assert one_tail.key_columns().tolist() == other_tail.key_columns().tolist()
+    places = pa.record_batch(result_columns(by_rows)).to_pylist()
+    for place, result in zip(places, by_messages.results(PutStatus.STAGED), strict=True):
+        assert {name: getattr(result, name) for name in place} == place
+
+
+@given(st.data(), st.lists(MESSAGES, min_size=1, max_size=4))
+def test_a_row_is_seen_as_the_message_that_it_says(data: Any, messages: list[Message]) -> None:
+    rows = GivenColumns(columns_of(data.draw, messages))
+    for row, message in enumerate(messages):
+        found = rows.message(message.topic, row)
+        for name in FIELDS:
+            assert value_of(found, name) == value_of(message, name)
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"tag": ["a"]}, "no column 'body'"),
+        ({"body": [b""], "colour": ["red"]}, "there is a column 'colour'"),
+        ({"body": [1]}, "the column 'body' is int64; it must be binary or string"),
+        ({"body": [b""], "queue": ["1"]}, "the column 'queue' is string; it must be an integer"),
+        ({"body": [b""], "tag": [1.5]}, "the column 'tag' is float64; it must be string"),
+        ({"body": [b""], "keys": [[1]]}, "the column 'keys' is int64"),
+        (
+            {"body": [b""], "properties": [["a"]]},
+            "the column 'properties' is list; it must be a map",
+        ),
+    ],
+)
+def test_a_column_that_cannot_be_put_is_named_with_its_type(columns: Any, says: str) -> None:
+    with pytest.raises(MessageIllegal, match=says):
+        GivenColumns(pa.record_batch({name: pa.array(its) for name, its in columns.items()}))
+
+
+@pytest.mark.parametrize("given", [None, 5, b"body", [Message("t", b"")], {"body": [b""]}])
+def test_what_is_no_arrow_data_is_refused(given: object) -> None:
+    with pytest.raises(MessageIllegal, match="it takes an Arrow record batch or table"):
+        GivenColumns(given)
+
+
+def test_an_array_that_was_handed_over_before_is_refused() -> None:
+    batch = pa.record_batch({"body": [b"x"]})
+    capsules = batch.__arrow_c_array__()
+
+    class Again:
+        def __arrow_c_array__(self) -> Any:
+            return capsules
+
+    assert len(GivenColumns(Again())) == 1
+    with pytest.raises(MessageIllegal, match="handed over before"):
+        GivenColumns(Again())
