@@ -96,6 +96,8 @@ cdef class PreparedBatch:
     cdef list routes
     cdef list _ids
     cdef readonly int64_t stored_at
+    # How many rows have offsets.
+    cdef Py_ssize_t _numbered
     cdef Encoder _encoder
     # Those of the encoder, which lives as long.
     cdef Limits limits
@@ -127,6 +129,7 @@ cdef class PreparedBatch:
     cdef void _write_around(self, uint8_t *out, Row *row, PutRoute route) noexcept
     cdef void _drop_unindexed(self) noexcept
     cdef int number(self, QueueOffsets offsets) except -1
+    cdef int give_back(self, QueueOffsets offsets) except -1
     cdef Py_ssize_t fitting(self, Py_ssize_t first, Py_ssize_t room) noexcept
     cdef bytes place(
         self, Py_ssize_t first, Py_ssize_t stop, int64_t position, int64_t stored_at

@@ -104,8 +104,8 @@ cdef class Encoder:
         self.limits.property_crc = property_crc
 
     def prepare(self, messages, int64_t now_ms):
-        # A list of its own: what runs on the way may change the caller's.
-        cdef list given = list(messages)
+        # A tuple: what runs on the way may change the caller's list.
+        cdef tuple given = tuple(messages)
         cdef PreparedBatch batch = PreparedBatch.__new__(PreparedBatch)
         cdef Py_ssize_t i
         cdef Message message
@@ -499,9 +499,22 @@ cdef class PreparedBatch:
         self.hashes_count = kept
 
     cdef int number(self, QueueOffsets offsets) except -1:
-        cdef Py_ssize_t i
-        for i in range(self.count):
-            self.rows[i].offset = offsets.take(self.rows[i].queue_key)
+        # All rows get offsets, or none takes one.
+        self._numbered = 0
+        try:
+            while self._numbered < self.count:
+                self.rows[self._numbered].offset = offsets.take(self.rows[self._numbered].queue_key)
+                self._numbered += 1
+        except BaseException:
+            self.give_back(offsets)
+            raise
+        return 0
+
+    cdef int give_back(self, QueueOffsets offsets) except -1:
+        # The last first: a queue that occurs twice gets its first offset back.
+        while self._numbered:
+            self._numbered -= 1
+            offsets.set(self.rows[self._numbered].queue_key, self.rows[self._numbered].offset)
         return 0
 
     cdef Py_ssize_t fitting(self, Py_ssize_t first, Py_ssize_t room) noexcept:

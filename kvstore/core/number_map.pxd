@@ -4,12 +4,17 @@ cimport cython
 from libc.stdint cimport int64_t, uint64_t
 
 
+cdef struct Pair:
+    uint64_t key
+    int64_t value
+
+
 @cython.final
 cdef class NumberMap:
-    cdef uint64_t *_keys
-    cdef int64_t *_values
+    cdef Pair *_pairs
     cdef Py_ssize_t _room
     cdef Py_ssize_t count
+    cdef int64_t *there(self, uint64_t key) noexcept nogil
     cdef int64_t find(self, uint64_t key) noexcept nogil
     cdef int put(self, uint64_t key, int64_t value) except -1
     cdef int _grow(self) except -1

@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, binding=False
 """Number maps: whole numbers by whole numbers, for look-ups without objects of Python.
 
-The idea: open addressing in two columns, at most half full, with the next place tried first. The
-key is multiplied by an odd constant whose high bits choose the place (Knuth, The Art of Computer
-Programming, volume 3, 6.4).
+The idea: open addressing, at most half full, with the next place tried first. Key and value stand
+side by side, so that a look-up reads one line of the processor's cache. The key is multiplied by an
+odd constant whose high bits choose the place (Knuth, The Art of Computer Programming, volume 3,
+6.4).
 
 Invariant: a place whose value is `NONE` has no key, so nobody puts that value.
 """
@@ -20,63 +21,57 @@ cdef enum:
 cdef uint64_t _SPREAD = 0x9E3779B97F4A7C15
 
 
-cdef inline Py_ssize_t _place(
-    const uint64_t *keys, const int64_t *values, Py_ssize_t room, uint64_t key
-) noexcept nogil:
+cdef inline Pair *_place(Pair *pairs, Py_ssize_t room, uint64_t key) noexcept nogil:
     # The key's place, or the empty one where it would be.
     cdef Py_ssize_t at = <Py_ssize_t>(key * _SPREAD >> 20) & (room - 1)
-    while values[at] != NONE and keys[at] != key:
+    while pairs[at].value != NONE and pairs[at].key != key:
         at = (at + 1) & (room - 1)
-    return at
+    return pairs + at
 
 
 @cython.final
 cdef class NumberMap:
     def __dealloc__(self):
-        free(self._keys)
-        free(self._values)
+        free(self._pairs)
+
+    cdef int64_t *there(self, uint64_t key) noexcept nogil:
+        # The key's value, until the next `put`; NULL if the key is not there.
+        cdef Pair *found
+        if not self.count:
+            return NULL
+        found = _place(self._pairs, self._room, key)
+        return NULL if found.value == NONE else &found.value
 
     cdef int64_t find(self, uint64_t key) noexcept nogil:
         # NONE if it is not there.
-        if not self.count:
-            return NONE
-        return self._values[_place(self._keys, self._values, self._room, key)]
+        cdef int64_t *value = self.there(key)
+        return NONE if value == NULL else value[0]
 
     cdef int put(self, uint64_t key, int64_t value) except -1:
-        cdef Py_ssize_t at
+        cdef Pair *at
         if 2 * self.count >= self._room:
             self._grow()
-        at = _place(self._keys, self._values, self._room, key)
-        if self._values[at] == NONE:
-            self.count += 1
-        self._keys[at] = key
-        self._values[at] = value
+        at = _place(self._pairs, self._room, key)
+        self.count += at.value == NONE
+        at.key = key
+        at.value = value
         return 0
 
     cdef void empty(self) noexcept:
-        free(self._keys)
-        free(self._values)
-        self._keys = NULL
-        self._values = NULL
+        free(self._pairs)
+        self._pairs = NULL
         self._room = self.count = 0
 
     cdef int _grow(self) except -1:
-        cdef Py_ssize_t i, at, room = 2 * self._room if self._room else FIRST_ROOM
-        cdef uint64_t *keys = <uint64_t *>malloc(room * sizeof(uint64_t))
-        cdef int64_t *values = <int64_t *>malloc(room * sizeof(int64_t))
-        if keys == NULL or values == NULL:
-            free(keys)
-            free(values)
+        cdef Py_ssize_t i, room = 2 * self._room if self._room else FIRST_ROOM
+        cdef Pair *pairs = <Pair *>malloc(room * sizeof(Pair))
+        if pairs == NULL:
             raise MemoryError()
-        memset(values, 0xFF, room * sizeof(int64_t))
+        memset(pairs, 0xFF, room * sizeof(Pair))
         for i in range(self._room):
-            if self._values[i] != NONE:
-                at = _place(keys, values, room, self._keys[i])
-                keys[at] = self._keys[i]
-                values[at] = self._values[i]
-        free(self._keys)
-        free(self._values)
-        self._keys = keys
-        self._values = values
+            if self._pairs[i].value != NONE:
+                _place(pairs, room, self._pairs[i].key)[0] = self._pairs[i]
+        free(self._pairs)
+        self._pairs = pairs
         self._room = room
         return 0

@@ -11,3 +11,4 @@ cdef class QueueOffsets:
     cdef object _end
     cdef NumberMap _next
     cdef int64_t take(self, uint64_t queue) except -1
+    cdef int set(self, uint64_t queue, int64_t next) except -1

@@ -2,9 +2,9 @@
 """Queue offsets: the next offset of each queue that was put to.
 
 The idea: an offset is taken for each message of a put, by a look-up in a map of numbers. A queue
-that is not in the map is asked for once.
+that is not in the map is asked for once. A put that fails gives its offsets back.
 
-Invariant: no offset is given twice, unless somebody forgets those that were given.
+Invariant: no offset is given twice, unless it was given back or its queue was forgotten.
 """
 
 cimport cython
@@ -27,11 +27,18 @@ cdef class QueueOffsets:
         return self._next.count
 
     cdef int64_t take(self, uint64_t queue) except -1:
-        cdef int64_t found = self._next.find(queue)
-        if found < 0:
-            found = self._end(queue)
-        self._next.put(queue, found + 1)
+        cdef int64_t *next = self._next.there(queue)
+        cdef int64_t found
+        if next != NULL and next[0] >= 0:
+            found = next[0]
+            next[0] += 1
+            return found
+        found = self._end(queue)
+        self.set(queue, found + 1)
         return found
+
+    cdef int set(self, uint64_t queue, int64_t next) except -1:
+        return self._next.put(queue, next if next >= 0 else UNKNOWN)
 
     def forget(self, uint64_t queue):
         if self._next.find(queue) >= 0:

@@ -45,13 +45,13 @@ class Tail:
         of another width.
         """
 
-    def mark(self) -> tuple[int, int]:
-        """The end of the tail now, for `cut`."""
-
-    def cut(self, mark: tuple[int, int]) -> None:
-        """Removes the entries and keys that were added since `mark`: their records are not in the
-        log. Raises ValueError for a mark that is not the tail's.
+    def take_back(self, batch: PreparedBatch, offsets: QueueOffsets, position: int) -> None:
+        """Undoes `add`, whether or not it was done: the entries and keys from `position` on go, and
+        `offsets` has those of the batch again. The records are not in the log.
         """
+
+    def tell_ends(self, offsets: QueueOffsets) -> None:
+        """Tells `offsets` the next offset of each queue that has entries here."""
 
     def __contains__(self, queue: int) -> bool:
         """Whether a queue has entries here."""

@@ -167,16 +167,20 @@ cdef class Tail:
         self._count += rows.count // 6
         self._key_count += hashes.count // 3
 
-    def mark(self):
-        return self._count, self._key_count
-
-    def cut(self, mark):
-        cdef Py_ssize_t entries = mark[0], keys = mark[1]
-        if not (0 <= entries <= self._count and 0 <= keys <= self._key_count):
-            raise ValueError("the tail has no such mark")
-        self._count = entries
-        self._key_count = keys
+    def take_back(
+        self, PreparedBatch batch not None, QueueOffsets offsets not None, int64_t position
+    ):
+        batch.give_back(offsets)
+        while self._count and self._entries[self._count - 1].position >= position:
+            self._count -= 1
+        while self._key_count and self._keys[self._key_count - 1].position >= position:
+            self._key_count -= 1
         self._forget_views()
+
+    def tell_ends(self, QueueOffsets offsets not None):
+        cdef Py_ssize_t i
+        for i in range(self._count):
+            offsets.set(self._entries[i].queue, self._entries[i].offset + 1)
 
     # --- queues ---
 

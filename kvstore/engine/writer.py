@@ -7,6 +7,10 @@ into the log. The wait for the disk comes after it. The log's `end` moves last, 
 of a batch: nobody sees a row or a byte before that, and until then the whole batch can be taken
 back.
 
+Nearly all puts find the store as the put before left it. So a put compares the log's end, and the
+time, with the place from which it has to look at the rest: at the disk, at how far the checkpoint
+is, at the next segment. It looks there, and notes the next such place.
+
 Invariants: a put that is refused changed nothing: no byte in the log, no row in the tail, no offset
 given; store times never fall; every row in the tail below the log's end has its record in the log.
 """
@@ -16,6 +20,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from kvstore.config import StoreConfig
 from kvstore.core.arrow.given_columns import GivenColumns
@@ -35,8 +40,11 @@ from kvstore.record.names import RESERVED, TRANSIENT_PREFIX
 from kvstore.record.put.explain import Limits, Rows, as_batch, explain
 from kvstore.record.put.put_routes import PutRoutes
 
-_Begin = tuple[Tail, tuple[int, int], int]
-"""The tail that a put adds to, its end before, and the log's."""
+_LOOK_MS: Final = 1000
+_LOOK_BYTES: Final = 1 << 20
+"""A put looks at the disk once in so long a time, and once for so many bytes of the log: a small
+disk has filled up long before a second is over.
+"""
 
 
 def store_host(config: StoreConfig) -> bytes:
@@ -64,7 +72,6 @@ class Writer:
         self._clock = config.clock
         self._checkpoint_now = checkpoint_now
         self._waiting = waiting
-        self._tail_due = config.checkpoint_bytes
         host = store_host(config)
         self._routes = PutRoutes(
             topics.find, topics.for_put, topics.create_for_put, index.set_topic_byte
@@ -88,9 +95,18 @@ class Writer:
             transient=TRANSIENT_PREFIX.encode(),
             **self._limits._asdict(),
         )
-        self._sync = config.flush == "sync"
+        self._tail_due = config.checkpoint_bytes
         self._tail_max = 2 * config.checkpoint_bytes
         self.last_stored = last_stored
+        self._status = PutStatus.WRITTEN
+        if config.flush == "sync":
+            self._status = PutStatus.FLUSHED
+        elif context.log.staging is not None:
+            self._status = PutStatus.STAGED
+        self._look_from = self._look_until = self._look_at = 0
+        """The times in ms, and the log's end, between which a put need not look at the disk."""
+        self._due_at = 0
+        """The log's end from which on the housekeeper has something to do."""
 
     def put_batch(self, messages: Sequence[Message]) -> list[PutResult]:
         """See `Store.put_batch`."""
@@ -114,41 +130,59 @@ class Writer:
         """Checks that the store takes a put now; the time, ms."""
         log = self._log
         now = self._clock.now_ms()
-        log.check_put(now)
-        if log.end - self._index.checkpoint.position >= self._tail_max:
-            # The housekeeper can't keep up: the put does its work, before anything is written.
-            self._checkpoint_now()
+        if log.closed or log.failure is not None:
+            log.check_writable()
+        if log.end >= self._look_at or not self._look_from <= now < self._look_until:
+            self._look(now)
         return now
 
+    def _look(self, now: int) -> None:
+        """Looks at the disk, and whether too much of the log is not checkpointed. While puts are
+        refused each of them looks.
+        """
+        log, index = self._log, self._index
+        log.check_disk()
+        if log.end - index.checkpoint.position >= self._tail_max:
+            # The housekeeper can't keep up: the put does its work, before anything is written.
+            self._checkpoint_now()
+        self._look_at = min(log.end + _LOOK_BYTES, index.checkpoint.position + self._tail_max)
+        self._look_from, self._look_until = now, now + _LOOK_MS
+
     def _put(self, batch: PreparedBatch, now: int) -> PutStatus:
-        """Gives records their places, and puts them there; then the batch has its results."""
-        log, index, lock = self._log, self._index, self._lock
+        """Gives records their places, and puts them there; then the batch has its results. If that
+        fails, the log has undone its own part, and the rest is undone here.
+        """
+        log, lock, offsets = self._log, self._lock, self._index.offsets
         log.check_turn()
-        begin: _Begin | None = None
+        tail: Tail | None = None
+        begin = -1
         try:
             if not lock.acquire(False):
                 log.wait_turn()
-            log.check_open()
+            if log.closed or log.failure is not None:
+                log.check_writable()
             if log.staging is not None:
                 log.staging.check_room(len(batch.records))
             self.last_stored = now = max(now, self.last_stored)
-            tail = index.tails.active
-            begin = (tail, tail.mark(), log.end)
-            pieces = tail.add(batch, index.offsets, log.end, log.segment_size, now)
-            log.append(pieces, len(batch))
+            tail, begin = self._index.tails.active, log.end
+            log.append(tail.add(batch, offsets, begin, log.segment_size, now), len(batch))
             end = log.end
         except BaseException:
-            self._take_back(begin)
+            if tail is not None and log.end == begin:
+                tail.take_back(batch, offsets, begin)
             raise
         finally:
             try:  # noqa: SIM105  # see kvstore.process.locks
                 lock.release()
             except RuntimeError:
                 pass  # it was not taken
-        status = self._finish_put(end, end - tail.start)
+        if end >= self._due_at:
+            self._wake_housekeeper(end)
+        if self._status is not PutStatus.WRITTEN:
+            self._finish(end)
         if self._waiting.topics:
             self._waiting.arrived(batch.queue_keys)
-        return status
+        return self._status
 
     def _prepared(self, messages: Sequence[Message], now: int) -> PreparedBatch:
         """The messages' records, whole but for their place. Raises `MessageIllegal` (or
@@ -178,25 +212,18 @@ class Writer:
             error, cause = explain(rows, e, self._limits, self._routes.facts_of)
             raise error from cause
 
-    def _finish_put(self, end: int, unindexed: int) -> PutStatus:
-        """Ends a put, outside the lock: checkpoints if that is due, waits for the disk."""
-        if unindexed >= self._tail_due:
-            self._log.prepare_wanted.set()
-        if self._sync:
-            self._flusher.wait(end)
-            return PutStatus.FLUSHED
-        staging = self._log.staging
-        if staging is None:
-            return PutStatus.WRITTEN
-        if staging.full():
-            self._flusher.wake()
-        return PutStatus.STAGED
+    def _wake_housekeeper(self, end: int) -> None:
+        """Wakes the housekeeper if a checkpoint or the next segment is due."""
+        log, begin = self._log, self._index.tails.active.start
+        is_due = end - begin >= self._tail_due
+        if is_due or log.needs_next():
+            log.prepare_wanted.set()
+        # A checkpoint that begins now, or later, makes the next one due behind this.
+        self._due_at = min((end if is_due else begin) + self._tail_due, log.half_behind(end))
 
-    def _take_back(self, begin: _Begin | None) -> None:
-        """Undoes the work of a failed put beside the log, which has undone its own part."""
-        if begin is None:
-            return
-        tail, mark, before = begin
-        if self._log.end == before:
-            tail.cut(mark)
-            self._index.offsets.forget_all()
+    def _finish(self, end: int) -> None:
+        """Waits for the disk, or wakes the flusher for a full staging buffer."""
+        if self._status is PutStatus.FLUSHED:
+            self._flusher.wait(end)
+        elif self._log.staging is not None and self._log.staging.full():
+            self._flusher.wake()

@@ -81,8 +81,10 @@ class Index:
         self.tails = Tails(Tail(0), None)
         self.tags = TagCodes(None)
         self._heads: dict[int, Head] = {}
-        self.offsets = QueueOffsets(self.end)
-        """The offsets that the next puts get; under the log's lock."""
+        self.offsets = QueueOffsets(lambda queue: self.checkpointed_end(queue).next_offset)
+        """The offsets that the next puts get; under the log's lock. It knows each queue that has
+        entries in a tail: a store begins to put with an empty one.
+        """
         self._topic_bytes = bytearray()
         self._fresh_from = 1 << 32
         self._heads_lock = threading.Lock()
@@ -201,6 +203,7 @@ class Index:
         self.tails = Tails(Tail(position), frozen)
         if len(self.offsets) > HEADS_CACHED_MAX:
             self.offsets.forget_all()
+            frozen.tell_ends(self.offsets)
         return frozen
 
     def set_topic_byte(self, topic: int, hash_byte: int) -> None:

@@ -43,9 +43,6 @@ from kvstore.record.layout import BLANK, BLANK_MAGIC
 if TYPE_CHECKING:
     from kvstore.core.records import Buffer
 
-_DISK_CHECK_MS: Final = 1000
-_DISK_CHECK_BYTES: Final = 1 << 20
-"""A small disk has filled up long before a second is over."""
 _log = logging.getLogger("kvmq")
 
 _WRITTEN_FROM: Final = 16 << 10
@@ -83,10 +80,8 @@ class CommitLog:
         self.end = self.first
         self.durable = self.first
         self.prepare_wanted = Signal()
-        """Set when the next segment should be made; the housekeeper waits for it."""
-        self._disk_due = 0
-        self._disk_due_at = 0
-        """The time in ms, and the log's end, from which on a put looks at the disk."""
+        """Set when the next segment, or a checkpoint, should be made; the housekeeper waits for it.
+        """
         self._is_full = False
         """Whether puts are refused for want of room, which is logged once."""
 
@@ -176,11 +171,6 @@ class CommitLog:
         if not self.lock.acquire(timeout=self._config.busy_timeout):
             raise self._busy()
 
-    def check_open(self) -> None:
-        """Raises the reason why nothing can be written any more, if there is one."""
-        if self.closed or self.failure is not None:
-            self.check_writable()
-
     def check_writable(self) -> None:
         """Raises the reason why nothing can be written, if there is one."""
         if self.closed:
@@ -197,18 +187,8 @@ class CommitLog:
         if self.failure is not None:
             raise FlushFailed(*self.failure.args) from self.failure
 
-    def check_put(self, now_ms: int) -> None:
-        """Raises the reason why a put is refused, if there is one: that of `check_writable`, or
-        `DiskFull` above the write watermark. Looks at the disk once a second and once for each MiB
-        of the log, and at each put while puts are refused.
-        """
-        if self.closed or not self.writable or self.failure is not None:
-            self.check_writable()
-        end, due = self.end, self._disk_due
-        if not due - _DISK_CHECK_MS <= now_ms < due or end >= self._disk_due_at:
-            self._check_disk(now_ms, end)
-
-    def _check_disk(self, now_ms: int, end: int) -> None:
+    def check_disk(self) -> None:
+        """Raises `DiskFull` if the disk is above the write watermark."""
         why = self._too_full()
         if why is not None:
             if not self._is_full:
@@ -218,7 +198,6 @@ class CommitLog:
         if self._is_full:
             self._is_full = False
             _log.warning("puts into %s are taken again: its disk has room", self.folder.parent)
-        self._disk_due, self._disk_due_at = now_ms + _DISK_CHECK_MS, end + _DISK_CHECK_BYTES
 
     def _too_full(self) -> str | None:
         limit = self._config.watermarks[2]
@@ -264,8 +243,6 @@ class CommitLog:
         except BaseException:
             self._undo(pieces, end)
             raise
-        if at <= size // 2 < at + length:
-            self.prepare_wanted.set()
 
     def _append_over_segments(self, pieces: Sequence[Piece], count: int) -> None:
         # All segments are there, with room on the disk, before the first byte is written.
@@ -284,8 +261,6 @@ class CommitLog:
         except BaseException:
             self._undo(pieces, before)
             raise
-        if self.needs_next():
-            self.prepare_wanted.set()
 
     def _blank_behind(self, position: int) -> bytes:
         """The bytes that close a segment at `position`; those behind them don't matter."""
@@ -365,6 +340,11 @@ class CommitLog:
             self.staging.written = end
         self.durable = end
         self.end = end
+
+    def half_behind(self, position: int) -> int:
+        """The first position behind this one at which a segment is more than half full."""
+        half = self.segment_size // 2 + 1
+        return self._segment_behind(position - half) + half
 
     def needs_next(self) -> bool:
         """Whether the segment behind the active one should be made now."""

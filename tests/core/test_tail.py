@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from kvstore.core.queue_offsets import QueueOffsets
 from kvstore.core.tail import Tail
+from kvstore.message import Message, PutStatus
+from tests.core.test_encoding import encoder
 
 QUEUE = 7 << 32 | 3
 END = 1 << 62
@@ -48,12 +50,12 @@ def test_what_a_failed_put_added_is_gone_in_every_way_of_looking(looked: bool) -
     """Also where somebody looked in between."""
     tail = Tail(0)
     add(tail, [1], [])
-    mark = tail.mark()
     add(tail, [1, 2], [2])
     if looked:
         assert tail.find_key(2 << 8) == [200, 300]
         assert tail.bounds(QUEUE, END) == (0, 4)
-    tail.cut(mark)
+    batch = encoder().prepare([Message("t", b"x")], 0)
+    tail.take_back(batch, QueueOffsets(lambda queue: 0), 200)
     assert len(tail) == 2
     assert tail.find_key(2 << 8) == []
     assert tail.bounds(QUEUE, END) == (0, 2)
@@ -65,12 +67,29 @@ def test_what_a_failed_put_added_is_gone_in_every_way_of_looking(looked: bool) -
     assert tail.entry_columns()[1].tolist() == [0, 1, 2]
 
 
-def test_a_tail_refuses_a_mark_that_is_not_its_own() -> None:
-    tail = Tail(0)
-    add(tail, [1])
-    for mark in ((2, 0), (0, 2), (-1, 0)):
-        with pytest.raises(ValueError, match="no such mark"):
-            tail.cut(mark)
+def test_offsets_of_a_failed_put_are_given_again() -> None:
+    """To each of its queues, of which one occurs twice and one is new."""
+    tail, offsets = Tail(0), QueueOffsets(lambda queue: 10)
+    first = encoder().prepare([Message("t", b"", queue=0)], 0)
+    tail.add(first, offsets, 0, 1 << 30, 0)
+    failed = encoder().prepare([Message("t", b"", queue=n) for n in (0, 1, 0)], 0)
+    tail.add(failed, offsets, 500, 1 << 30, 0)
+    for _ in range(2):  # as often as one likes
+        tail.take_back(failed, offsets, 500)
+    assert len(tail) == 1
+    again = encoder().prepare([Message("t", b"", queue=n) for n in (1, 0)], 0)
+    tail.add(again, offsets, 500, 1 << 30, 0)
+    assert [found.offset for found in again.results(PutStatus.WRITTEN)] == [10, 11]
+
+
+def test_offsets_learn_of_the_queues_that_a_tail_has() -> None:
+    tail, offsets = Tail(0), QueueOffsets(lambda queue: 0)
+    batch = encoder().prepare([Message("t", b"", queue=1)], 0)
+    entries = [(batch.queue_keys[0], 40 + n, 100 * n, 100, 0, 5) for n in range(3)]
+    tail.add_found(np.array(entries, np.int64), np.zeros(0, np.int64))
+    tail.tell_ends(offsets)
+    tail.add(batch, offsets, 300, 1 << 30, 0)
+    assert batch.results(PutStatus.WRITTEN)[0].offset == 43
 
 
 def test_a_tail_refuses_half_an_entry() -> None:

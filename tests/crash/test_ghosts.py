@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from kvstore import FlushFailed, Message, Store, StoreError
+from kvstore.log.commitlog import Piece
 from kvstore.process.locks import Signal
 from tests.support import inside
 from tests.support.clock import VirtualClock
@@ -220,7 +221,7 @@ def until_interrupted(store: Store, held: int, count: int) -> int:
 def test_a_put_that_is_interrupted_once_its_messages_are_in_the_log_is_there_whole(
     tmp_path: Path, count: int, mode: str
 ) -> None:
-    """The middle of a segment is where the log asks for the next one, behind its write."""
+    """The middle of a segment is where a put wakes the housekeeper, behind its write."""
     with opened(tmp_path / "a", settings(write_mode=mode, clock=VirtualClock())) as store:
         held = 0
         while store.stats().end_position + SIZE + 200 < SEGMENT // 2:
@@ -234,6 +235,32 @@ def test_a_put_that_is_interrupted_once_its_messages_are_in_the_log_is_there_who
         assert_holds(store, held + 1)
     with opened(tmp_path / "a") as store:
         assert_holds(store, held + 1)
+
+
+@MODES
+@pytest.mark.parametrize("count", [1, 100])
+def test_a_put_that_is_interrupted_as_the_log_has_taken_its_messages_is_there_whole(
+    tmp_path: Path, count: int, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the put still holds the log's lock."""
+    with opened(tmp_path / "a", settings(write_mode=mode, clock=VirtualClock())) as store:
+        put(store, 0, 10, SIZE)
+        log = inside.log(store)
+        append = log.append
+
+        def struck(pieces: Sequence[Piece], records: int) -> None:
+            append(pieces, records)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(log, "append", struck)
+            with pytest.raises(KeyboardInterrupt):
+                store.put_batch(batch(10, count))
+        assert_holds(store, 10 + count)
+        put(store, 10 + count, 1, SIZE)
+        assert_holds(store, 11 + count)
+    with opened(tmp_path / "a") as store:
+        assert_holds(store, 11 + count)
 
 
 @MODES
