@@ -28,7 +28,6 @@ from kvstore import (
 )
 from kvstore.cli import kvmq
 from kvstore.core.packed_pairs import find_in_block, pack_blocks, unpack_block
-from kvstore.core.packed_runs import run_positions
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
     FAMILIES,
@@ -63,6 +62,7 @@ from kvstore.index.runs import RUN_MAX, Columns, count_of, pack_many, unpack
 from kvstore.record.hashes import key_hash, key_hash_range
 from tests.support import inside
 from tests.support.clock import VirtualClock
+from tests.support.queue_reading import run_positions
 from tiering.catalog.catalog import ArchiveRow
 from tiering.executor.pool import WorkerDied
 from tiering.policy.policy import Policy
@@ -299,7 +299,7 @@ def test_the_example_run_decodes_to_the_entries_runs_lists() -> None:
     found = unpack(value)
     assert [tuple(e) for e in np.stack(found, axis=1).tolist()] == ENTRIES
     assert count_of(value) == len(ENTRIES)
-    assert run_positions(value).tolist() == [e[0] for e in ENTRIES]
+    assert run_positions(value) == [e[0] for e in ENTRIES]
     for entry in ENTRIES:
         assert row(*entry) in text
 

@@ -102,8 +102,10 @@ class Calls(ColumnCalls):
         """The message at an offset of a queue; `OffsetNotFound` (with the bounds) if it holds none
         there.
         """
-        self._check_open()
-        return self._engine.reader.get(self._engine.topics.get(topic), queue, offset)
+        engine = self._engine
+        if engine.is_closed:
+            self._check_open()
+        return engine.reader.get(engine.topics.get(topic), queue, offset)
 
     def pull(
         self,

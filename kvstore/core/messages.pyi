@@ -1,11 +1,14 @@
 """Messages as the log holds them; see messages.pyx."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.core.packed_runs import DecodedRuns
 from kvstore.core.records import Buffer
+from kvstore.core.tail import Tail
 
 Unpack = Callable[[bytes, int], bytes]
 """Gives the body, of its compressed form and the system flags; raises RecordDamaged."""
@@ -137,38 +140,52 @@ def decode_rows(
     RecordDamaged, and ValueError for rows that are not there.
     """
 
-def decode_queue(
-    buffer: Buffer,
-    base: int,
-    end: int,
-    positions: list[int],
-    topic: str,
-    queue: int,
-    offset: int,
-    check_crc: bool = True,
-    unpack: Unpack | None = None,
-    property_crc: bool = False,
-) -> list[StoredMessage]:
-    """The messages at `positions`, which begin at index position - `base` of `buffer`, end at or
-    before `end`, and must be `offset` and on of `queue`; the rest is as for `decode`.
+class Collector:
+    """Takes records that a `QueueReader` finds."""
 
-    Ends before the first record that is damaged or not the expected one.
+    def __len__(self) -> int:
+        """How many it has."""
+
+class Mapped(Protocol):
+    """A segment's map."""
+
+    @property
+    def buffer(self) -> Buffer: ...
+
+@final
+class QueueReader:
+    """Reads messages of queues whose positions are in tails, or in `runs`. `maps` has maps of
+    segments by number. For a position in another one `span` gives the buffer that has it, the index
+    in it, and the index behind its last byte, or raises SegmentDamaged. The rest is as for
+    `decode`.
     """
 
-class Collector:
-    """Takes records that `collect_queue` finds."""
+    def __init__(
+        self,
+        runs: DecodedRuns,
+        maps: Mapping[int, Mapped],
+        segment_size: int,
+        span: Callable[[int], tuple[Buffer, int, int]],
+        check_crc: bool = True,
+        unpack: Unpack | None = None,
+        property_crc: bool = False,
+    ) -> None: ...
+    def read(
+        self,
+        active: Tail,
+        frozen: Tail | None,
+        topic: str,
+        key: int,
+        offset: int,
+        limit: int,
+        end: int,
+        max_bytes: int,
+        out: list[StoredMessage] | Collector,
+    ) -> int:
+        """Appends up to `limit` messages from `offset` on to `out`, of the queue `key` (topic id <<
+        32 | queue id). It ends before the first one whose position is not known, or is not below
+        `end`, and whose record can't be read, is damaged, or is not the expected one.
 
-def collect_queue(
-    out: Collector,
-    buffer: Buffer,
-    base: int,
-    end: int,
-    positions: list[int],
-    topic: str,
-    queue: int,
-    offset: int,
-    check_crc: bool = True,
-    unpack: Unpack | None = None,
-    property_crc: bool = False,
-) -> int:
-    """As `decode_queue`, but the messages go to `out`; returns how many."""
+        Their records have `max_bytes` together, but one message may be larger if `out` is empty.
+        Returns the rest of `max_bytes`; less than 0 if there is no room for the next one.
+        """

@@ -3,29 +3,31 @@
 
 The idea: numbers are loaded into fields of C, body and properties are copied once, and each becomes
 an object of Python, or is taken apart, when somebody asks. Neighbours in a log mostly have the same
-topic and hosts, so those objects are shared. A reader of a queue knows topic, queue and offsets
-beforehand: `decode_queue` takes records as long as they are the expected ones. `decode_rows` takes
-records that lie side by side, as an archive's do. (RocketMQ:
+topic and hosts, so those objects are shared. `QueueReader` goes from an offset of a queue over the
+positions that are in memory to messages, and takes records as long as they are the expected ones.
+`decode_rows` takes records that lie side by side, as an archive's do. (RocketMQ:
 MessageDecoder.decode.)
 
 Invariants: any bytes give a message or RecordDamaged, nothing else; a message keeps no reference to
-the buffer, and reading a field never touches the disk; `decode_queue` gives what `decode` gives.
+the buffer, and reading a field never touches the disk; `QueueReader` gives what `decode` gives.
 """
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcmp
+from libc.string cimport memcmp, memcpy
 
 from kvstore.core.buffers cimport View, fetch_ahead, load_be32, load_be64, numbers_of, view_of
+from kvstore.core.packed_runs cimport DecodedRuns
 from kvstore.core.records cimport (
     BORN_V6, FLAGS_AT, Kind, OFFSET_AT, Parts, QUEUE_AT, RECORD, STORE_V6, STORED_AT, Span,
     V6_EXTRA, check_body, check_whole, damaged, left_of, measure, next_pair, number_of,
 )
+from kvstore.core.tail cimport Tail
 
 from kvstore.core.records import decode_properties
-from kvstore.errors import FormatError, MessageIllegal, RecordDamaged
+from kvstore.errors import FormatError, MessageIllegal, RecordDamaged, SegmentDamaged
 from kvstore.record.names import RESERVED
 
 cdef extern from "Python.h":
@@ -44,6 +46,8 @@ cdef enum:
     # Records of a queue whose memory is asked for while one is decoded, and the bytes of each.
     AHEAD = 4
     FETCHED = 384
+    # Positions that are copied at a time.
+    AT_ONCE = 64
 
 # Those of the record that was decoded last.
 cdef str _topic = ""
@@ -321,67 +325,107 @@ cdef class Collector:
         raise TypeError("it takes nothing")
 
 
-def decode_queue(
-    buffer, int64_t base, Py_ssize_t end, list positions not None, str topic not None,
-    uint32_t queue, int64_t offset, bint check_crc=True, unpack=None, bint property_crc=False,
-):
-    cdef list out = []
-    _walk(
-        out, None, buffer, base, end, positions, topic, queue, offset, check_crc, unpack,
-        property_crc,
-    )
-    return out
+@cython.final
+cdef class QueueReader:
+    cdef DecodedRuns _runs
+    cdef dict _maps
+    cdef int64_t _segment_size
+    cdef object _span
+    cdef object _unpack
+    cdef bint _check_crc
+    cdef bint _property_crc
 
+    def __init__(
+        self, DecodedRuns runs not None, dict maps not None, int64_t segment_size, span,
+        bint check_crc=True, unpack=None, bint property_crc=False,
+    ):
+        if segment_size < 1:
+            raise ValueError(f"a segment has {segment_size} bytes")
+        self._runs = runs
+        self._maps = maps
+        self._segment_size = segment_size
+        self._span = span
+        self._unpack = unpack
+        self._check_crc = check_crc
+        self._property_crc = property_crc
 
-def collect_queue(
-    Collector out not None, buffer, int64_t base, Py_ssize_t end, list positions not None,
-    str topic not None, uint32_t queue, int64_t offset, bint check_crc=True, unpack=None,
-    bint property_crc=False,
-):
-    return _walk(
-        None, out, buffer, base, end, positions, topic, queue, offset, check_crc, unpack,
-        property_crc,
-    )
+    cdef Py_ssize_t _positions(
+        self, Tail active, Tail frozen, uint64_t key, int64_t offset, Py_ssize_t limit,
+        int64_t *out,
+    ) except -1:
+        # Tails come first: an entry that leaves one is in a run that says the same.
+        cdef Py_ssize_t left = 0
+        cdef const int64_t *found = NULL
+        if frozen is not None:
+            found = frozen.place(key, offset, &left)
+        if found == NULL:
+            found = active.place(key, offset, &left)
+        if found == NULL:
+            found = self._runs.place(key, offset, &left)
+        left = min(left, limit)
+        if found != NULL:
+            memcpy(out, found, left * sizeof(int64_t))
+        return left
 
-
-cdef Py_ssize_t _walk(
-    list out, Collector collector, buffer, int64_t base, Py_ssize_t end, list positions, str topic,
-    uint32_t queue, int64_t offset, bint check_crc, unpack, bint property_crc,
-) except -1:
-    # Gives the records to one of the two; how many they were.
-    cdef View view = view_of(buffer)
-    cdef Parts p
-    cdef Py_ssize_t at, left
-    cdef int64_t position
-    cdef const uint8_t *record
-    # Nobody changes it while values are made, which may collect garbage.
-    cdef tuple places = tuple(positions)
-    cdef Py_ssize_t i, count = len(places)
-    for i in range(count):
-        if i + AHEAD < count:
-            # Neighbours in a queue lie far apart: most of the time is waiting for memory.
-            at = _index_of(places[i + AHEAD], base)
-            if left_of(view, at, end) > FETCHED:
-                fetch_ahead(view.bytes + at, FETCHED)
-        position = places[i]
-        at = _index_of(position, base)
-        left = left_of(view, at, end)
-        record = view.bytes + at if left else NULL
-        if (
-            measure(record, left, position, &p)
-            or (check_crc and check_body(record, &p))
-            or (property_crc and check_whole(record, &p))
-            or load_be32(record + QUEUE_AT) != queue
-            or <int64_t>load_be64(record + OFFSET_AT) != offset
-            or not _is_text(record + p.topic_at, p.topic_size, topic)
-        ):
-            return i
-        try:
-            if collector is not None:
-                collector.take(record, &p, unpack)
-            else:
-                out.append(_message(record, &p, topic, unpack))
-        except RecordDamaged:
-            return i
-        offset = <int64_t>(<uint64_t>offset + 1)
-    return count
+    def read(
+        self, Tail active not None, Tail frozen, str topic not None, uint64_t key, offset,
+        Py_ssize_t limit, int64_t end, int64_t max_bytes, out,
+    ):
+        cdef int64_t places[AT_ONCE]
+        cdef int64_t at = number_of(offset), base = 0, position
+        cdef Py_ssize_t stop = 0, index, left, count, i
+        cdef View view = None
+        cdef Parts p
+        cdef const uint8_t *record
+        cdef list listed = out if isinstance(out, list) else None
+        cdef Collector collector = None if listed is not None else <Collector?>out
+        while limit > 0:
+            count = self._positions(active, frozen, key, at, min(limit, AT_ONCE), places)
+            if not count:
+                break
+            limit -= count
+            for i in range(count):
+                position = places[i]
+                if position >= end:
+                    return max_bytes
+                if view is None or not 0 <= _index_of(position, base) < stop:
+                    stop, index = self._segment_size, position % self._segment_size
+                    found = self._maps.get(position // self._segment_size)
+                    try:
+                        if found is None:
+                            buffer, index, stop = self._span(position)
+                        else:
+                            buffer = found.buffer
+                    except SegmentDamaged:
+                        return max_bytes
+                    view = view_of(buffer)
+                    base = <int64_t>(<uint64_t>position - <uint64_t>index)
+                if i + AHEAD < count:
+                    # Neighbours in a queue lie far apart: most of the time is waiting for memory.
+                    index = _index_of(places[i + AHEAD], base)
+                    if left_of(view, index, stop) > FETCHED:
+                        fetch_ahead(view.bytes + index, FETCHED)
+                index = _index_of(position, base)
+                left = left_of(view, index, stop)
+                record = view.bytes + index if left else NULL
+                if (
+                    measure(record, left, position, &p)
+                    or (self._check_crc and check_body(record, &p))
+                    or (self._property_crc and check_whole(record, &p))
+                    or load_be32(record + QUEUE_AT) != <uint32_t>key
+                    or <int64_t>load_be64(record + OFFSET_AT) != at
+                    or not _is_text(record + p.topic_at, p.topic_size, topic)
+                ):
+                    return max_bytes
+                if p.size > max_bytes and len(out):
+                    return -1
+                try:
+                    if listed is None:
+                        collector.take(record, &p, self._unpack)
+                    else:
+                        listed.append(_message(record, &p, topic, self._unpack))
+                except RecordDamaged:
+                    return max_bytes
+                max_bytes = max(max_bytes, 0) - p.size
+                at = <int64_t>(<uint64_t>at + 1)
+        return max_bytes

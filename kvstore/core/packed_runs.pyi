@@ -1,6 +1,7 @@
 """Runs as bytes; see packed_runs.pyx."""
 
 from collections.abc import Sequence
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,5 +23,23 @@ def unpack_runs(values: Sequence[bytes]) -> tuple[I64, I64, I64, I64, I64]:
     entry with which each begins; the inverse of `pack_runs`. Raises FormatError.
     """
 
-def run_positions(value: bytes) -> I64:
-    """The positions of one run, without its other columns. Raises FormatError."""
+@final
+class DecodedRuns:
+    """The positions that some runs say, by queue and offset. A queue is named by a number."""
+
+    def __init__(self) -> None: ...
+    def __len__(self) -> int:
+        """The number of runs."""
+
+    def add(self, queue: int, first: int, base: int, value: bytes) -> None:
+        """Adds a run whose first offset is `first`, of a segment that begins at position `base`, in
+        the place of those that begin in it. Raises FormatError.
+        """
+
+    def forget(self) -> None:
+        """Removes all."""
+
+    def positions(self, queue: int, offset: int, limit: int) -> list[int]:
+        """Positions of up to `limit` entries from `offset` on, all of one run; none if it is not
+        here.
+        """

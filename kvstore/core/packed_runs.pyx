@@ -1,5 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, binding=False
-"""Packed runs: entries of queues <-> the bytes of runs, many runs in one call.
+"""Packed runs: entries of queues <-> the bytes of runs, many runs in one call; and the positions of
+runs that were read, in memory.
 
 The idea: docs/runs.md has the layout: a header of 26 bytes, then four columns of what comes on top
 of the header's values. A first pass finds each column's width and so the size of everything; the
@@ -8,13 +9,17 @@ then the columns are read.
 
 Invariants: nothing is read or written before the sizes that headers state were compared with the
 bytes there are; the arithmetic is modulo 2**64, so no header makes it overflow; a column has the
-least width that fits.
+least width that fits. `DecodedRuns` is changed and read between two steps of the interpreter.
 """
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memmove
 
-from kvstore.core.buffers cimport View, numbers_of, room_of, view_of
+from kvstore.core.buffers cimport View, grown, numbers_of, room_of, view_of
+from kvstore.core.number_map cimport NumberMap
 
 import numpy as np
 
@@ -303,16 +308,111 @@ def unpack_runs(values):
     return (*found, starts)
 
 
-def run_positions(bytes value not None):
-    cdef Py_ssize_t size = len(value), count
-    cdef const uint8_t *head = <const uint8_t *>PyBytes_AS_STRING(value)
-    if size < HEAD:
-        raise FormatError(f"a run has {size} bytes, at least {HEAD} are needed")
-    count = _load(head + 2, 2)
-    cdef int width = _width(head, 0)
-    if not count or width > BITS or HEAD + width * (count - 1) > size:
-        raise FormatError("a run's length does not follow from its header")
-    found = _empty(count, _int64)
-    cdef View room = room_of(found)
-    _read_column(head + HEAD, <uint64_t *>room.numbers, count, 0, width, _load(head + 4, 4))
-    return found
+@cython.final
+cdef class DecodedRuns:
+    def __cinit__(self):
+        self._slots = NumberMap()
+
+    def __dealloc__(self):
+        if self._slots is not None:
+            self.forget()
+
+    def __len__(self):
+        return self._held
+
+    def forget(self):
+        cdef Py_ssize_t slot, i
+        for slot in range(self._slots.count):
+            for i in range(self._queues[slot].count):
+                free(self._queues[slot].runs[i].positions)
+            free(self._queues[slot].runs)
+        free(self._queues)
+        self._queues = NULL
+        self._room = self._held = 0
+        self._slots.empty()
+
+    cdef QueueRuns *_queue(self, uint64_t queue) except NULL:
+        cdef int64_t slot = self._slots.find(queue)
+        cdef Py_ssize_t room
+        if slot < 0:
+            slot = self._slots.count
+            if slot == self._room:
+                room = 2 * self._room + 16
+                self._queues = <QueueRuns *>grown(self._queues, room, sizeof(QueueRuns))
+                self._room = room
+            self._queues[slot].runs = NULL
+            self._queues[slot].count = self._queues[slot].room = 0
+            self._slots.put(queue, slot)
+        return self._queues + slot
+
+    def add(self, uint64_t queue, int64_t first, int64_t base, bytes value not None):
+        cdef Py_ssize_t size = len(value), count, at, stop, room, i
+        cdef const uint8_t *head = <const uint8_t *>PyBytes_AS_STRING(value)
+        cdef int64_t *positions
+        if size < HEAD:
+            raise FormatError(f"a run has {size} bytes, at least {HEAD} are needed")
+        count = _load(head + 2, 2)
+        cdef int width = _width(head, 0)
+        if not count or width > BITS or HEAD + width * (count - 1) > size:
+            raise FormatError("a run's length does not follow from its header")
+        cdef QueueRuns *of = self._queue(queue)
+        # Those that begin in this one are parts of it, since runs are joined when a segment is
+        # sealed. They go: the last one that begins at an offset or before it must have the offset.
+        at = stop = _runs_until(of, first)
+        if at and of.runs[at - 1].first == first:
+            at -= 1
+        while stop < of.count and <uint64_t>of.runs[stop].first - <uint64_t>first < <uint64_t>count:
+            stop += 1
+        if at == stop and of.count == of.room:
+            room = 2 * of.room + 1
+            of.runs = <Run *>grown(of.runs, room, sizeof(Run))
+            of.room = room
+        positions = <int64_t *>grown(NULL, count, sizeof(int64_t))
+        _read_column(
+            head + HEAD, <uint64_t *>positions, count, 0, width,
+            <uint64_t>base + _load(head + 4, 4),
+        )
+        for i in range(at, stop):
+            free(of.runs[i].positions)
+        memmove(of.runs + at + 1, of.runs + stop, (of.count - stop) * sizeof(Run))
+        of.runs[at].first, of.runs[at].count, of.runs[at].positions = first, count, positions
+        of.count += 1 - (stop - at)
+        self._held += 1 - (stop - at)
+
+    cdef const int64_t *place(self, uint64_t queue, int64_t offset, Py_ssize_t *left) noexcept:
+        # The position of an offset, and how many follow it in its run, itself included; or NULL.
+        cdef int64_t slot = self._slots.find(queue)
+        cdef Py_ssize_t at
+        cdef uint64_t behind
+        if slot < 0:
+            return NULL
+        at = _runs_until(self._queues + slot, offset)
+        if not at:
+            return NULL
+        cdef Run *run = self._queues[slot].runs + at - 1
+        behind = <uint64_t>offset - <uint64_t>run.first
+        if behind >= <uint64_t>run.count:
+            return NULL
+        left[0] = run.count - <Py_ssize_t>behind
+        return run.positions + behind
+
+    def positions(self, uint64_t queue, int64_t offset, Py_ssize_t limit):
+        # The list comes first: making one may collect garbage, and so let other threads forget.
+        cdef list out = []
+        cdef Py_ssize_t left = 0, i
+        cdef const int64_t *found = self.place(queue, offset, &left)
+        for i in range(max(min(limit, left), 0)):
+            out.append(found[i])
+        return out
+
+
+cdef Py_ssize_t _runs_until(const QueueRuns *of, int64_t offset) noexcept:
+    # How many of a queue's runs begin at an offset or before it.
+    cdef Py_ssize_t low = 0, high = of.count, middle
+    while low < high:
+        middle = (low + high) >> 1
+        if of.runs[middle].first <= offset:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -46,15 +46,6 @@ def facts(buffer: Buffer, at: int, size: int) -> Facts:
     made. No CRC is looked at. Raises RecordDamaged for bytes that are no record.
     """
 
-def within(
-    buffer: Buffer, base: int, end: int, positions: list[int], first: int, max_bytes: int
-) -> tuple[int, int]:
-    """How far the records at `positions`, from number `first` of them on, have `max_bytes` together
-    by their own size fields: the number of the first that does not fit, or that begins outside the
-    `end` bytes of `buffer`, whose first has position `base`; and the bytes left, -1 if it does not
-    fit. Nothing else of a record is looked at; one without room for a size has none.
-    """
-
 def find_property(raw: bytes, name: bytes) -> bytes | None:
     """The value of one property as bytes, without decoding the others; None if it is not there.
 

@@ -269,30 +269,6 @@ def facts(buffer, Py_ssize_t at, Py_ssize_t size):
 # --- properties ---
 
 
-def within(
-    buffer, int64_t base, Py_ssize_t end, list positions not None, Py_ssize_t first,
-    int64_t max_bytes,
-):
-    cdef View view = view_of(buffer)
-    cdef Py_ssize_t at, left, i = max(first, 0)
-    cdef int64_t position, size
-    # Nobody changes it while a number is made of an object, which may run anything.
-    cdef tuple places = tuple(positions)
-    while i < len(places):
-        position = places[i]
-        # Without a sign, so that no difference overflows.
-        if position < base or <uint64_t>position - <uint64_t>base >= <uint64_t>max(end, 0):
-            break
-        at = <Py_ssize_t>(<uint64_t>position - <uint64_t>base)
-        left = left_of(view, at, end)
-        size = load_be32(view.bytes + at) if left >= BLANK_LEAST else 0
-        if size > max_bytes:
-            return i, -1
-        max_bytes -= size
-        i += 1
-    return i, max_bytes
-
-
 cdef bint next_pair(const uint8_t **at, const uint8_t *end, Span *name, Span *value) noexcept nogil:
     # The next pair that has a name and a value, from `at` on, which is moved behind it. A value may
     # hold 0x01; the last 0x02 may be missing.

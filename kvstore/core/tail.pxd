@@ -50,5 +50,8 @@ cdef class Tail:
     cdef Py_ssize_t _keys_viewed
     cdef int _reserve(self, Py_ssize_t entries, Py_ssize_t keys) except -1
     cdef QueueEntries *_queue(self, uint64_t queue) except? NULL
+    cdef const int64_t *place(
+        self, uint64_t queue, int64_t offset, Py_ssize_t *left
+    ) except? NULL
     cdef int _view(self, Entry *entry) except -1
     cdef void _forget_views(self) noexcept

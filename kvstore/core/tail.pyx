@@ -244,22 +244,28 @@ cdef class Tail:
             return None
         return _offset(found, at)
 
-    def positions(self, uint64_t queue, int64_t offset, Py_ssize_t limit):
-        # The list comes first: making one may collect garbage, and so let other threads add.
-        cdef list out = []
+    cdef const int64_t *place(
+        self, uint64_t queue, int64_t offset, Py_ssize_t *left
+    ) except? NULL:
+        # The position of an offset, and how many follow it here, itself included; or NULL.
         cdef QueueEntries *found = self._queue(queue)
-        cdef Py_ssize_t at, stop
         cdef uint64_t behind
         if found == NULL or offset < found.first:
-            return out
+            return NULL
         # The difference of any two numbers fits, without a sign.
         behind = <uint64_t>offset - <uint64_t>found.first
         if behind >= <uint64_t>found.count:
-            return out
-        at = <Py_ssize_t>behind
-        stop = at + max(min(limit, found.count - at), 0)
-        for at in range(at, stop):
-            out.append(found.positions[at])
+            return NULL
+        left[0] = found.count - <Py_ssize_t>behind
+        return found.positions + behind
+
+    def positions(self, uint64_t queue, int64_t offset, Py_ssize_t limit):
+        # The list comes first: making one may collect garbage, and so let other threads add.
+        cdef list out = []
+        cdef Py_ssize_t left = 0, i
+        cdef const int64_t *found = self.place(queue, offset, &left)
+        for i in range(max(min(limit, left), 0)):
+            out.append(found[i])
         return out
 
     # --- keys ---

@@ -13,15 +13,11 @@ Entries below the log's first segment are gone whether or not their rows are.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator
 from itertools import dropwhile
 from typing import Final, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from kvstore.core.packed_runs import run_positions
+from kvstore.core.packed_runs import DecodedRuns
 from kvstore.index import runs
 from kvstore.index.families import Families
 from kvstore.index.keys import (
@@ -41,7 +37,6 @@ from kvstore.index.keys import (
     topic_prefix,
 )
 
-I64 = NDArray[np.int64]
 RUNS_CACHED_MAX: Final = 8192
 """Decoded runs in memory: 8 KiB each at most."""
 SPANS_CACHED_MAX: Final = 1 << 16
@@ -79,16 +74,6 @@ def locations_in(
             yield read_location(key, value)
 
 
-class _Decoded:
-    """The decoded runs of one queue, by first offset."""
-
-    __slots__ = ("columns", "firsts")
-
-    def __init__(self) -> None:
-        self.firsts: list[int] = []
-        self.columns: list[I64] = []
-
-
 class QueueLocations:
     """The locations and runs of all queues. A queue is named by its key in memory, topic id << 32 |
     queue id.
@@ -99,8 +84,8 @@ class QueueLocations:
         self._segment_size = segment_size
         self._spans: dict[int, Span] = {}
         self._firsts: dict[int, Location | None] = {}
-        self._runs: dict[int, _Decoded] = {}
-        self._runs_kept = 0
+        self.decoded = DecodedRuns()
+        """Positions of runs that were read."""
         self._version = 0
         self._newest = families
         """The index that tells locations: a newer one, where a reader follows a writer."""
@@ -257,8 +242,7 @@ class QueueLocations:
             self._spans.clear()
             self._firsts.clear()
             self._version += 1
-            self._runs.clear()
-            self._runs_kept = 0
+            self.decoded.forget()
             self._removals += 1
 
     # --- entries ---
@@ -268,14 +252,12 @@ class QueueLocations:
         ends them.
         """
         out: list[int] = []
-        while limit > 0:
-            column = self._from(queue, offset, first_segment)
-            if column is None:
-                break
-            part: list[int] = column[:limit].tolist()
+        while len(out) < limit:
+            at = offset + len(out)
+            part = self.decoded.positions(queue, at, limit - len(out))
             out += part
-            offset += len(part)
-            limit -= len(part)
+            if not part and not self.decode_run(queue, at, first_segment):
+                break
         return out
 
     def after(self, queue: int, offset: int, first_segment: int) -> int | None:
@@ -294,17 +276,29 @@ class QueueLocations:
                     return key.first
         return None
 
-    def _from(self, queue: int, offset: int, first_segment: int) -> I64 | None:
-        decoded = self._runs.get(queue)
-        if decoded is not None:
-            i = bisect_right(decoded.firsts, offset) - 1
-            if i >= 0:
-                column = decoded.columns[i]
-                at = offset - decoded.firsts[i]
-                if at < len(column):
-                    return column[at:]
-        for fresh in (False, True):
+    def decode_run(self, queue: int, offset: int, first_segment: int) -> bool:
+        """Whether the run that has an offset was not in `decoded`, and is now."""
+        if self.decoded.positions(queue, offset, 1):
+            return False
+        while True:
             removals = self._removals
+            found = self._find_run(queue, offset, first_segment)
+            if found is None:
+                return False
+            first, value, segment = found
+            with self._lock:
+                # One that was read before its segment went must not be kept.
+                if removals == self._removals:
+                    if len(self.decoded) >= RUNS_CACHED_MAX:
+                        self.decoded.forget()
+                    self.decoded.add(queue, first, segment * self._segment_size, value)
+                    return True
+
+    def _find_run(
+        self, queue: int, offset: int, first_segment: int
+    ) -> tuple[int, bytes, int] | None:
+        """The run that has an offset, with its first offset and its segment."""
+        for fresh in (False, True):
             span = self.location_at(queue, offset, first_segment, fresh=fresh)
             if span is None:
                 continue
@@ -312,10 +306,8 @@ class QueueLocations:
             if ARCHIVE_FIRST <= segment < NOWHERE:
                 return None
             found = self._run_at(queue, segment, offset)
-            if found is not None:
-                first, value = found
-                if offset < first + runs.count_of(value):
-                    return self._cache_run(queue, first, segment, value, removals)[offset - first :]
+            if found is not None and offset < found[0] + runs.count_of(found[1]):
+                return *found, segment
         return None
 
     def _run_at(self, queue: int, segment: int, offset: int) -> tuple[int, bytes] | None:
@@ -328,27 +320,3 @@ class QueueLocations:
         if (key.segment, key.topic, key.queue) != (segment, topic, number):
             return None
         return key.first, it.value()
-
-    def _cache_run(self, queue: int, first: int, segment: int, value: bytes, removals: int) -> I64:
-        column = run_positions(value)
-        column += segment * self._segment_size
-        with self._lock:
-            if removals != self._removals:
-                return column  # read before its segment went: it must not be kept
-            if self._runs_kept >= RUNS_CACHED_MAX:
-                self._runs.clear()
-                self._runs_kept = 0
-            old = self._runs.get(queue)
-            # A new object each time: readers look at `firsts` and `columns` without the lock.
-            new = _Decoded()
-            if old is not None:
-                new.firsts, new.columns = old.firsts.copy(), old.columns.copy()
-            i = bisect_right(new.firsts, first)
-            if i and new.firsts[i - 1] == first:
-                new.columns[i - 1] = column
-            else:
-                new.firsts.insert(i, first)
-                new.columns.insert(i, column)
-                self._runs_kept += 1
-            self._runs[queue] = new
-        return column

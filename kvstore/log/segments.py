@@ -78,7 +78,8 @@ class Segments:
         """Names in the folder that are no segment's."""
         self.files = files
         self._writable = writable
-        self._maps: dict[int, MappedFile] = {}
+        self.maps: dict[int, MappedFile] = {}
+        """Those that are open, by number; only changed in here."""
         release_in_child(self)
         self._lock = threading.Lock()
         self.writable_from = 1 << 62
@@ -201,7 +202,7 @@ class Segments:
 
     def _drop(self, number: int) -> None:
         self.problems.pop(number, None)
-        found = self._maps.pop(number, None)
+        found = self.maps.pop(number, None)
         if found is not None:
             found.close()
 
@@ -221,7 +222,7 @@ class Segments:
 
     def map(self, number: int) -> MappedFile:
         """A segment's map; `SegmentDamaged` if it is not there or can't be used."""
-        found = self._maps.get(number)
+        found = self.maps.get(number)
         return found if found is not None else self._open(number)
 
     def buffer(self, number: int) -> SegmentBuffer:
@@ -230,7 +231,7 @@ class Segments:
 
     def _open(self, number: int) -> MappedFile:
         with self._lock:
-            found = self._maps.get(number)
+            found = self.maps.get(number)
             if found is not None:
                 return found
             path = self.path(number)
@@ -245,12 +246,12 @@ class Segments:
             writable = self._writable and number >= self.writable_from
             with disk_errors(path, "opened"):
                 found = self.files.map(path, writable=writable)
-            if len(self._maps) >= MAPS_MAX:
+            if len(self.maps) >= MAPS_MAX:
                 # A map that the flusher may be syncing stays: closing takes its descriptor away.
-                oldest = next((n for n in self._maps if n < self.writable_from), None)
+                oldest = next((n for n in self.maps if n < self.writable_from), None)
                 if oldest is not None:
-                    self._maps.pop(oldest).close()
-            self._maps[number] = found
+                    self.maps.pop(oldest).close()
+            self.maps[number] = found
             return found
 
     def reserve(self, number: int, end: int) -> None:
@@ -264,7 +265,7 @@ class Segments:
     def remap(self, number: int) -> None:
         """Forgets a map, for example a read-only one of a segment that has to be written to now."""
         with self._lock:
-            found = self._maps.pop(number, None)
+            found = self.maps.pop(number, None)
             if found is not None:
                 found.close()
 
@@ -330,7 +331,7 @@ class Segments:
         """
         path = self.path(number)
         with self._lock:
-            found = self._maps.pop(number, None)
+            found = self.maps.pop(number, None)
             self.numbers = [n for n in self.numbers if n != number]
             self.removals += 1
             if path.exists() and not path.is_file():
@@ -371,18 +372,18 @@ class Segments:
         """Closes the maps in a forked child, without the lock: a thread of the parent may have held
         it. The memory is let go as well: frames of threads that only the parent has keep it.
         """
-        for found in self._maps.values():
+        for found in self.maps.values():
             found.close()
             with contextlib.suppress(BufferError):
                 found.buffer.close()
-        self._maps.clear()
+        self.maps.clear()
 
     def close(self) -> None:
         """Closes all maps."""
         with self._lock:
-            for found in self._maps.values():
+            for found in self.maps.values():
                 found.close()
-            self._maps.clear()
+            self.maps.clear()
 
 
 @contextlib.contextmanager

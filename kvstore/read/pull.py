@@ -44,8 +44,6 @@ from kvstore.read.reader import Reader
 SCAN_MAX: Final = 800
 """Messages a filtered pull looks at (RocketMQ's limit)."""
 LIMIT_MAX: Final = 1 << 20
-_AT_ONCE: Final = 1024
-"""Positions that are asked for at a time where bytes are counted."""
 _log = logging.getLogger("kvmq")
 
 
@@ -174,7 +172,7 @@ def fetch_into(
     mark = reader.mark()
     try:
         if reader.cold is None:
-            _fetch_hot(reader, topic, queue, offset, limit, max_bytes, messages)
+            reader.read_tiers(topic, queue, offset, limit, messages, max_bytes)
         else:
             _fetch_from_tiers(reader, topic, queue, offset, limit, max_bytes, messages)
     except READ_ERRORS as e:
@@ -186,23 +184,6 @@ def fetch_into(
         if not len(messages):
             raise
     return len(messages)
-
-
-def _fetch_hot(
-    reader: Reader,
-    topic: Topic,
-    queue: int,
-    offset: int,
-    limit: int,
-    max_bytes: int | None,
-    messages: Messages,
-) -> None:
-    count = limit if max_bytes is None else min(limit, _AT_ONCE)
-    positions = reader.positions(topic, queue, offset, count)
-    if max_bytes is not None:
-        del positions[reader.within(positions, max_bytes) :]
-    # Messages read before an error are in `messages`.
-    reader.entries(positions, topic, queue, offset, messages)
 
 
 def _fetch_from_tiers(

@@ -14,12 +14,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import takewhile
 from typing import Final, Protocol
 
 from kvstore.config import StoreConfig
-from kvstore.core.messages import collect_queue, decode, decode_queue
-from kvstore.core.records import facts, within
+from kvstore.core.messages import QueueReader, decode
+from kvstore.core.records import facts
 from kvstore.errors import (
     CallerError,
     MessageNotFound,
@@ -40,6 +39,8 @@ from kvstore.record.compression import decompress
 from kvstore.record.layout import BLANK, BLANK_MAGIC, MAGIC_V1, MAGIC_V2
 
 _free: Final = nullcontext()
+NO_BOUND: Final = 1 << 62
+"""More bytes than there are."""
 _LOOKED_THROUGH: Final = 8192
 """Positions asked for at a time where the end of a segment is searched."""
 
@@ -66,6 +67,16 @@ class Reader:
         self._check_property_crc = config.check_property_crc
         self._flushed_only = config.visibility == "flushed"
         self._unpack = partial(decompress, limit=max(config.max_body, 64 << 20))
+        self._in_memory = QueueReader(
+            index.locations.decoded,
+            # A staged record is not in the map that its segment may have.
+            {} if config.write_mode == "staged" else log.segments.maps,
+            log.segment_size,
+            log.span,
+            config.check_crc,
+            self._unpack,
+            config.check_property_crc,
+        )
         self.cold: Cold | None = None
         """Reads archives; None while there are none."""
         self.follow: Follow | None = None
@@ -140,25 +151,57 @@ class Reader:
             )
         return found
 
-    def read_tiers(self, topic: Topic, queue: int, offset: int, limit: int, out: Messages) -> int:
-        """Appends up to `limit` messages from `offset`, which is inside the bounds, to `out`, from
-        whichever tier has them; returns the offset at which to go on, which jumps over messages
-        that are not held any more.
+    def read(
+        self,
+        topic: Topic,
+        queue: int,
+        offset: int,
+        limit: int,
+        out: Messages,
+        max_bytes: int | None = None,
+    ) -> None:
+        """Appends up to `limit` messages from `offset` on to `out`: those that the log has, up to
+        damage, whose records have `max_bytes` together (one may have more, if `out` is empty).
         """
-        key = topic.base + queue
-        found = self._index.positions(key, offset, limit, self.first_segment(), self.visible_end())
-        if found and self.follow is not None:
-            # A reader's tail may have messages that were handed over since.
-            size, has = self._log.segment_size, self._log.segments.has
-            found = list(takewhile(lambda position: has(position // size), found))
-        if not found and self.cold is not None:
-            following = self.cold.read(topic, queue, offset, limit, out)
-            if following is not None:
-                return following
-        # This raises an error if no tier has the offset.
-        found = found or self.positions(topic, queue, offset, limit)
-        self.entries(found, topic, queue, offset, out)
-        return offset + len(found)
+        key, index, end = topic.base + queue, self._index, self.visible_end()
+        left = NO_BOUND if max_bytes is None else max_bytes
+        stop, at = len(out) + limit, offset
+        while True:
+            before = len(out)
+            active, frozen = index.tails
+            left = self._in_memory.read(
+                active, frozen, topic.name, key, at, stop - before, end, left, out
+            )
+            at += len(out) - before
+            if len(out) == stop or left < 0:
+                return
+            if not index.locations.decode_run(key, at, self.first_segment()):
+                return
+
+    def read_tiers(
+        self,
+        topic: Topic,
+        queue: int,
+        offset: int,
+        limit: int,
+        out: Messages,
+        max_bytes: int | None = None,
+    ) -> int:
+        """Appends messages as `read` does, but from whichever tier has them, to `out`; returns the
+        offset at which to go on, which jumps over messages that are not held any more. `offset` is
+        inside the bounds. An archive's messages are not counted against `max_bytes`.
+        """
+        before = len(out)
+        self.read(topic, queue, offset, limit, out, max_bytes)
+        if len(out) == before:
+            if self.cold is not None:
+                following = self.cold.read(topic, queue, offset, limit, out)
+                if following is not None:
+                    return following
+            # This raises an error if no tier has the offset.
+            position = self.positions(topic, queue, offset, 1)[0]
+            out.append(self.entry(position, topic, queue, offset))
+        return offset + len(out) - before
 
     def _behind_segment(self, topic: Topic, queue: int, offset: int, position: int) -> int:
         """The first offset above `offset` whose record is in a later segment; the queue's
@@ -179,22 +222,6 @@ class Reader:
                 return at + bisect_left(found, stop)
             at = at + len(found) if found else self._index.after(key, at, first)
         return self._index.next_offset(key, end)
-
-    def within(self, positions: list[int], max_bytes: int) -> int:
-        """How many of the records that begin at these positions have `max_bytes` together, by their
-        own size fields; at least one. None of them is decoded for it.
-        """
-        count, left = 0, max_bytes
-        while count < len(positions):
-            try:
-                buffer, at, end = self._log.span(positions[count])
-            except SegmentDamaged:
-                return count + 1  # reading it reports the fault
-            base = positions[count] - at
-            count, left = within(buffer, base, end, positions, count, left)
-            if left < 0:
-                return max(1, count)
-        return count
 
     # --- records ---
 
@@ -236,74 +263,37 @@ class Reader:
             behind,
         )
 
-    def entries(
-        self,
-        positions: list[int],
-        topic: Topic,
-        queue: int,
-        offset: int,
-        out: Messages,
-    ) -> None:
-        """Appends `entry` for consecutive offsets to `out`; messages before an error are there when
-        it is raised. A segment is looked up once for all its entries.
-        """
-        log, name = self._log, topic.name
-        done, count = 0, len(positions)
-        while done < count:
-            position = positions[done]
-            try:
-                buffer, at, end = log.span(position)
-            except SegmentDamaged as e:
-                raise self._lost_with_segment(e, position, topic, queue, offset + done) from e
-            base = position - at
-            there = positions[done:] if done else positions
-            if there[-1] >= base + end:
-                there = there[: bisect_left(there, base + end)]
-            asked = (
-                buffer, base, end, there, name, queue, offset + done,
-                self._check_crc, self._unpack, self._check_property_crc,
-            )  # fmt: skip
-            if isinstance(out, list):
-                messages = decode_queue(*asked)
-                out += messages
-                found = len(messages)
-            else:
-                found = collect_queue(out, *asked)
-            done += found
-            if found == len(there):
-                continue
-            out.append(self.entry(positions[done], topic, queue, offset + done))
-            done += 1
-
     def get(self, topic: Topic, queue: int, offset: int) -> StoredMessage:
         """See `Store.get`."""
-        mark = self.mark()
-        try:
-            return self._get(topic, queue, offset)
-        except READ_ERRORS:
-            if not self.moved_on(mark):
-                raise
-        return self.get(topic, queue, offset)
-
-    def _get(self, topic: Topic, queue: int, offset: int) -> StoredMessage:
         key = topic.key(queue)
         if type(offset) is not int:
             raise CallerError(f"offset is {shown(offset)}; it must be a whole number")
-        low, high = self.bounds(key)
+        found: list[StoredMessage] = []
+        active, frozen = self._index.tails
+        self._in_memory.read(
+            active, frozen, topic.name, key, offset, 1,
+            self._log.durable if self._flushed_only else self._log.end, NO_BOUND, found,
+        )  # fmt: skip
+        return found[0] if found else self._get(topic, queue, offset)
+
+    def _get(self, topic: Topic, queue: int, offset: int) -> StoredMessage:
+        mark = self.mark()
+        low, high = self.bounds(topic.base + queue)
+        held = f"it has {low} to {high - 1}" if high > low else "it has none"
         if low <= offset < high:
-            if self.cold is None:
-                position = self.positions(topic, queue, offset, 1)[0]
-                return self.entry(position, topic, queue, offset)
             found: list[StoredMessage] = []
-            self.read_tiers(topic, queue, offset, 1, found)
+            try:
+                self.read_tiers(topic, queue, offset, 1, found)
+            except READ_ERRORS:
+                if not self.moved_on(mark):
+                    raise
+                return self.get(topic, queue, offset)
             if found and found[0].offset == offset:
                 return found[0]
             held = (
                 "no tier has it any more: it expired, was erased, was lost to damage of the log "
                 "before, or a newer message of its key took its place"
             )
-        else:
-            held = f"it has {low} to {high - 1}" if high > low else "it has none"
         raise OffsetNotFound(
             f"queue {queue} of {topic.name!r} has no offset {shown(offset)}; {held}", low, high
         )

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from kvstore.core import messages
 from kvstore.core.arrow.given_columns import GivenColumns
 from kvstore.core.arrow.pulled_columns import COLUMN_NAMES, PulledColumns
 from kvstore.core.arrow.put_rows import prepare_columns, result_columns
@@ -21,9 +20,10 @@ from kvstore.errors import MessageIllegal
 from kvstore.record.names import RESERVED
 from tests.core.arrow_structs import Handed, Made
 from tests.core.fuzzing import Arguments, Fuzzer
-from tests.core.record_fuzzers import message_of, queue_of, read_queue
+from tests.core.record_fuzzers import message_of, queue_of, queue_read
 from tests.core.test_encoding import encoder
 from tests.reference import records
+from tests.support.queue_reading import read_queue
 
 _ENCODER: Final = encoder()
 _SEEN: Final = 20
@@ -237,17 +237,15 @@ def _pulled(names: Any, raw: Any, queue: int, position: int) -> Any:
     return [row_of(_stored(raw, queue, position), names)] * 2
 
 
-def _collect(*given: Any) -> list[dict[str, Any]]:
+def _read_queue(*given: Any) -> list[StoredMessage]:
+    """The messages, which are also the rows that are read into columns."""
+    *place, check, whole, most = given
+    call: Any = read_queue
+    found: list[StoredMessage] = call(*place, check, property_crc=whole, max_bytes=most)
     columns = PulledColumns()
-    call: Any = messages.collect_queue
-    found = call(columns, *given[:-1], property_crc=given[-1])
-    assert found == len(columns)
-    return rows_of(columns)
-
-
-def _collected(*given: Any) -> Any:
-    found = read_queue(*given)
-    return [row_of(m) for m in found] if isinstance(found, list) else found
+    call(*place, check, property_crc=whole, max_bytes=most, out=columns)
+    assert rows_of(columns) == [row_of(m) for m in found]
+    return found
 
 
 ARROW_FUZZERS: Final = {
@@ -255,5 +253,5 @@ ARROW_FUZZERS: Final = {
     "arrow.put_rows.prepare_columns": Fuzzer(_to_given, call=_put),
     "arrow.put_rows.result_columns": Fuzzer(_to_given, call=_put),
     "arrow.pulled_columns.PulledColumns": Fuzzer(_to_pull, _pulled, call=_pull),
-    "messages.collect_queue": Fuzzer(queue_of, _collected, call=_collect),
+    "messages.QueueReader": Fuzzer(queue_of, queue_read, call=_read_queue),
 }

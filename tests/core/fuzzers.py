@@ -31,6 +31,7 @@ from tests.core.popping_fuzzers import POPPING_FUZZERS
 from tests.core.record_fuzzers import RECORD_FUZZERS
 from tests.core.test_encoding import encoder
 from tests.reference import group_columns, packing, records, texts
+from tests.support.queue_reading import run_positions
 
 I64 = NDArray[np.int64]
 ENCODER: Final = encoder()
@@ -664,7 +665,9 @@ FUZZERS: Final = {
     ),
     "packed_runs.pack_runs": Fuzzer(_to_runs, _runs),
     "packed_runs.unpack_runs": Fuzzer(lambda rng: (_run_data(rng),), _of_runs),
-    "packed_runs.run_positions": Fuzzer(lambda rng: (_run_data(rng)[0],), _positions),
+    "packed_runs.DecodedRuns": Fuzzer(
+        lambda rng: (_run_data(rng)[0],), _positions, call=run_positions
+    ),
     "put_values.Message": Fuzzer(
         lambda rng: tuple(_fields(rng)), call=lambda *fields: repr(Message(*fields))
     ),

@@ -19,6 +19,7 @@ from tests.core.fuzzing import Arguments, Fuzzer
 from tests.reference import packing
 from tests.reference import records as plain
 from tests.support.property_crc import with_property_crc
+from tests.support.queue_reading import NO_BOUND
 
 _FIELDS: Final = (
     b"", b"TAGS\x01paid\x02", b"TAGS\x01\xc3\xb6\x02KEYS\x01a b  a\x02UNIQ_KEY\x01a\x02",
@@ -213,17 +214,13 @@ def _decoded(buffer: Any, at: int, end: int, position: int, check: bool, whole: 
 def queue_of(rng: Random) -> Arguments:
     base, offset = rng.choice((0, 5 << 30)), rng.randint(0, 9)
     raw, positions = log_of(rng, base, topic="t", queue=1, offset=offset)
-    return bytes(raw), base, len(raw), positions, "t", 1, offset, _flag(rng), _flag(rng)
+    most = rng.choice((NO_BOUND, rng.randint(0, len(raw) + 9)))
+    return bytes(raw), base, len(raw), positions, "t", 1, offset, _flag(rng), _flag(rng), most
 
 
-def _decode_queue(*given: Any) -> Any:
-    call: Any = messages.decode_queue
-    return call(*given[:-1], property_crc=given[-1])
-
-
-def read_queue(
+def queue_read(
     buffer: Any, base: int, end: int, positions: list[int], topic: str, queue: int, offset: int,
-    check: bool, whole: bool,
+    check: bool, whole: bool, most: int,
 ) -> Any:  # fmt: skip
     out: list[StoredMessage] = []
     for position in positions:
@@ -237,29 +234,11 @@ def read_queue(
             break
         if (m.topic, m.queue, m.offset) != (topic, queue, offset + len(out)):
             break
+        if out and m.size > most:
+            break
+        most -= m.size
         out.append(m)
     return out
-
-
-def _several_of(rng: Random) -> Arguments:
-    base = rng.choice((0, 5 << 30))
-    raw, positions = log_of(rng, base, topic="t", queue=1, offset=0)
-    return bytes(raw), base, len(raw), positions, 0, rng.randint(0, len(raw) + 9)
-
-
-def _within(
-    buffer: Any, base: int, end: int, positions: list[int], first: int, max_bytes: int
-) -> tuple[int, int]:
-    count = first = max(first, 0)
-    for count in range(first, len(positions)):
-        at = positions[count] - base
-        if not 0 <= at < end:
-            return count, max_bytes
-        data = part(buffer, at, end)
-        max_bytes -= int.from_bytes(data[:4], "big") if len(data) >= 8 else 0
-        if max_bytes < 0:
-            return count, -1
-    return max(first, len(positions)), max_bytes
 
 
 def _rows(rng: Random) -> Arguments:
@@ -307,7 +286,6 @@ def _host(raw: bytes) -> Any:
 RECORD_FUZZERS: Final = {
     "messages.StoredMessage": Fuzzer(_fields, call=_used),
     "messages.decode": Fuzzer(_to_decode, _decoded, call=_decode),
-    "messages.decode_queue": Fuzzer(queue_of, read_queue, call=_decode_queue),
     "messages.decode_rows": Fuzzer(_rows, _decoded_rows),
     "messages.unpack_host": Fuzzer(
         lambda rng: (rng.randbytes(rng.choice((8, 20))),), _of_bytes(_host)
@@ -337,7 +315,6 @@ RECORD_FUZZERS: Final = {
         lambda rng: (rng.randbytes(rng.randint(0, 200)),),
         lambda record: plain.property_crc(bytes(record)),
     ),
-    "records.within": Fuzzer(_several_of, _within),
     "scan.scan": Fuzzer(_to_scan, _scanned, call=_scan),
 }  # fmt: skip
 """By the name of the entry: module.function."""

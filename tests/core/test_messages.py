@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.core.messages import StoredMessage, decode, decode_queue, unpack_host
+from kvstore.core.messages import StoredMessage, decode, unpack_host
 from kvstore.errors import FormatError, MessageIllegal, RecordDamaged
 from kvstore.record.encode import encode_record
 from kvstore.record.names import RESERVED
@@ -20,6 +20,7 @@ from tests.core.test_records import answer, logs
 from tests.record.strategies import stored_messages
 from tests.reference import records as plain
 from tests.support.property_crc import with_property_crc
+from tests.support.queue_reading import read_queue
 
 HOST = bytes((10, 0, 0, 1, 0, 0, 0, 80))
 
@@ -60,7 +61,7 @@ def test_a_queue_is_decoded_up_to_the_first_record_that_is_not_the_expected_one(
         except RecordDamaged:
             break
         each.append(found)
-    positions = [m.position for m in each] + [base + (each[-1].size if each else 0)]
+    positions = [m.position for m in each] + [base + at]
     for start, first in enumerate(each):
         expected = [first]
         for m in each[start + 1 :]:
@@ -68,7 +69,7 @@ def test_a_queue_is_decoded_up_to_the_first_record_that_is_not_the_expected_one(
             if (m.topic, m.queue, m.offset) != following:
                 break
             expected.append(m)
-        found_ones = decode_queue(
+        found_ones = read_queue(
             data, base, end, positions[start:], first.topic, first.queue, first.offset,
             check_crc=check_crc, property_crc=whole,
         )  # fmt: skip
@@ -78,8 +79,8 @@ def test_a_queue_is_decoded_up_to_the_first_record_that_is_not_the_expected_one(
 @pytest.mark.parametrize("position", [-1, 0, 99, 1 << 62, (1 << 63) - 1, -(1 << 63)])
 def test_positions_outside_the_buffer_have_no_messages(position: int) -> None:
     raw = encode_record(message(position=100))
-    assert len(decode_queue(raw, 100, len(raw), [100], "t", 1, 2, check_crc=False)) == 1
-    assert decode_queue(raw, 100, len(raw), [position], "t", 1, 2, check_crc=False) == []
+    assert len(read_queue(raw, 100, len(raw), [100], "t", 1, 2, check_crc=False)) == 1
+    assert read_queue(raw, 100, len(raw), [position], "t", 1, 2, check_crc=False) == []
 
 
 def test_a_body_that_can_not_be_unpacked_ends_the_run_and_is_told() -> None:
@@ -87,19 +88,19 @@ def test_a_body_that_can_not_be_unpacked_ends_the_run_and_is_told() -> None:
         raise RecordDamaged("it is no body")
 
     raw = encode_record(message(position=0, system_flags=1))
-    assert decode_queue(raw, 0, len(raw), [0], "t", 1, 2, False, refuses) == []
+    assert read_queue(raw, 0, len(raw), [0], "t", 1, 2, False, refuses) == []
     with pytest.raises(RecordDamaged, match="record at 0 is damaged: it is no body"):
         decode(raw, 0, len(raw), 0, False, refuses)
     for unpack, body in ((None, b"body"), (lambda stored, flags: stored + b"!" * flags, b"body!")):
         assert decode(raw, 0, len(raw), 0, False, unpack).body == body
-        assert decode_queue(raw, 0, len(raw), [0], "t", 1, 2, False, unpack)[0].body == body
+        assert read_queue(raw, 0, len(raw), [0], "t", 1, 2, False, unpack)[0].body == body
 
 
 def test_a_message_keeps_no_reference_to_the_buffer() -> None:
     raw = bytearray(encode_record(message(position=0)))
     before = sys.getrefcount(raw)
     found = [decode(raw, 0, len(raw), 0, False)]
-    found += decode_queue(raw, 0, len(raw), [0], "t", 1, 2, False)
+    found += read_queue(raw, 0, len(raw), [0], "t", 1, 2, False)
     assert sys.getrefcount(raw) == before
     raw[:] = bytes(len(raw))
     raw += b"an exported view would make this a BufferError"

@@ -15,6 +15,7 @@ from kvstore.core import packed_pairs, packed_runs
 from kvstore.core.columns import bits, int_columns
 from kvstore.errors import Damaged, FormatError
 from tests.reference import packing
+from tests.support.queue_reading import run_positions
 
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 WIDTHS = st.integers(0, 64)
@@ -149,7 +150,7 @@ def test_any_bytes_are_a_run_as_they_are_for_the_plain_version(value: bytes) -> 
     expected = answer(lambda: packing.unpack_run(value))
     assert answer(entries) == expected
     if isinstance(expected, list):
-        assert packed_runs.run_positions(value).tolist() == [entry[0] for entry in expected]
+        assert run_positions(value) == [entry[0] for entry in expected]
 
 
 @pytest.mark.parametrize("starts", [[1], [0, 0], [0, 3], [0, 5, 2], [0, 2, 1], [-1], []])
@@ -178,7 +179,31 @@ def test_a_run_that_is_not_bytes_is_refused(value: object) -> None:
     with pytest.raises(TypeError):
         packed_runs.unpack_runs([value])  # type: ignore[list-item]
     with pytest.raises(TypeError):
-        packed_runs.run_positions(value)  # type: ignore[arg-type]
+        run_positions(value)  # type: ignore[arg-type]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30)), max_size=12),
+    st.sampled_from([0, 5 << 30]),
+)
+def test_each_offset_of_the_last_run_that_was_added_is_found(
+    added: list[tuple[int, int]], base: int
+) -> None:
+    """Also where it joins runs, or parts of runs, that were added before."""
+    runs = packed_runs.DecodedRuns()
+    for first, count in added:
+        column, none = int64([*range(first, first + count)]), int64([0] * count)
+        value = packed_runs.pack_runs(column, none, none, none, int64([0]))[0]
+        runs.add(7, first, base, value)
+        for offset in range(first, first + count):
+            rest = [base + n for n in range(offset, first + count)]
+            assert runs.positions(7, offset, 1000) == rest
+            assert runs.positions(8, offset, 1000) == []
+        for offset in range(80):
+            assert runs.positions(7, offset, 1) in ([], [base + offset])
+    assert len(runs) <= len(added)
+    runs.forget()
+    assert (len(runs), runs.positions(7, 0, 9)) == (0, [])
 
 
 # -- key blocks

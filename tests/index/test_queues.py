@@ -181,25 +181,26 @@ def test_a_location_that_is_read_while_rows_change_is_not_kept(
         assert queues.first(KEY, 0) == Location(1, 3, 5)
 
 
-def test_a_run_that_was_read_before_its_segment_went_is_found_by_nobody_later(
+def test_a_run_whose_segment_goes_while_it_is_read_is_not_kept(
     families: Families, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who read it may use it; kept, it would answer for a segment that is not there."""
+    """It would answer for a segment that is not there."""
     put_run(families)
     queues = QueueLocations(families, SEGMENT)
+    base = 3 * SEGMENT
+    assert queues.positions(KEY, 0, 9, 0) == [base, base + 100, base + 200, base + 300]
+    queues.forget()
     read = queues._run_at
 
     def removed_meanwhile(*args: int) -> tuple[int, bytes] | None:
         found = read(*args)
+        monkeypatch.setattr(queues, "_run_at", read)
         put(families, [Location(4, NOWHERE, 0)])
         queues.forget()
         return found
 
     monkeypatch.setattr(queues, "_run_at", removed_meanwhile)
-    base = 3 * SEGMENT
-    # As many as the run has: a further look would forget the run again.
-    assert queues.positions(KEY, 0, 4, 0) == [base, base + 100, base + 200, base + 300]
-    monkeypatch.setattr(queues, "_run_at", read)
+    assert queues.positions(KEY, 0, 4, 0) == []
     assert queues.positions(KEY, 0, 9, 0) == []
 
 

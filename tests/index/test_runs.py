@@ -10,7 +10,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvstore.core.packed_runs import run_positions
 from kvstore.errors import FormatError
 from kvstore.index.runs import (
     HEADER,
@@ -22,6 +21,7 @@ from kvstore.index.runs import (
     unpack,
     unpack_many,
 )
+from tests.support.queue_reading import run_positions
 
 Entry = tuple[int, int, int, int]
 """Step from the position before, size, tag hash, step from the time before."""
@@ -69,7 +69,7 @@ def holds(columns: Columns, starts: list[int]) -> None:
     for value, start, end in zip(values, starts, ends, strict=True):
         own = columns.positions[start:end].tolist()
         assert count_of(value) == end - start
-        assert run_positions(value).tolist() == own
+        assert run_positions(value) == own
         assert unpack(value).tag_hashes.tolist() == columns.tag_hashes[start:end].tolist()
 
 

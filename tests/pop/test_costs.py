@@ -49,17 +49,17 @@ def locks_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 def bytes_decoded(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The sizes of the records that were decoded meanwhile."""
     reader, sizes = inside.reader(store), list[int]()
-    entries = reader.entries
+    read = reader.read
 
-    def counted(positions: Any, topic: Any, queue: Any, offset: Any, out: list[Any]) -> None:
+    def counted(
+        topic: Any, queue: Any, offset: Any, limit: Any, out: list[Any], max_bytes: Any = None
+    ) -> None:
         before = len(out)
-        try:
-            entries(positions, topic, queue, offset, out)
-        finally:
-            sizes.extend(message.size for message in out[before:])
+        read(topic, queue, offset, limit, out, max_bytes)
+        sizes.extend(message.size for message in out[before:])
 
     with monkeypatch.context() as patched:
-        patched.setattr(reader, "entries", counted)
+        patched.setattr(reader, "read", counted)
         yield sizes
 
 

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from zlib_ng.zlib_ng import crc32
 
-from kvstore.core.messages import StoredMessage, decode_queue
+from kvstore.core.messages import StoredMessage
 from kvstore.core.records import check_record
 from kvstore.errors import MessageIllegal, PropertiesTooLarge, RecordDamaged
 from kvstore.record import layout
@@ -21,6 +21,7 @@ from kvstore.record.ids import pack_host
 from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
 from tests.record.strategies import stored_messages
 from tests.support.decoding import decode
+from tests.support.queue_reading import read_queue
 
 POSITION: Final = 7_000_000_000
 
@@ -397,7 +398,7 @@ def run(
     raw: bytes, messages: Sequence[StoredMessage], *, queue: int = 3, topic: str = "t"
 ) -> list[StoredMessage]:
     positions = [m.position for m in messages]
-    return decode_queue(raw, BASE, len(raw), positions, topic, queue, 7)
+    return read_queue(raw, BASE, len(raw), positions, topic, queue, 7)
 
 
 @given(
@@ -443,8 +444,8 @@ def test_a_record_of_another_queue_ends_the_run(other: dict[str, object]) -> Non
     messages = laid_out([body], "t", 3)
     raw = encode_record(messages[0])
     expected: dict[str, Any] = {"topic": "t", "queue": 3, "offset": 7}
-    assert len(decode_queue(raw, BASE, len(raw), [BASE], check_crc=False, **expected)) == 1
-    assert decode_queue(raw, BASE, len(raw), [BASE], check_crc=False, **expected | other) == []
+    assert len(read_queue(raw, BASE, len(raw), [BASE], check_crc=False, **expected)) == 1
+    assert read_queue(raw, BASE, len(raw), [BASE], check_crc=False, **expected | other) == []
 
 
 def test_a_run_ends_where_the_buffer_does() -> None:
@@ -455,6 +456,6 @@ def test_a_run_ends_where_the_buffer_does() -> None:
     raw = b"".join(map(encode_record, messages))
     positions = [m.position for m in messages]
     for cut in range(len(raw)):
-        found = decode_queue(raw[:cut], BASE, len(raw), positions, "t", 3, 7, False)
+        found = read_queue(raw[:cut], BASE, len(raw), positions, "t", 3, 7, False)
         assert len(found) == cut // messages[0].size
-        assert found == decode_queue(raw, BASE, cut, positions, "t", 3, 7, False)
+        assert found == read_queue(raw, BASE, cut, positions, "t", 3, 7, False)

@@ -31,7 +31,6 @@ LIMITS: Final = (
     Limit(("pop.ordered._READ_AT_ONCE",), 1, POPPED),
     Limit(("pop.ordered._READ_BYTES",), 1, POPPED),
     Limit(("pop.pop._CHECKED_MAX",), 1, POPPED),
-    Limit(("read.pull._AT_ONCE",), 1, EVERYWHERE),
     Limit(("pop.dead_letters._AT_ONCE",), 1, POPPED),
     Limit(("pop.inflight.counters._STALE_MAX",), 0, POPPED),
     Limit(("index.index.HEADS_CACHED_MAX",), 1, EVERYWHERE),
