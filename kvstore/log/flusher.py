@@ -1,8 +1,9 @@
 """The flusher: one thread that puts the log on the disk, for every thread that waits for it.
 
 The idea: group commit. A put that needs the disk names a position and waits. The flusher syncs once
-everything appended so far, and wakes all waiters that this serves. Without waiters it syncs at an
-interval when enough bytes are dirty, and syncs everything at the thorough interval.
+everything appended so far, and wakes the waiters that this serves, no others. The next sync begins
+when as many threads wait again. Without waiters it syncs at an interval when enough bytes are
+dirty, and syncs everything at the thorough interval.
 
 Invariants: a waiter returns only when a sync that succeeded has covered its position; after a sync
 that failed, or a turn that raised an unexpected exception, the log is read-only, and every waiter,
@@ -22,6 +23,9 @@ from kvstore.process.background import Background
 from kvstore.process.locks import Signal
 
 _GATHER_SECONDS: Final = 0.0001
+"""The time of a sync from which on it is worth waiting until the threads have put again."""
+_GATHER_MAX: Final = 0.002
+"""The longest such wait, in seconds."""
 _LOOK: Final = 1.0
 """Seconds after which a waiter looks at the log by itself, woken or not."""
 
@@ -38,7 +42,10 @@ class Flusher:
         self._on_durable = on_durable
         self._waiters: list[tuple[int, Signal]] = []
         """The position that each waiter wants on the disk, and the signal that wakes it."""
-        self._served = 0
+        self._expected = 0
+        """The number of threads that waited when the last sync ended, served by it or not."""
+        self._gathered = Signal()
+        """Set when as many wait again."""
         self._sync_seconds = 0.0
         now = self._clock.monotonic()
         self._thorough_at = now + config.flush_thorough_interval
@@ -61,6 +68,8 @@ class Flusher:
         waiter = position, (served := Signal())
         try:
             self._waiters.append(waiter)
+            if len(self._waiters) >= self._expected:
+                self._gathered.set()
             self.thread.wake.set()
             while log.durable < position:
                 log.check_failure()
@@ -120,13 +129,14 @@ class Flusher:
             self._notify()
 
     def _gather(self) -> None:
-        """Waits until the threads that the last sync woke have put again: with 16 threads a sync
-        then serves nearly all of them instead of half. Does nothing where a sync is faster than the
-        wait.
+        """Waits until as many threads wait as when the last sync ended, for at most as long as it
+        took: those that it woke put again meanwhile, and the next sync serves all of them instead
+        of half. Does nothing where a sync is faster than that.
         """
-        if self._served > 1 and self._sync_seconds > _GATHER_SECONDS:
-            self._clock.sleep(_GATHER_SECONDS)
-        self._served = len(self._waiters)
+        if self._expected > 1 and self._sync_seconds > _GATHER_SECONDS:
+            self._gathered.clear()
+            if len(self._waiters) < self._expected:
+                self._clock.wait(self._gathered, min(self._sync_seconds, _GATHER_MAX))
 
     def _drain(self) -> None:
         try:
@@ -146,9 +156,15 @@ class Flusher:
             return
         self.thread.did("synced the log")
         self._sync_seconds = self._clock.monotonic() - began
+        self._expected = len(self._waiters)
         self._notify()
         self._on_durable()
 
     def _notify(self) -> None:
-        for _, served in list(self._waiters):
-            served.set()
+        log = self._log
+        for waiter in list(self._waiters):
+            # One whose position is still to come would wake in vain.
+            if waiter[0] <= log.durable or log.failure is not None or self.thread.is_stopping:
+                waiter[1].set()
+                with suppress(ValueError):  # it has gone by itself
+                    self._waiters.remove(waiter)
