@@ -212,10 +212,11 @@ class Calls(ColumnCalls):
         >>> for p in store.pop("billing", "orders", limit=32, wait=5.0):  # doctest: +SKIP
         ...     store.ack(p.receipt)
         """
-        self._engine.log.check_writable()
-        known, used = self._engine.groups.get(group), self._engine.topics.get(topic)
+        engine = self._engine
+        engine.log.check_writable()
+        known, used = engine.groups.get(group), engine.topics.get(topic)
         seconds = 0.0 if wait is _NO_WAIT else check_wait(wait)
-        pop = self._engine.popping.pop
+        pop = engine.popping.pop
         asked = limit, max_bytes, invisible_for, queue, filter, attempt_id
         found, wanted = pop.first(known, used, asked)
         return found if found or not seconds else pop.wait(known, used, wanted, seconds)

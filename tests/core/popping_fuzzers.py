@@ -7,14 +7,8 @@ from random import Random
 from typing import Any, Final
 
 from kvstore.core.messages import StoredMessage
-from kvstore.core.popping.inflight import (
-    Change,
-    InflightRows,
-    OffsetSet,
-    QueueLocks,
-    Shelf,
-    pack_lock,
-)
+from kvstore.core.popping.inflight import Change, InflightRows, pack_lock
+from kvstore.core.popping.offset_sets import OffsetSet, QueueLocks, Shelf
 from kvstore.core.popping.receipts import Delivery, Popped, Receipts
 from kvstore.errors import ReceiptIllegal
 from kvstore.pop.inflight.lock_rows import unpack_lock
@@ -281,10 +275,10 @@ POPPING_FUZZERS: Final = {
         _to_take, _plain_taken, call=_taken,
         sane=lambda limit, first, *rest: 0 <= first < 1 << 60 and min(rest) >= 0,
     ),
-    "popping.inflight.OffsetSet": Fuzzer(_stretches, _plain_set, _may_be_asked, _set),
-    "popping.inflight.QueueLocks": Fuzzer(_stretches, _plain_queue, _may_be_asked, _queue),
-    "popping.inflight.Shelf": Fuzzer(_to_put, _plain_shelved, call=_shelved),
-    "popping.inflight.below": Fuzzer(
+    "popping.offset_sets.OffsetSet": Fuzzer(_stretches, _plain_set, _may_be_asked, _set),
+    "popping.offset_sets.QueueLocks": Fuzzer(_stretches, _plain_queue, _may_be_asked, _queue),
+    "popping.offset_sets.Shelf": Fuzzer(_to_put, _plain_shelved, call=_shelved),
+    "popping.offset_sets.below": Fuzzer(
         lambda rng: (rng.randint(0, 600), rng.randint(0, 400), _bits(rng)),
         lambda offset, first, bits: sum(o < offset for o in plain.offsets(first, bits)),
         lambda offset, first, bits: bits >= 0,

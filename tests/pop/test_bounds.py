@@ -6,6 +6,7 @@ happens at them is the same.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -15,7 +16,7 @@ import pytest
 import kvstore
 from kvstore import Message, Store, TopicConfig
 from kvstore.core.popping import inflight
-from kvstore.core.popping.inflight import OffsetSet
+from kvstore.core.popping.offset_sets import OffsetSet
 from kvstore.meta.groups import GroupConfig
 from kvstore.meta.topics import Topic
 from kvstore.pop import ordered
@@ -61,6 +62,27 @@ def test_flights_with_nothing_under_way_are_let_go(store: Store, topics: list[st
     assert len(inside.tables(store)._tables) <= BOUND + 1
     assert all(store.pop("g", name) == [] for name in topics)
     assert len(inside.tables(store)._tables) <= BOUND + 1
+
+
+@pytest.mark.usefixtures("few_flights")
+def test_a_flight_that_another_thread_works_with_is_not_let_go(store: Store) -> None:
+    tables = inside.tables(store)
+    table = tables.get(1, 1)
+    taken, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with table.lock:
+            taken.set()
+            assert done.wait(60)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert taken.wait(60)
+    for number in range(MANY):
+        tables.get(1, 2 + number)
+    assert not table.gone
+    done.set()
+    worker.join()
 
 
 @pytest.mark.usefixtures("few_flights")

@@ -12,7 +12,7 @@ import pytest
 
 import kvstore
 from kvstore import InFlight, Message, Store, StoreConfig
-from kvstore.core.popping.inflight import Shelf
+from kvstore.core.popping.offset_sets import Shelf
 from kvstore.index.keys import LOCKS
 from kvstore.pop.inflight.counters import Tally
 from tests.support import inside
@@ -43,6 +43,22 @@ def locks_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
         patched.setattr(families, "rows", counted_rows)
         patched.setattr(families, "get", counted_get)
         yield lambda: next(seen)
+
+
+@pytest.mark.parametrize("count", [1, 32])
+def test_a_pop_costs_one_write_and_so_does_the_ack_of_its_messages(
+    store: Store, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    store.create_group("g")
+    store.put_batch([Message("t", b"", queue=0)] * 3 * count)
+    store.ack_batch([p.receipt for p in store.pop("g", "t", limit=count)])
+    writes = inside.counted_writes(store, monkeypatch)
+    for _ in range(2):
+        popped = store.pop("g", "t", limit=count)
+        assert (len(popped), len(writes)) == (count, 1)
+        assert store.ack_batch([p.receipt for p in popped]) == [True] * count
+        assert len(writes) == 2
+        writes.clear()
 
 
 @contextmanager

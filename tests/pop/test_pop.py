@@ -742,3 +742,16 @@ def test_what_is_behind_a_message_that_an_ordered_group_gave_up_has_its_turn(
         came += store.pop("o", "t", 5, filter=wanted)
         clock.advance(100)
     assert [p.message.body for p in came][:1] == [b"1"]
+
+
+def test_a_pop_goes_on_at_a_committed_offset_and_not_behind_the_messages_read_ahead(
+    store: Store,
+) -> None:
+    store.put_batch([Message("t", b"", queue=0)] * 5)
+    for _ in range(2):  # the first pop reads no more than it hands out
+        (one,) = store.pop("g", "t")
+        store.ack(one.receipt)
+    store.commit_offset("g", "t", 0, 5)
+    assert store.pop("g", "t") == []
+    store.put("t", b"", queue=0)
+    assert [p.message.offset for p in store.pop("g", "t")] == [5]

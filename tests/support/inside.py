@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import kvstore.aio
 from kvstore import Store
 from kvstore.engine.engine import Engine
@@ -74,6 +76,28 @@ def index(store: Store) -> Index:
 
 def families(store: Store) -> Families:
     return store._engine.index.families
+
+
+class _CountingWrites:
+    """RocksDB, or one of its families: each call of these is a write of its own."""
+
+    def __init__(self, inner: Any, writes: list[str]) -> None:
+        self._inner = inner
+        self._writes = writes
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("write", "put", "delete", "delete_range"):
+            self._writes.append(name)
+        return getattr(self._inner, name)
+
+
+def counted_writes(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the calls that write into RocksDB from now on."""
+    rocksdb, writes = families(store), list[str]()
+    counted = {n: _CountingWrites(f, writes) for n, f in rocksdb._families.items()}
+    monkeypatch.setattr(rocksdb, "_db", _CountingWrites(rocksdb._db, writes))
+    monkeypatch.setattr(rocksdb, "_families", counted)
+    return writes
 
 
 def database(store: Store) -> Any:

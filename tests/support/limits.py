@@ -26,7 +26,7 @@ LIMITS: Final = (
     Limit(("pop.inflight.tables.ENDED_MAX", "pop.popper.ENDED_MAX"), 1, POPPED),
     Limit(("pop.inflight.tables._PREFETCHED_MAX",), 0, POPPED),
     Limit(("pop.inflight.tables._KEPT_MAX",), 1, POPPED),
-    Limit(("core.popping.inflight.EMPTY_MAX",), 0, POPPED),
+    Limit(("core.popping.offset_sets.EMPTY_MAX",), 0, POPPED),
     Limit(("core.popping.inflight.KNOWN_MAX",), 1, POPPED),
     Limit(("pop.ordered._READ_AT_ONCE",), 1, POPPED),
     Limit(("pop.ordered._READ_BYTES",), 1, POPPED),

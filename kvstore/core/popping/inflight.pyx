@@ -1,18 +1,14 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """In-flight rows: what a table knows of its lock rows without reading them, and a pop's usual step.
 
-The idea: messages are counted by 1/8 s of their due time, and a queue's offsets have one bit each,
-in pages of 256, with the number of the lowest page that has a bit. So the lowest offset that is not
-done, and whether anything is due, are known without a look at any row, however many there are. A
-`Shelf` keeps numbers, each with a value, and finds the lowest: pages with their bits, or stretches
-of time with their due rows.
+The idea: messages are counted by 1/8 s of their due time, and the offsets of each queue are sets.
+So the lowest offset that is not done, and whether anything is due, are known without a look at any
+row, however many there are. Mostly nothing is due, and a pop's messages were read ahead: then
+`take` makes its whole change. A `Change` collects rows that are written together, and says what
+they change here once they are.
 
-Mostly nothing is due, and a pop's messages were read ahead: then `take` makes its whole change. A
-`Change` collects rows that are written together, and says what they change here once they are.
-
-Invariants: all agrees with the rows of `locks` between changes. A number of a `Shelf` whose value
-went to 0 stays for a while, because mostly it comes back; there are never more of these than half
-of all plus 64. Keys and rows are tuples in the order of `LockKey` and `Lock`.
+Invariants: all agrees with the rows of `locks` between changes; keys and rows are tuples in the
+order of `LockKey` and `Lock`.
 """
 
 cimport cython
@@ -21,12 +17,12 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from kvstore.core.buffers cimport store_be32, store_be64
+from kvstore.core.popping.offset_sets cimport BITMAP_WORDS, QueueLocks, Shelf, below, load_bits
 from kvstore.core.popping.receipts cimport Asked, Delivery, Receipts, delivery_of
 
 cdef enum:
-    PAGE_BITS = 8
     PAGE = 256
-    IN_PAGE = 255
+    WORDS = BITMAP_WORDS
     # Due times are counted by so many ms, as a power of two.
     BUCKET = 7
     KEY = 28
@@ -36,10 +32,8 @@ cdef enum:
     ATTEMPT_ID = 16
 
 cdef dict _NO_ROWS = {}
-cdef object _ALL = (<object>1 << PAGE) - 1
 PARKED = (1 << 64) - 1
-# How many of a shelf's values may be 0, beside half of them; rows of all tables that are known.
-EMPTY_MAX = 64
+# Rows of all tables that are known.
 KNOWN_MAX = 1024
 
 
@@ -62,181 +56,44 @@ cdef bytes _key(object given):
     return packed
 
 
+cdef Py_ssize_t _bytes_in(const uint64_t *words) noexcept:
+    # Up to the last one that is not 0.
+    cdef Py_ssize_t size = PAGE >> 3
+    while size and not words[(size - 1) >> 3] >> 8 * ((size - 1) & 7) & 0xFF:
+        size -= 1
+    return size
+
+
+cdef void _store_bits(const uint64_t *words, Py_ssize_t size, uint8_t *out) noexcept:
+    cdef Py_ssize_t i
+    for i in range(size):
+        out[i] = <uint8_t>(words[i >> 3] >> 8 * (i & 7))
+
+
 def pack_lock(lock):
     cdef tuple row = _tuple(lock, 6)
-    cdef object locked = row[3], moved = row[4]
+    cdef uint64_t locked[WORDS]
+    cdef uint64_t moved[WORDS]
     cdef bytes attempt_id = row[5]
-    cdef Py_ssize_t size = ((locked | moved).bit_length() + 7) >> 3, at = HEAD + len(attempt_id)
+    cdef Py_ssize_t size, at = HEAD + len(attempt_id)
+    cdef bint has_moved = row[4] != 0
     cdef uint8_t *out
-    if locked < 0 or moved < 0 or size > PAGE >> 3 or len(attempt_id) not in (0, ATTEMPT_ID):
-        raise ValueError("a row has bitmaps of 0 to 256 places, and an attempt id of 0 or 16 bytes")
-    packed = PyBytes_FromStringAndSize(NULL, at + (2 * size if moved else size))
+    if len(attempt_id) not in (0, ATTEMPT_ID):
+        raise ValueError(f"an attempt id has 0 or {ATTEMPT_ID} bytes, not {len(attempt_id)}")
+    load_bits(row[3], locked)
+    load_bits(row[4], moved)
+    size = max(_bytes_in(locked), _bytes_in(moved))
+    packed = PyBytes_FromStringAndSize(NULL, at + (2 * size if has_moved else size))
     out = <uint8_t *>PyBytes_AS_STRING(packed)
-    out[0] = (HAS_ATTEMPT_ID if attempt_id else 0) | (HAS_MOVED if moved else 0)
+    out[0] = (HAS_ATTEMPT_ID if attempt_id else 0) | (HAS_MOVED if has_moved else 0)
     store_be32(out + 1, row[0])
     store_be32(out + 5, row[1])
     store_be64(out + 9, row[2])
     memcpy(out + HEAD, PyBytes_AS_STRING(attempt_id), len(attempt_id))
-    memcpy(out + at, PyBytes_AS_STRING(locked.to_bytes(size, "little")), size)
-    if moved:
-        memcpy(out + at + size, PyBytes_AS_STRING(moved.to_bytes(size, "little")), size)
+    _store_bits(locked, size, out + at)
+    if has_moved:
+        _store_bits(moved, size, out + at + size)
     return packed
-
-
-@cython.final
-cdef class Shelf:
-    # `values` may be changed by others as long as values other than 0 stay so. `_order` is a heap
-    # of its numbers, each once; `_empty` says how many of the values are 0.
-    cdef readonly dict values
-    cdef list _order
-    cdef Py_ssize_t _empty
-
-    def __init__(self):
-        self.values, self._order, self._empty = {}, [], 0
-
-    cpdef put(self, number, value):
-        cdef object old = self.values.get(number)
-        self.values[number] = value
-        if old is None:
-            self._push(number)
-            self._empty += not value
-        elif not old:
-            self._empty -= bool(value)
-        elif not value:
-            self._empty += 1
-        if self._empty > EMPTY_MAX + (len(self.values) >> 1):
-            self.values = {number: value for number, value in self.values.items() if value}
-            self._order = sorted(self.values)
-            self._empty = 0
-
-    cpdef add(self, number, by):
-        self.put(number, self.values.get(number, 0) + by)
-
-    def first(self):
-        while self._order:
-            lowest = self._order[0]
-            if self.values[lowest]:
-                return lowest
-            del self.values[lowest]
-            self._empty -= 1
-            self._drop_first()
-        return None
-
-    cdef _push(self, number):
-        cdef list order = self._order
-        cdef Py_ssize_t at = len(order), above
-        order.append(number)
-        while at and number < order[(at - 1) >> 1]:
-            above = (at - 1) >> 1
-            order[at] = order[above]
-            at = above
-        order[at] = number
-
-    cdef _drop_first(self):
-        cdef list order = self._order
-        cdef object last = order.pop()
-        cdef Py_ssize_t at = 0, below = 1, count = len(order)
-        while below < count:
-            if below + 1 < count and order[below + 1] < order[below]:
-                below += 1
-            if not order[below] < last:
-                break
-            order[at] = order[below]
-            at, below = below, 2 * below + 1
-        if count:
-            order[at] = last
-
-    def __len__(self):
-        return len(self.values)
-
-
-@cython.final
-cdef class OffsetSet:
-    # One bit an offset. `first` and `bits` name offsets: `first` + i for bit i.
-    cdef readonly Py_ssize_t count
-    cdef readonly Shelf pages
-
-    def __init__(self):
-        self.count, self.pages = 0, Shelf()
-
-    cpdef add(self, int64_t first, bits):
-        self._change(first, bits, True)
-
-    cpdef remove(self, int64_t first, bits):
-        self._change(first, bits, False)
-
-    cdef _change(self, int64_t first, bits, bint add):
-        cdef int64_t page = first >> PAGE_BITS
-        cdef object here, left
-        cdef Py_ssize_t count = bits.bit_count()
-        self.count += count if add else -count
-        bits <<= first & IN_PAGE
-        while bits:
-            here = bits & _ALL
-            if here:
-                left = self.pages.values.get(page, 0)
-                left = left | here if add else left & ~here
-                self.pages.put(page, left)
-            bits >>= PAGE
-            page += 1
-
-    def replace(self, int64_t first, bits):
-        cdef int64_t page = first >> PAGE_BITS
-        self.count += bits.bit_count() - self.pages.values.get(page, 0).bit_count()
-        self.pages.put(page, bits)
-
-    cpdef lowest(self):
-        page = self.pages.first()
-        if page is None:
-            return None
-        bits = self.pages.values[page]
-        return (page << PAGE_BITS) + (bits & -bits).bit_length() - 1
-
-    def has_below(self, offset):
-        lowest = self.lowest()
-        return lowest is not None and lowest < offset
-
-    cpdef within(self, int64_t first, Py_ssize_t size):
-        cdef int64_t page = first >> PAGE_BITS, at = -(first & IN_PAGE)
-        cdef object found = 0
-        while at < size:
-            here = self.pages.values.get(page, 0)
-            found |= here << at if at >= 0 else here >> -at
-            page, at = page + 1, at + PAGE
-        return found & ((<object>1 << max(size, 0)) - 1)
-
-    def count_from(self, int64_t offset):
-        cdef object page = offset >> PAGE_BITS
-        if not self.has_below(offset):
-            return self.count
-        count = self.count
-        for number, bits in self.pages.values.items():
-            if number < page:
-                count -= bits.bit_count()
-            elif number == page:
-                count -= (bits & ((<object>1 << (offset & IN_PAGE)) - 1)).bit_count()
-        return count
-
-
-@cython.final
-cdef class QueueLocks:
-    cdef public object rows, dues, gone_below
-    cdef readonly OffsetSet locked, redelivered, parked
-
-    def __init__(self):
-        self.rows, self.dues, self.gone_below = 0, None, 0
-        self.locked, self.redelivered, self.parked = OffsetSet(), OffsetSet(), OffsetSet()
-
-    def has_gone(self, low):
-        if not self.locked.has_below(low):
-            return False
-        return self.locked.count_from(self.gone_below) > self.locked.count_from(low)
-
-    def lowest(self):
-        locked, parked = self.locked.lowest(), self.parked.lowest()
-        if locked is None or parked is None:
-            return parked if locked is None else locked
-        return min(locked, parked)
 
 
 @cython.final
@@ -410,7 +267,7 @@ cdef class InflightRows:
         held.rows += 1
         if held.dues is not None:
             (<Shelf>held.dues).add(bucket, 1)
-        held.locked._change(parts[4], locked, True)
+        held.locked.change(parts[4], locked, True)
         if held.gone_below and parts[4] < held.gone_below:
             self._count_gone(bucket, below(held.gone_below, parts[4], locked))
         if not self.rows or (self._first is not None and key < self._first):
@@ -435,7 +292,7 @@ cdef class InflightRows:
         cdef int64_t bucket = <int64_t>(<uint64_t>parts[2] >> BUCKET)
         cdef QueueLocks held = self._queues[parts[3]]
         cdef object messages = locked.bit_count()
-        held.locked._change(parts[4], locked, False)
+        held.locked.change(parts[4], locked, False)
         if held.redelivered.count:
             # The messages of a row were handed out equally often: all are in the set, or none is.
             again = held.redelivered.within(parts[4], locked.bit_length()) & locked
@@ -505,7 +362,3 @@ cdef class InflightRows:
             rows.remove(raw_key)
         if not rows:
             self.attempts.pop(attempt_id, None)
-
-
-def below(offset, first, bits):
-    return (bits & ((<object>1 << min(max(0, offset - first), bits.bit_length())) - 1)).bit_count()

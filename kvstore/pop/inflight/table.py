@@ -21,7 +21,8 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
-from kvstore.core.popping.inflight import Change, InflightRows, QueueLocks, Shelf, below
+from kvstore.core.popping.inflight import Change, InflightRows
+from kvstore.core.popping.offset_sets import QueueLocks, Shelf, below
 from kvstore.index.keys import LOCKS, PARKED, LockKey, behind, lock_key, lock_prefix, read_lock_key
 from kvstore.pop.inflight.lock_rows import Lock, unpack_lock
 
