@@ -365,13 +365,13 @@ def test_a_pop_that_takes_all_that_is_read_reads_once(
     store.create_group("g")
     store.put_batch([Message("wide", bytes(200), queue=0)] * MANY)
     reads: list[int] = []
-    positions = Reader.positions
+    read = Reader.read
 
-    def counted(reader: Reader, topic: Topic, queue: int, offset: int, limit: int) -> list[int]:
+    def counted(reader: Reader, topic: Topic, queue: int, offset: int, *rest: Any) -> None:
         reads.append(offset)
-        return positions(reader, topic, queue, offset, limit)
+        read(reader, topic, queue, offset, *rest)
 
-    monkeypatch.setattr(Reader, "positions", counted)
+    monkeypatch.setattr(Reader, "read", counted)
     for first in range(0, MANY, BOUND):
         popped = store.pop("g", "wide", limit=BOUND, queue=0)
         assert offsets(popped) == list(range(first, first + BOUND))
