@@ -31,6 +31,7 @@ class Scenario(msgspec.Struct, frozen=True):
 SCENARIOS: Final = (
     Scenario("put_batch", "put_batch:run", size=128),
     Scenario("put_batch_1k", "put_batch:run", size=1024),
+    Scenario("put_columns", "put_columns:run", size=128),
     Scenario("put", "put_single:run"),
     Scenario("put_sync", "put_sync:run"),
     Scenario("pull", "reading:run_pull"),

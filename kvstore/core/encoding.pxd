@@ -122,7 +122,6 @@ cdef class PreparedBatch:
     cdef int _add_properties(self, object properties) except -1
     cdef int end_name(self, Py_ssize_t begin) except -1 nogil
     cdef int _add_group(self, Row *row, object group) except -1
-    cdef Py_ssize_t begin_group(self) except -1 nogil
     cdef int end_group(self, Row *row, Py_ssize_t begin) except -1 nogil
     cdef int measure_row(self, Row *row) except -1 nogil
     cdef int _write(self) except -1

@@ -47,6 +47,8 @@ cdef enum:
     ALL_KEYS = 2
     # Bytes of a batch from which other threads run meanwhile.
     LONG = 1 << 16
+    # Bytes of a word that is checked at once.
+    WORD = 8
 
 cdef object _mapping = Mapping
 cdef object _no_properties = NO_PROPERTIES
@@ -137,7 +139,10 @@ cdef class Encoder:
         # Routes and sizes of a batch's checked messages, then their records.
         cdef Py_ssize_t i
         cdef PutRoute route
-        if None in batch.routes:
+        cdef bint missing = False
+        for i in range(batch.count):
+            missing |= batch.routes[i] is None
+        if missing:
             queues = [
                 None if batch.rows[i].queue < 0 else batch.rows[i].queue
                 for i in range(batch.count)
@@ -276,21 +281,29 @@ cdef class PreparedBatch:
         return 0
 
     cdef int add_text(self, const uint8_t *at, Py_ssize_t size, bint blanks) except -1 nogil:
-        # Adds a text that is not empty and has none of the characters that separate. The copy is
-        # checked: nobody can change it.
-        cdef Py_ssize_t i
-        cdef uint8_t refused = 0
-        # No byte of UTF-8 is 255.
-        cdef uint8_t blank = 255 if blanks else 32
-        cdef const uint8_t *copy
-        self.add(<const char *>at, size)
-        copy = self.properties + self.properties_size - size
-        # Without a branch, so that the compiler takes many bytes at once.
-        for i in range(size):
-            refused |= (copy[i] < 3) | (copy[i] == blank)
-        if refused or not size:
+        # Adds a text that is not empty and has none of the characters that separate; 1 if it has
+        # more than ASCII. The copy is checked: nobody can change it.
+        cdef Py_ssize_t i = 0
+        cdef uint64_t ones = 0x0101010101010101, high_bits = 0x8080808080808080
+        cdef uint64_t word, found = 0, beyond = 0, blank
+        cdef uint8_t *copy
+        # The last word goes on behind the text, with letters.
+        self._reserve(size + WORD)
+        copy = self.properties + self.properties_size
+        memcpy(copy, at, size)
+        memset(copy + size, c"A", WORD)
+        while i < size:
+            memcpy(&word, copy + i, WORD)
+            beyond |= word
+            # The high bit of a byte is set where it is less than 3, or the blank.
+            found |= word - 3 * ones & ~word
+            blank = word ^ c" " * ones
+            found |= 0 if blanks else blank - ones & ~blank
+            i += WORD
+        if found & high_bits or not size:
             refuse("an empty text, or a separator in a text")
-        return 0
+        self.properties_size += size
+        return 1 if beyond & high_bits else 0
 
     cdef int _add_str(self, object text, bint blanks) except -1:
         cdef const char *at
@@ -411,13 +424,10 @@ cdef class PreparedBatch:
         cdef Py_ssize_t begin
         if group is None:
             return 0
-        begin = self.begin_group()
+        self.add(b"__SHARDINGKEY\x01", 14)
+        begin = self.properties_size
         self._add_str(group, True)
         return self.end_group(row, begin)
-
-    cdef Py_ssize_t begin_group(self) except -1 nogil:
-        self.add(b"__SHARDINGKEY\x01", 14)
-        return self.properties_size
 
     cdef int end_group(self, Row *row, Py_ssize_t begin) except -1 nogil:
         row.grouped = True

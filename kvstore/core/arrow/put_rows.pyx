@@ -130,8 +130,9 @@ cdef int _add_value(
         return 0
     if found != VALUE:
         refuse("a text that its column does not have")
-    batch.add_text(text.at, text.size, blanks)
-    if not is_utf8(batch.properties + batch.properties_size - text.size, text.size):
+    if batch.add_text(text.at, text.size, blanks) and not is_utf8(
+        batch.properties + batch.properties_size - text.size, text.size
+    ):
         refuse("a text that is no UTF-8")
     return 1
 
