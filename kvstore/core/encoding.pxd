@@ -13,6 +13,8 @@ cdef struct Limits:
     Py_ssize_t body, record, properties
     const uint8_t *transient
     Py_ssize_t transient_size
+    # Larger bodies are compressed.
+    Py_ssize_t compress_above
     bint property_crc
 
 
@@ -54,8 +56,8 @@ cdef class PutRoute:
     cdef uint32_t _magic
     cdef bytes _wire
     cdef readonly int key_level
-    cdef object _compress_above
-    cdef object _compression
+    cdef Py_ssize_t compress_above
+    cdef object compression
     # The turn of the next message that names no queue.
     cdef uint64_t _turn
 
@@ -72,12 +74,13 @@ cdef class Encoder:
     cdef NameSet _reserved
     cdef bytes _transient
     cdef Limits limits
-    cdef object _compress_above
     cdef object _compression
     cdef PutRoute route(self, object topic)
     cdef int _add_body(self, PreparedBatch batch, Row *row, object body, PutRoute route) except -1
-    cdef tuple compressing(self, PutRoute route)
-    cdef int compress_body(self, PreparedBatch batch, Row *row, bytes body, object codec) except -1
+    cdef Py_ssize_t compress_above(self, PutRoute route) noexcept
+    cdef int compress_body(
+        self, PreparedBatch batch, Row *row, bytes body, PutRoute route
+    ) except -1
     cdef int finish(self, PreparedBatch batch) except -1
 
 

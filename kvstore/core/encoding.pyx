@@ -36,6 +36,7 @@ cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
     int64_t PyLong_AsLongLongAndOverflow(object number, int *overflow) except? -1
     bint PyUnicode_Check(object text)
+    Py_ssize_t PY_SSIZE_T_MAX
 
 cdef enum:
     MULTI_TAG = 0x2
@@ -49,6 +50,8 @@ cdef enum:
     LONG = 1 << 16
     # Bytes of a word that is checked at once.
     WORD = 8
+    # A route says nothing of compression.
+    UNSET = -1
 
 cdef object _mapping = Mapping
 cdef object _no_properties = NO_PROPERTIES
@@ -75,8 +78,8 @@ cdef class PutRoute:
         self._magic = magic
         self._wire = wire
         self.key_level = key_level
-        self._compress_above = compress_above
-        self._compression = compression
+        self.compress_above = UNSET if compress_above is None else compress_above
+        self.compression = compression
 
 
 @cython.final
@@ -101,7 +104,7 @@ cdef class Encoder:
         self.limits.properties = max_properties
         self.limits.transient = <const uint8_t *>PyBytes_AS_STRING(transient)
         self.limits.transient_size = len(transient)
-        self._compress_above = compress_above
+        self.limits.compress_above = PY_SSIZE_T_MAX if compress_above is None else compress_above
         self._compression = compression
         self.limits.property_crc = property_crc
 
@@ -180,21 +183,20 @@ cdef class Encoder:
         row.body_size = PyBytes_GET_SIZE(body)
         if row.body_size > self.limits.body:
             refuse("the body is too large")
-        above, codec = self.compressing(route)
-        if above is not None and row.body_size > <Py_ssize_t>above:
-            self.compress_body(batch, row, body, codec)
+        if row.body_size > self.compress_above(route):
+            self.compress_body(batch, row, body, route)
         return 0
 
-    cdef tuple compressing(self, PutRoute route):
-        # Above how many bytes bodies are compressed, and how.
-        if route is None:
-            return self._compress_above, self._compression
-        return (
-            self._compress_above if route._compress_above is None else route._compress_above,
-            route._compression or self._compression,
-        )
+    cdef Py_ssize_t compress_above(self, PutRoute route) noexcept:
+        # The size, in bytes, above which bodies are compressed.
+        if route is None or route.compress_above == UNSET:
+            return self.limits.compress_above
+        return route.compress_above
 
-    cdef int compress_body(self, PreparedBatch batch, Row *row, bytes body, object codec) except -1:
+    cdef int compress_body(
+        self, PreparedBatch batch, Row *row, bytes body, PutRoute route
+    ) except -1:
+        codec = self._compression if route is None else route.compression or self._compression
         packed, flags = self._compress(body, codec)
         if len(packed) < row.body_size:
             batch.bodies.append(packed)

@@ -37,7 +37,7 @@ def prepare_columns(
     batch.routes = [route] * batch.count
     # The bodies are in the arrays.
     batch.bodies.append(given)
-    above, codec = encoder.compressing(route)
+    cdef Py_ssize_t above = encoder.compress_above(route)
     for number in range(given._chunk_count):
         chunk = given.chunk(number)
         row = batch.rows + first
@@ -48,12 +48,10 @@ def prepare_columns(
         with nogil:
             for i in range(chunk.count):
                 _add_row(batch, &row[i], chunk, i)
-        if above is not None:
-            for i in range(chunk.count):
-                if row[i].body_size > <Py_ssize_t>above:
-                    body = PyBytes_FromStringAndSize(<const char *>row[i].body, row[i].body_size)
-                    encoder.compress_body(batch, &row[i], body, codec)
         for i in range(chunk.count):
+            if row[i].body_size > above:
+                body = PyBytes_FromStringAndSize(<const char *>row[i].body, row[i].body_size)
+                encoder.compress_body(batch, &row[i], body, route)
             batch.measure_row(&row[i])
         first += chunk.count
     encoder.finish(batch)
