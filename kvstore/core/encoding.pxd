@@ -56,6 +56,7 @@ cdef class PutRoute:
     cdef uint32_t _magic
     cdef bytes _wire
     cdef readonly int key_level
+    # -1: as the encoder's.
     cdef Py_ssize_t compress_above
     cdef object compression
     # The turn of the next message that names no queue.

@@ -50,8 +50,6 @@ cdef enum:
     LONG = 1 << 16
     # Bytes of a word that is checked at once.
     WORD = 8
-    # A route says nothing of compression.
-    UNSET = -1
 
 cdef object _mapping = Mapping
 cdef object _no_properties = NO_PROPERTIES
@@ -78,7 +76,7 @@ cdef class PutRoute:
         self._magic = magic
         self._wire = wire
         self.key_level = key_level
-        self.compress_above = UNSET if compress_above is None else compress_above
+        self.compress_above = -1 if compress_above is None else compress_above
         self.compression = compression
 
 
@@ -189,7 +187,7 @@ cdef class Encoder:
 
     cdef Py_ssize_t compress_above(self, PutRoute route) noexcept:
         # The size, in bytes, above which bodies are compressed.
-        if route is None or route.compress_above == UNSET:
+        if route is None or route.compress_above < 0:
             return self.limits.compress_above
         return route.compress_above
 

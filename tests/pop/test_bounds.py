@@ -217,9 +217,10 @@ def test_what_is_remembered_of_pops_and_acks_has_a_bound(
         (one,) = store.pop("g", name, 1, seconds)
         (two,) = store.pop("g", name, 1, seconds, filter="a")
         most = max(most, size(inside.popping(store)))
-        store.ack(one.receipt)
-        assert store.ack_batch([one.receipt, two.receipt]) == [True, True]
-        most = max(most, size(inside.popping(store)))
+        if number % 2:  # locks that are held are remembered, and so are those that ended
+            store.ack(one.receipt)
+            assert store.ack_batch([one.receipt, two.receipt]) == [True, True]
+            most = max(most, size(inside.popping(store)))
     assert 0 < most <= BOUND + 1
     assert all(len(store.pop("g", name, 5)) == 2 for name in topics)
 
