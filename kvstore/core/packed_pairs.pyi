@@ -28,5 +28,11 @@ def find_in_block(first: int, value: bytes, low: int, high: int) -> list[tuple[i
     Raises FormatError if the value is not a block.
     """
 
+def positions_inside(first: int, value: bytes, wanted: int) -> list[int] | None:
+    """The positions of a hash between the first hash of a block and the last, in order; None if it
+    is not between them, so that other blocks may have it. Raises FormatError if the value is not a
+    block.
+    """
+
 def count_in(value: bytes) -> int:
     """The number of pairs in a block; FormatError if the value is not one."""

@@ -235,3 +235,19 @@ def find_in_block(int64_t first, bytes value not None, int64_t low, int64_t high
             <int64_t>(<uint64_t>first + _number(at, i, head.wide, head.count)), position,
         ))
     return found
+
+
+def positions_inside(int64_t first, bytes value not None, int64_t wanted):
+    cdef Header head = _header(value)
+    cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(value) + HEAD
+    cdef const uint8_t *behind = at + head.wide * head.count
+    cdef uint64_t distance = <uint64_t>wanted - <uint64_t>first
+    cdef Py_ssize_t i
+    if wanted <= first or distance >= _number(at, head.count - 1, head.wide, head.count):
+        return None
+    found = []
+    for i in range(_before(at, head, distance), head.count):
+        if _number(at, i, head.wide, head.count) != distance:
+            break
+        found.append(<int64_t>_number(behind, i, head.far, head.count))
+    return found

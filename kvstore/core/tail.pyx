@@ -180,7 +180,7 @@ cdef class Tail:
     def tell_ends(self, QueueOffsets offsets not None):
         cdef Py_ssize_t i
         for i in range(self._count):
-            offsets.set(self._entries[i].queue, self._entries[i].offset + 1)
+            offsets.set(self._entries[i].queue, <int64_t>(<uint64_t>self._entries[i].offset + 1))
 
     # --- queues ---
 

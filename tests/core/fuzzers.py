@@ -261,6 +261,17 @@ def _found(first: int, value: object, low: int, high: int) -> Any:
     return [pair for pair in pairs if low <= pair[0] <= high]
 
 
+def _inside(first: int, value: object, wanted: int) -> Any:
+    if not isinstance(value, bytes):
+        return TypeError
+    pairs = packing.unpack_block(first, value)
+    if not _is_rising(first, [hash_ for hash_, _ in pairs]):
+        return NotImplemented
+    if not first < wanted < pairs[-1][0]:
+        return None
+    return [position for hash_, position in pairs if hash_ == wanted]
+
+
 # --- runs ---
 
 
@@ -657,6 +668,7 @@ FUZZERS: Final = {
     "packed_pairs.unpack_blocks": Fuzzer(_several_blocks, _of_blocks),
     "packed_pairs.unpack_block": Fuzzer(_a_block, _of_block),
     "packed_pairs.find_in_block": Fuzzer(_to_find, _found),
+    "packed_pairs.positions_inside": Fuzzer(lambda rng: _to_find(rng)[:3], _inside),
     "packed_pairs.count_in": Fuzzer(
         lambda rng: _a_block(rng)[1:],
         lambda value: (

@@ -12,6 +12,7 @@ import pytest
 
 import kvstore
 from kvstore import Message
+from kvstore.core.packed_pairs import pack_block
 from kvstore.errors import FormatError
 from kvstore.index.checkpoint import repack
 from kvstore.index.families import Batch, Families
@@ -33,10 +34,11 @@ from kvstore.index.keys import (
     read_part_prefix,
     run_key,
 )
-from kvstore.index.message_keys import key_lookup, key_merge
+from kvstore.index.message_keys import key_lookup, key_merge, known_blocks
 from kvstore.index.message_keys.key_blocks import BLOCK, sort_pairs
 from kvstore.index.message_keys.key_lookup import FAN_OUT, MessageKeys
 from kvstore.index.message_keys.key_parts import GENERATION, pairs_between
+from kvstore.index.message_keys.known_blocks import KnownBlocks
 from kvstore.index.runs import RUN_MAX, Columns, pack_many, unpack
 from tests.support import inside
 from tests.support.costs import Costs
@@ -509,6 +511,61 @@ def test_pieces_of_filters_are_kept_in_bounded_memory(
     monkeypatch.setattr(key_lookup, "FILTERS_CACHED_BYTES_MAX", 2000)
     assert_finds(keys, model)
     assert 0 < keys._filter_bytes <= 2000
+
+
+def test_each_hash_of_a_part_whose_filter_has_several_pieces_is_found(families: Families) -> None:
+    keys = MessageKeys(families, 1 << 20)
+    add(families, keys, 0, [(n << 25 | 5, n) for n in range(1 << 15)])
+    (part,) = keys.parts()
+    assert part.pieces > 1
+    assert all(list(keys.find(n << 25 | 5, n << 25 | 5, *EVERY)) == [n] for n in range(1 << 15))
+
+
+def test_a_hash_in_a_block_that_was_read_is_found_without_the_database(
+    families: Families, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = MessageKeys(families, SEGMENT)
+    for segment in range(3):
+        add(families, keys, segment, [(1000 + i // 2, i) for i in range(2000)])
+    newest = [segment * SEGMENT + i for segment in (2, 1, 0) for i in (901, 900)]
+    assert list(keys.find(1450, 1450, *EVERY)) == newest
+    monkeypatch.setattr(families, "iter", lambda _: pytest.fail("the database is asked"))
+    assert list(keys.find(1450, 1450, *EVERY)) == newest
+    assert list(keys.find(1451, 1451, 1, 1)) == [SEGMENT + 903, SEGMENT + 902]
+
+
+def test_blocks_that_were_read_are_kept_in_bounded_memory(
+    families: Families, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_blocks, "BLOCKS_CACHED_BYTES_MAX", 1)
+    keys = MessageKeys(families, SEGMENT)
+    model = fill(families, keys, range(5))
+    assert_finds(keys, model)
+    assert len(keys._blocks) == 0
+    monkeypatch.setattr(known_blocks, "BLOCKS_CACHED_BYTES_MAX", 5000)
+    assert_finds(keys, model)
+    assert 0 < len(keys._blocks) <= 5000 // 150
+
+
+def test_filters_and_blocks_leave_memory_when_rows_changed(families: Families) -> None:
+    keys = MessageKeys(families, SEGMENT)
+    assert_finds(keys, fill(families, keys, range(2)))
+    assert len(keys._blocks)
+    assert len(keys._filters)
+    keys.forget_rows()
+    assert len(keys._blocks) == len(keys._filters) == 0
+
+
+def test_a_block_that_was_read_before_blocks_changed_is_not_kept() -> None:
+    blocks = KnownBlocks()
+    value = pack_block(5, np.array([5, 6, 7]), np.array([1, 2, 3]))
+    version = blocks.version
+    blocks.forget()
+    blocks.add(version, 1, 0, (5, value))
+    assert blocks.positions(1, 0, 6) is None
+    blocks.add(blocks.version, 1, 0, (5, value))
+    assert blocks.positions(1, 0, 6) == [2]
+    assert [blocks.positions(1, 0, hash_) for hash_ in (4, 5, 7, 8)] == [None] * 4
 
 
 # --- repack and retire ---

@@ -35,6 +35,7 @@ LIMITS: Final = (
     Limit(("pop.inflight.counters._STALE_MAX",), 0, POPPED),
     Limit(("index.index.HEADS_CACHED_MAX",), 1, EVERYWHERE),
     Limit(("index.message_keys.key_lookup.FILTERS_CACHED_BYTES_MAX",), 1, ("Stores",)),
+    Limit(("index.message_keys.known_blocks.BLOCKS_CACHED_BYTES_MAX",), 1, ("Stores",)),
     Limit(("index.queue_locations.RUNS_CACHED_MAX",), 1, EVERYWHERE),
     Limit(("index.queue_locations.SPANS_CACHED_MAX",), 1, EVERYWHERE),
     Limit(("index.checkpoint.CODES_MAX",), 1, EVERYWHERE),

@@ -129,7 +129,7 @@ class DeadKeys:
                 for piece in range(first, min(first + _PIECES_AT_ONCE, part.pieces)):
                     self._rewrite(batch, part, piece, begin, begin + size)
                 self._families.write(batch)
-                self._keys.forget_filters()
+                self._keys.forget_rows()
                 yield
         batch = self._families.batch()
         batch.delete(META, _MARK + U32.pack(segment))

@@ -2,9 +2,10 @@
 
 The idea: a checkpoint adds a part to its segment; sealing makes one part of a segment's, and eight
 neighbours of a level become one of the next, so a lookup asks as many parts as the logarithm of the
-log's length. The filter of each part is asked first, and pieces of filters are kept in bounded
-memory: a key that is nowhere costs a block in one part of 40. Merging is done a step at a time, by
-any thread that has time.
+log's length. The filter of each part is asked first, then its blocks; pieces of filters, and blocks
+that were read, are kept in bounded memory. A key that is nowhere costs a block in one part of 40; a
+key whose neighbours were looked up lately costs no look into RocksDB. Merging is done a step at a
+time, by any thread that has time.
 
 Invariants: results are candidates by hash, and positions that left the log may be among them: the
 caller compares the key in the record. A generation goes with the last of its segments that is in
@@ -62,6 +63,7 @@ from kvstore.index.message_keys.key_parts import (
     read_parts,
     span,
 )
+from kvstore.index.message_keys.known_blocks import KnownBlocks
 
 I64 = NDArray[np.int64]
 Parts = tuple[Part, ...]
@@ -105,6 +107,7 @@ class MessageKeys:
         """The last number given, by segment and rank."""
         self._filters: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self._filter_bytes = 0
+        self._blocks = KnownBlocks()
         self._lock = threading.Lock()
 
     # --- the parts ---
@@ -152,11 +155,12 @@ class MessageKeys:
             self._merge, self._planned = None, (None, 0)
             self._load()
 
-    def forget_filters(self) -> None:
-        """Drops the cached filters, since filters changed."""
+    def forget_rows(self) -> None:
+        """Drops the cached filters and blocks, since rows of parts changed."""
         with self._lock:
             self._filters.clear()
             self._filter_bytes = 0
+        self._blocks.forget()
 
     def forget(self) -> None:
         """Drops everything cached, since all rows were removed or replaced."""
@@ -170,7 +174,32 @@ class MessageKeys:
         All those in segments `first` to `last` are among them.
         """
         self.parts()
-        before = self._readable
+        stretch = range(first * self._segment_size, (last + 1) * self._segment_size)
+        known = self._known(self._readable, low, stretch) if low == high else None
+        return self._read(low, high, stretch) if known is None else iter(known)
+
+    def _known(self, parts: Parts, wanted: int, stretch: range) -> list[int] | None:
+        """The result of `find` by memory alone; None if it can't tell. Rows of parts do not change
+        while they are in memory, so it is that of the moment at which these were the parts.
+        """
+        digest = wanted >> _DIGEST_SHIFT
+        found: set[int] = set()
+        for part in parts:
+            if self._is_beside(part, stretch):
+                continue
+            base, piece = part.segment * self._segment_size, piece_of(part, digest)
+            data = self._filters.get((part.serial, piece))
+            if data is None:
+                return None
+            if _may_hold(data, part, piece, digest):
+                positions = self._blocks.positions(part.serial, piece, wanted)
+                if positions is None:
+                    return None
+                found.update(base + p for p in positions if base + p in stretch)
+        return sorted(found, reverse=True)
+
+    def _read(self, low: int, high: int, stretch: range) -> Iterator[int]:
+        before, version = self._readable, self._blocks.version
         it = self._families.iter(MESSAGE_KEYS)
         # The iterator sees one moment. The parts of that moment are among those noted before and
         # after its making, whatever is merged meanwhile.
@@ -180,14 +209,13 @@ class MessageKeys:
         # A filter can't answer for hashes of several digests.
         is_one = digest == high >> _DIGEST_SHIFT
         newest = -1
-        stretch = range(first * self._segment_size, (last + 1) * self._segment_size)
         for together in self._groups_of(every):
             found = list[Iterator[int]]()
             for part in together:
-                if part.segment > last or part.end <= first:
+                if self._is_beside(part, stretch):
                     continue
                 if not is_one or self._may_hold(it, part, digest):
-                    positions = partial(self._positions, it, part, stretch)
+                    positions = partial(self._positions, it, part, stretch, version)
                     found += map(positions, self._hashes(it, part, low, high))
             if not found:
                 continue
@@ -204,13 +232,16 @@ class MessageKeys:
             self._grouped = parts, groups
         return groups
 
+    def _is_beside(self, part: Part, stretch: range) -> bool:
+        size = self._segment_size
+        return part.segment * size >= stretch.stop or part.end * size <= stretch.start
+
     def _may_hold(self, it: RdictIter, part: Part, digest: int) -> bool:
-        blocks, piece = part.filter_blocks, piece_of(part, digest)
+        piece = piece_of(part, digest)
         data = self._filters.get((part.serial, piece))
         if data is None:
             data = self._read_filter(it, part, piece)
-        # Where the row is damaged, or the part is gone, that says nothing.
-        return may_hold(data, 0, blocks, piece * PIECE_BLOCKS, digest, FILTER_HASHES)
+        return _may_hold(data, part, piece, digest)
 
     def _read_filter(self, it: RdictIter, part: Part, piece: int) -> bytes:
         data = self._filter_row(it, part, piece)
@@ -251,7 +282,9 @@ class MessageKeys:
             at = following
         return found
 
-    def _positions(self, it: RdictIter, part: Part, stretch: range, wanted: int) -> Iterator[int]:
+    def _positions(
+        self, it: RdictIter, part: Part, stretch: range, version: int, wanted: int
+    ) -> Iterator[int]:
         """The log positions of a hash in a part, within a stretch of the log, newest first."""
         base = part.segment * self._segment_size
         begin, end = stretch.start - base, stretch.stop - base
@@ -263,7 +296,11 @@ class MessageKeys:
                 return
             key = it.key()
             first, sequence = read_block_key(key)
-            found = find_in_block(first, it.value(), wanted, wanted)
+            value = it.value()
+            found = find_in_block(first, value, wanted, wanted)
+            if first < wanted:
+                piece = piece_of(part, first >> _DIGEST_SHIFT)
+                self._blocks.add(version, part.serial, piece, (first, value))
             if first == wanted and found and found[0][1] >= end:
                 key = self._behind_blocks_of(it, part, wanted, end, sequence)
                 continue
@@ -489,6 +526,13 @@ class MessageKeys:
         if self._filter_row(it, part, piece) != filter_piece(part, piece, digests_of(hashes)):
             raise FormatError("a filter is not that of its keys")
         return hashes, positions
+
+
+def _may_hold(data: bytes, part: Part, piece: int, digest: int) -> bool:
+    """Whether a piece of a part's filter may have a digest. There are no bytes, which say nothing,
+    where the row is damaged or the part is gone.
+    """
+    return may_hold(data, 0, part.filter_blocks, piece * PIECE_BLOCKS, digest, FILTER_HASHES)
 
 
 def _rank(part: Part, segment: int) -> int:
