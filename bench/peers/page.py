@@ -231,7 +231,8 @@ def _targets(results: Results) -> str:
             met = "yes" if (ratio >= target.bound if rate else ratio <= target.bound) else "no"
         bound = f"{'at least' if rate else 'at most'} {target.bound:g} ×"
         rows.append((title, [" or ".join(target.against), bound, measured, met]))
-    return _TARGETS_HEAD + _table(["against the better of", "target", "measured", "met"], rows)
+    table = _table(["against the better of", "target", "measured", "met"], rows)
+    return f"{_TARGETS_HEAD}{table}\n"
 
 
 def _write_readme(results: Results) -> None:
