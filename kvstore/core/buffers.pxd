@@ -33,6 +33,12 @@ cdef inline Py_ssize_t lower_bound(
     return low
 
 
+cdef inline Py_ssize_t index_of(int64_t position, int64_t base) noexcept nogil:
+    # How far a position is behind another one; less than 0 if it is before it, or 2**63 and more
+    # behind. Without a sign, so that no difference of two numbers overflows.
+    return <Py_ssize_t>(<uint64_t>position - <uint64_t>base) if position >= base else -1
+
+
 cdef extern from *:
     """
     #include <stdint.h>

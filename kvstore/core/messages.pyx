@@ -18,7 +18,9 @@ from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-from kvstore.core.buffers cimport View, fetch_ahead, load_be32, load_be64, numbers_of, view_of
+from kvstore.core.buffers cimport (
+    View, fetch_ahead, index_of, load_be32, load_be64, numbers_of, view_of,
+)
 from kvstore.core.packed_runs cimport DecodedRuns
 from kvstore.core.records cimport (
     BORN_V6, FLAGS_AT, Kind, OFFSET_AT, Parts, QUEUE_AT, RECORD, STORE_V6, STORED_AT, Span,
@@ -269,11 +271,6 @@ cdef StoredMessage _message(const uint8_t *record, Parts *p, str topic, object u
     return m
 
 
-cdef inline Py_ssize_t _index_of(int64_t position, int64_t base) noexcept:
-    # Without a sign, so that no difference of two numbers overflows.
-    return <Py_ssize_t>(<uint64_t>position - <uint64_t>base) if position >= base else -1
-
-
 cdef StoredMessage _decoded(
     const uint8_t *record, Py_ssize_t left, object position, bint check_crc, object unpack,
     bint property_crc,
@@ -316,8 +313,8 @@ def decode_rows(
     if not 0 <= start <= stop <= min(stated.count, ends.count - 1):
         raise ValueError(f"there are no rows {start} to {stop} among {stated.count}")
     for row in range(start, stop):
-        at = _index_of(ends.numbers[row], ends.numbers[0])
-        left = left_of(view, at, _index_of(ends.numbers[row + 1], ends.numbers[0]))
+        at = index_of(ends.numbers[row], ends.numbers[0])
+        left = left_of(view, at, index_of(ends.numbers[row + 1], ends.numbers[0]))
         record = view.bytes + at if left else NULL
         out.append(_decoded(record, left, stated.numbers[row], check_crc, unpack, False))
     return out
@@ -391,7 +388,7 @@ cdef class QueueReader:
                 position = places[i]
                 if position >= end:
                     return max_bytes
-                if view is None or not 0 <= _index_of(position, base) < stop:
+                if view is None or not 0 <= index_of(position, base) < stop:
                     stop, index = self._segment_size, position % self._segment_size
                     found = self._maps.get(position // self._segment_size)
                     try:
@@ -405,10 +402,10 @@ cdef class QueueReader:
                     base = <int64_t>(<uint64_t>position - <uint64_t>index)
                 if i + AHEAD < count:
                     # Neighbours in a queue lie far apart: most of the time is waiting for memory.
-                    index = _index_of(places[i + AHEAD], base)
+                    index = index_of(places[i + AHEAD], base)
                     if left_of(view, index, stop) > FETCHED:
                         fetch_ahead(view.bytes + index, FETCHED)
-                index = _index_of(position, base)
+                index = index_of(position, base)
                 left = left_of(view, index, stop)
                 record = view.bytes + index if left else NULL
                 if (

@@ -18,7 +18,7 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memmove
 
-from kvstore.core.buffers cimport View, grown, numbers_of, room_of, view_of
+from kvstore.core.buffers cimport View, grown, index_of, numbers_of, room_of, view_of
 from kvstore.core.number_map cimport NumberMap
 
 import numpy as np
@@ -361,7 +361,7 @@ cdef class DecodedRuns:
         at = stop = _runs_until(of, first)
         if at and of.runs[at - 1].first == first:
             at -= 1
-        while stop < of.count and <uint64_t>of.runs[stop].first - <uint64_t>first < <uint64_t>count:
+        while stop < of.count and 0 <= index_of(of.runs[stop].first, first) < count:
             stop += 1
         if at == stop and of.count == of.room:
             room = 2 * of.room + 1
@@ -383,18 +383,17 @@ cdef class DecodedRuns:
         # The position of an offset, and how many follow it in its run, itself included; or NULL.
         cdef int64_t slot = self._slots.find(queue)
         cdef Py_ssize_t at
-        cdef uint64_t behind
         if slot < 0:
             return NULL
         at = _runs_until(self._queues + slot, offset)
         if not at:
             return NULL
         cdef Run *run = self._queues[slot].runs + at - 1
-        behind = <uint64_t>offset - <uint64_t>run.first
-        if behind >= <uint64_t>run.count:
+        at = index_of(offset, run.first)
+        if not 0 <= at < run.count:
             return NULL
-        left[0] = run.count - <Py_ssize_t>behind
-        return run.positions + behind
+        left[0] = run.count - at
+        return run.positions + at
 
     def positions(self, uint64_t queue, int64_t offset, Py_ssize_t limit):
         # The list comes first: making one may collect garbage, and so let other threads forget.

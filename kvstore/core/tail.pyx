@@ -15,7 +15,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
-from kvstore.core.buffers cimport View, grown, lower_bound, numbers_of, room_of
+from kvstore.core.buffers cimport View, grown, index_of, lower_bound, numbers_of, room_of
 from kvstore.core.encoding cimport PreparedBatch, Row
 from kvstore.core.number_map cimport NumberMap
 from kvstore.core.queue_offsets cimport QueueOffsets
@@ -249,15 +249,14 @@ cdef class Tail:
     ) except? NULL:
         # The position of an offset, and how many follow it here, itself included; or NULL.
         cdef QueueEntries *found = self._queue(queue)
-        cdef uint64_t behind
-        if found == NULL or offset < found.first:
+        cdef Py_ssize_t at
+        if found == NULL:
             return NULL
-        # The difference of any two numbers fits, without a sign.
-        behind = <uint64_t>offset - <uint64_t>found.first
-        if behind >= <uint64_t>found.count:
+        at = index_of(offset, found.first)
+        if not 0 <= at < found.count:
             return NULL
-        left[0] = found.count - <Py_ssize_t>behind
-        return found.positions + behind
+        left[0] = found.count - at
+        return found.positions + at
 
     def positions(self, uint64_t queue, int64_t offset, Py_ssize_t limit):
         # The list comes first: making one may collect garbage, and so let other threads add.

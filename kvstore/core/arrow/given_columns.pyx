@@ -377,8 +377,16 @@ cdef bint _has_list(
 # --- values ---
 
 
-cdef inline bint _is_null(const Column *column, int64_t at) noexcept nogil:
-    return column.valid != NULL and not column.valid[at >> 3] >> (at & 7) & 1
+cdef inline Found _place(const Column *column, int64_t row, int64_t *at) noexcept nogil:
+    # Where a row's value is among the column's items, if there is one.
+    if column.layout <= NULLS:
+        return NO_VALUE
+    if not 0 <= row < column.count:
+        return OUTSIDE
+    at[0] = column.begin + row
+    if column.valid != NULL and not column.valid[at[0] >> 3] >> (at[0] & 7) & 1:
+        return NO_VALUE
+    return VALUE
 
 
 cdef inline int64_t _bound(const Column *column, int64_t at) noexcept nogil:
@@ -397,14 +405,10 @@ cdef inline bint _has_bounds(
 
 
 cdef Found text_at(const Column *column, int64_t row, Span *text) noexcept nogil:
-    cdef int64_t at, begin = 0, end = 0
-    if column.layout <= NULLS:
-        return NO_VALUE
-    if not 0 <= row < column.count:
-        return OUTSIDE
-    at = column.begin + row
-    if _is_null(column, at):
-        return NO_VALUE
+    cdef int64_t at = 0, begin = 0, end = 0
+    cdef Found found = _place(column, row, &at)
+    if found != VALUE:
+        return found
     if column.dictionary != NULL:
         if number_at(column, row, &begin) != VALUE:
             return OUTSIDE
@@ -436,16 +440,13 @@ cdef Found _viewed(const Column *column, const uint8_t *view, Span *text) noexce
 
 cdef Found number_at(const Column *column, int64_t row, int64_t *number) noexcept nogil:
     # One that 63 bits cannot hold is given as -1, which no column may have.
-    cdef int64_t at = column.begin + row
     cdef const uint8_t *items = column.items
     cdef char letter = column.letter
     cdef uint64_t wide
-    if column.layout <= NULLS:
-        return NO_VALUE
-    if not 0 <= row < column.count:
-        return OUTSIDE
-    if _is_null(column, at):
-        return NO_VALUE
+    cdef int64_t at = 0
+    cdef Found found = _place(column, row, &at)
+    if found != VALUE:
+        return found
     if letter == b"l":
         number[0] = (<const int64_t *>items)[at]
     elif letter == b"i":
@@ -475,13 +476,10 @@ cdef Found number_at(const Column *column, int64_t row, int64_t *number) noexcep
 
 
 cdef Found list_at(const Column *column, int64_t row, int64_t *begin, int64_t *end) noexcept nogil:
-    cdef int64_t at = column.begin + row
-    if column.layout <= NULLS:
-        return NO_VALUE
-    if not 0 <= row < column.count:
-        return OUTSIDE
-    if _is_null(column, at):
-        return NO_VALUE
+    cdef int64_t at = 0
+    cdef Found found = _place(column, row, &at)
+    if found != VALUE:
+        return found
     if not _has_bounds(column, at, begin, end) or end[0] > column.first.count:
         return OUTSIDE
     return VALUE
