@@ -35,7 +35,9 @@ cdef int64_t _month_start_ms(int64_t now_ms) noexcept nogil:
     cdef int64_t day = now_ms // DAY_MS + EPOCH_DAY, of_era = day % DAYS_400, of_year, year
     year = (of_era - of_era // DAYS_4 + of_era // DAYS_100 - of_era // (DAYS_400 - 1)) // 365
     of_year = of_era - (365 * year + year // 4 - year // 100)
-    return (day - EPOCH_DAY - of_year + (153 * ((5 * of_year + 2) // 153) + 2) // 5) * DAY_MS
+    day += (153 * ((5 * of_year + 2) // 153) + 2) // 5 - EPOCH_DAY - of_year
+    # Without a sign: the month of the earliest time there is began before it.
+    return <int64_t>(<uint64_t>day * <uint64_t>DAY_MS)
 
 
 @cython.final
@@ -51,7 +53,7 @@ cdef class UniqueIds:
         if now_ms > self._now:
             self._begin(now_ms)
         elif self._used == IDS_OF_MS:
-            self._begin(self._now + 1)
+            self._begin(<int64_t>(<uint64_t>self._now + 1))
         found = self._time << 16 | self._counter
         self._used += 1
         self._counter = (self._counter + 1) & 0xFFFF
@@ -60,7 +62,7 @@ cdef class UniqueIds:
     cdef void _begin(self, int64_t now_ms) noexcept:
         self._now = now_ms
         self._used = 0
-        self._time = <uint32_t>(now_ms - _month_start_ms(now_ms))
+        self._time = <uint32_t>(<uint64_t>now_ms - <uint64_t>_month_start_ms(now_ms))
 
     def make(self, int64_t now_ms, Py_ssize_t count):
         return [f"{self.prefix}{self.take(now_ms):012X}" for _ in range(count)]
