@@ -322,24 +322,28 @@ def crowded_rooms(modules: list[Module]) -> list[str]:
 
 
 def shared_names(modules: list[Module]) -> list[str]:
-    """Modules, and public classes, that have the name of another in their package.
-
-    A verb's module has the verb's name, so verbs are left out; `aio` has the API's classes again.
+    """Modules, rooms and classes that have the name of another in their package. A room's first
+    module may have the room's name. `aio` has the API's classes again.
     """
-    counted = [m for m in modules if not is_within(m.name, "kvstore.cli") and m.part != "aio"]
+    counted = [m for m in modules if m.part != "aio"]
     names = Counter(
-        (m.name.partition(".")[0], m.name.rpartition(".")[2]) for m in counted if not m.is_package
+        (
+            m.name.partition(".")[0],
+            "rooms" if m.is_package else "modules",
+            m.name.rpartition(".")[2],
+        )
+        for m in counted
     )
     classes = Counter(
-        (m.name.partition(".")[0], node.name)
+        (m.name.partition(".")[0], "classes", node.name)
         for m in counted
         for node in ast.walk(m.tree)
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        if isinstance(node, ast.ClassDef)
     )
     return [
-        f"{package} has {n} {what} {name}"
-        for what, found in (("modules", names), ("classes", classes))
-        for (package, name), n in sorted(found.items())
+        f"{package} has {n} {kind} {name}"
+        for found in (names, classes)
+        for (package, kind, name), n in sorted(found.items())
         if n > 1
     ]
 
@@ -771,9 +775,13 @@ def test_a_module_beside_the_rooms_and_a_crowded_room_are_found() -> None:
 
 
 def test_names_that_a_package_has_twice_are_found() -> None:
-    twice = [module(f"tiering/{room}/plan.py", "class Plan: ...") for room in ("merge", "policy")]
-    assert shared_names(twice) == ["tiering has 2 modules plan", "tiering has 2 classes Plan"]
-    assert shared_names([twice[0], module("kvstore/read/plan.py", "class Plan: ...")]) == []
+    twice = [module(f"tiering/{room}/plan.py", "class _Plan: ...") for room in ("merge", "policy")]
+    assert shared_names(twice) == ["tiering has 2 modules plan", "tiering has 2 classes _Plan"]
+    assert shared_names([twice[0], module("kvstore/read/plan.py", "class _Plan: ...")]) == []
+    rooms = [module(f"tiering/{room}/__init__.py", "") for room in ("jobs", "spark/jobs")]
+    assert shared_names([*rooms, module("tiering/jobs/jobs.py", "")]) == [
+        "tiering has 2 rooms jobs"
+    ]
 
 
 @pytest.mark.parametrize("source", ["import rocksdict", "from kvstore.files import Files"])

@@ -5,7 +5,7 @@ one-line helps stand here. Verbs call the public API and print through `Output`.
 `StoreError`; they all end here, where the calls that an error advises become verbs. The rooms:
 `admin`, `message`, `tier`, `spark` and `trial` have the verbs, `terminal` opens stores and shows
 results. Not in here: any work on messages, which is the public API's. Begin with this module, then
-`message.put`. May import every room of both packages.
+`message.put_verb`. May import every room of both packages.
 
 Invariants: listing the verbs, with a line on each, imports none of them. Results go to stdout and
 everything else to stderr. Exit codes: 0 done, 1 an error or a check that failed, 2 wrong usage, 130
@@ -99,25 +99,34 @@ _VERBS: Final[dict[str, tuple[str, str]]] = {
         "kvstore.cli.trial.demo",
         "The main job on real input: load, read, kill, recover, check.",
     ),
-    "topic": ("kvstore.cli.admin.topics", "Create, list, show, alter or delete topics."),
+    "topic": ("kvstore.cli.admin.topic_verbs", "Create, list, show, alter or delete topics."),
     "put": (
-        "kvstore.cli.message.put",
+        "kvstore.cli.message.put_verb",
         "Put messages: one a line, from JSON lines, or one given body.",
     ),
-    "get": ("kvstore.cli.message.read", "Show one message: by queue offset, position or id."),
-    "pull": ("kvstore.cli.message.read", "Read a queue from an offset on."),
-    "pop": ("kvstore.cli.message.pop", "Take messages for a group, each under a lock."),
-    "ack": ("kvstore.cli.message.pop", "Say that messages are done, by their receipts."),
+    "get": ("kvstore.cli.message.read_verbs", "Show one message: by queue offset, position or id."),
+    "pull": ("kvstore.cli.message.read_verbs", "Read a queue from an offset on."),
+    "pop": ("kvstore.cli.message.pop_verbs", "Take messages for a group, each under a lock."),
+    "ack": ("kvstore.cli.message.pop_verbs", "Say that messages are done, by their receipts."),
     "work": ("kvstore.cli.message.work", "Run a command for every message a group gets."),
-    "query": ("kvstore.cli.message.read", "Find the messages that carry a key, newest first."),
-    "find": ("kvstore.cli.message.read", "Show the message with an id."),
+    "query": (
+        "kvstore.cli.message.read_verbs",
+        "Find the messages that carry a key, newest first.",
+    ),
+    "find": ("kvstore.cli.message.read_verbs", "Show the message with an id."),
     "offset-at": (
-        "kvstore.cli.message.read",
+        "kvstore.cli.message.read_verbs",
         "Say which offset was the first at or after a time.",
     ),
-    "group": ("kvstore.cli.admin.groups", "Create, list, show, alter or delete consumer groups."),
-    "offset": ("kvstore.cli.admin.groups", "A group's offsets: show, commit, reset, history, lag."),
-    "namespace": ("kvstore.cli.admin.topics", "Create, list, show or delete namespaces."),
+    "group": (
+        "kvstore.cli.admin.group_verbs",
+        "Create, list, show, alter or delete consumer groups.",
+    ),
+    "offset": (
+        "kvstore.cli.admin.group_verbs",
+        "A group's offsets: show, commit, reset, history, lag.",
+    ),
+    "namespace": ("kvstore.cli.admin.topic_verbs", "Create, list, show or delete namespaces."),
     "top": ("kvstore.cli.admin.top", "A live screen of rates, lag, and what is in flight."),
     "stats": (
         "kvstore.cli.admin.stores",
@@ -151,7 +160,7 @@ _INTERRUPTED: Final = 130
 _PIPE_CLOSED: Final = 141
 
 
-class _Verbs(LazyGroup):
+class _KvmqVerbs(LazyGroup):
     """The group of verbs; it turns errors of a verb into a line and an exit code."""
 
     verbs = _VERBS
@@ -219,7 +228,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, is_given: bool) -> No
     ctx.exit()
 
 
-@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_KvmqVerbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version)
 def kvmq() -> None:
     """A message store in a folder: one commit log that RocketMQ can read, indexed by RocksDB.

@@ -65,7 +65,7 @@ class _Topic(msgspec.Struct, rename="camel"):
     attributes: dict[str, str] | None = None
 
 
-class _Group(msgspec.Struct, rename="camel"):
+class _GroupRow(msgspec.Struct, rename="camel"):
     retry_max_times: int = 16
     consume_message_orderly: bool = False
     consume_broadcast_enable: bool = True
@@ -135,7 +135,7 @@ def topic_of(name: str, value: Any, where: str) -> SourceTopic:
 
 def group_of(name: str, value: Any, where: str) -> SourceGroup:
     """The group of a row. Raises FormatError."""
-    group = convert(value, _Group, f"{where}, group {name}")
+    group = convert(value, _GroupRow, f"{where}, group {name}")
     return SourceGroup(
         name,
         group.retry_max_times,

@@ -9,7 +9,7 @@ import pytest
 
 import kvstore
 from kvstore import Message, Retention, StoreConfig
-from kvstore.cli.admin.topics import RetentionText, retention_text
+from kvstore.cli.admin.topic_verbs import RetentionText, retention_text
 from tests.cli.conftest import Kvmq
 from tests.support.clock import VirtualClock
 

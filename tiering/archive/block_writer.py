@@ -280,7 +280,7 @@ class TopicToWrite:
         self.levels = KeyLevels(topic)
 
 
-class _Queue(NamedTuple):
+class _PendingQueue(NamedTuple):
     """Records of a queue that are not encoded yet; more may follow."""
 
     number: int
@@ -307,7 +307,7 @@ class BlockWriter:
         self._coder = coder
         self._block_bytes = block_bytes
         self._topics = topics
-        self._waiting: list[_Queue] = []
+        self._waiting: list[_PendingQueue] = []
         self._waiting_bytes = 0
         self._last: tuple[int, int, int] | None = None
 
@@ -322,7 +322,7 @@ class BlockWriter:
                 raise CallerError(f"queue {queue} of {name!r} comes after a later one")
         total = int(records.sizes.sum())
         if self._waiting_bytes + total < BATCH_BYTES:
-            self._waiting.append(_Queue(number, queue, records))
+            self._waiting.append(_PendingQueue(number, queue, records))
             self._waiting_bytes += total
             return
         ends = np.cumsum(records.sizes)
@@ -332,7 +332,7 @@ class BlockWriter:
             room = max(BATCH_BYTES - self._waiting_bytes, 0)
             stop = max(int(np.searchsorted(ends, done + room, side="right")), at + 1)
             some = records.rows(at, stop)
-            self._waiting.append(_Queue(number, queue, some))
+            self._waiting.append(_PendingQueue(number, queue, some))
             self._waiting_bytes += int(ends[stop - 1]) - done
             at = stop
             if self._waiting_bytes >= BATCH_BYTES:
@@ -382,7 +382,7 @@ class BlockWriter:
         self._waiting_bytes = 0
         if left < fields.count:
             rest = fields.rest(left)
-            self._waiting.append(_Queue(number, queue, rest))
+            self._waiting.append(_PendingQueue(number, queue, rest))
             self._waiting_bytes = int(rest.sizes.sum())
 
     def _queue_counts(self) -> list[tuple[tuple[int, int], int]]:

@@ -31,7 +31,7 @@ Rows = NDArray[Any]
 MakeScratch = Callable[[], Scratch]
 
 
-class _Run(NamedTuple):
+class _SortedRun(NamedTuple):
     """Sorted rows in the scratch file."""
 
     at: int
@@ -49,7 +49,7 @@ class ExternalSort:
         self._make_scratch = scratch
         self._scratch: Scratch | None = None
         self._at = 0
-        self._runs: list[_Run] = []
+        self._runs: list[_SortedRun] = []
         self._waiting: list[Rows] = []
         self._waiting_rows = 0
         self._is_last_sorted = False
@@ -107,7 +107,7 @@ class ExternalSort:
         if self._scratch is None:
             self._scratch = self._make_scratch()
         self._scratch.append(data)
-        self._runs.append(_Run(self._at, self._waiting_rows))
+        self._runs.append(_SortedRun(self._at, self._waiting_rows))
         self._at += len(data)
         self._waiting_rows = 0
 
@@ -145,7 +145,7 @@ class ExternalSort:
             yield self._in_order([part[:cut] for part, cut in zip(parts, cuts, strict=True)])
             parts = [part[cut:] for part, cut in zip(parts, cuts, strict=True)]
 
-    def _read(self, run: _Run, begin: int, most: int) -> Rows:
+    def _read(self, run: _SortedRun, begin: int, most: int) -> Rows:
         assert self._scratch is not None, "runs are in the scratch file"
         size = self._dtype.itemsize
         count = min(most, run.rows - begin)

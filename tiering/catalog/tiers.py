@@ -79,7 +79,7 @@ QUEUE_BLOCKS_CACHED_MAX: Final = 1 << 16
 """The number of blocks whose offsets are kept in memory, over all queues."""
 
 
-class _Queue(NamedTuple):
+class _QueueBlocks(NamedTuple):
     """The blocks of a queue in an archive, and the offsets that they hold."""
 
     blocks: range
@@ -120,7 +120,7 @@ class Tiers:
         self._filters = KeyFilters(access.open_bytes)
         self._scans: OrderedDict[tuple[int, int, int], int] = OrderedDict()
         self._found: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
-        self._queues: dict[tuple[int, int, int], _Queue] = {}
+        self._queues: dict[tuple[int, int, int], _QueueBlocks] = {}
         self._queue_blocks = 0
         self._cache = BlockCache(
             self._read_block,
@@ -280,14 +280,14 @@ class Tiers:
             self._note_scan(key, found[-1].offset + 1)
         return found
 
-    def _queue(self, archive: Archive, key: tuple[int, int, int]) -> _Queue:
+    def _queue(self, archive: Archive, key: tuple[int, int, int]) -> _QueueBlocks:
         """The blocks of a queue, kept while there is room. The directory takes a tenth of the
         memory, and ten times as long to ask.
         """
         with _archive_errors(archive.name):
             blocks = archive.blocks(*key[1:])
             directory = archive.directory
-            found = _Queue(
+            found = _QueueBlocks(
                 blocks,
                 [directory.first_offset(block) for block in blocks],
                 [directory.last_offset(block) for block in blocks],

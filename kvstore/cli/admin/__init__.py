@@ -1,5 +1,5 @@
 """Admin: verbs about topics, groups, namespaces, offsets and whole stores.
 
 One module a subject. Not in here: verbs about messages (`message`) and archives (`tier`). Begin
-with `topics`, which is typical. May import `cli.terminal`, and every room that `cli` may.
+with `topic_verbs`, which is typical. May import `cli.terminal`, and every room that `cli` may.
 """

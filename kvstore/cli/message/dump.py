@@ -59,7 +59,7 @@ from tiering.keys.key_file import provider_of
 _KINDS: Final = (*(kind.value for kind in FileKind), "archive")
 
 
-class _Group(NamedTuple):
+class _FileGroup(NamedTuple):
     """Files that belong together, and their kind."""
 
     kind: FileKind
@@ -134,7 +134,7 @@ def dump(
 # --- the kinds of the files -------------------------------------------------------------------
 
 
-def _group(path: Path, kind: str | None, files: Files) -> _Group:
+def _group(path: Path, kind: str | None, files: Files) -> _FileGroup:
     """The named file, or the files of the named folder. Raises `click.UsageError`."""
     forced = FileKind(kind) if kind else None
     if not path.is_dir():
@@ -145,7 +145,7 @@ def _group(path: Path, kind: str | None, files: Files) -> _Group:
                 f"{path} {what}: neither log, consume queue, index file, checkpoint nor archive "
                 f"(--kind overrules)"
             )
-        return _Group(found, [path])
+        return _FileGroup(found, [path])
     logs = log_files(path, files)
     if not logs:
         raise click.UsageError(
@@ -153,12 +153,12 @@ def _group(path: Path, kind: str | None, files: Files) -> _Group:
             f"in {path / 'commitlog'}"
         )
     if logs[0].parent != path:
-        return _Group(FileKind.LOG, logs)
+        return _FileGroup(FileKind.LOG, logs)
     named = [path / name for name in files.list_dir(path) if named_position(name) is not None]
-    return _Group(forced or kind_of(named[0], files) or FileKind.LOG, named)
+    return _FileGroup(forced or kind_of(named[0], files) or FileKind.LOG, named)
 
 
-def _logs_of(groups: Sequence[_Group], option: str) -> list[Path]:
+def _logs_of(groups: Sequence[_FileGroup], option: str) -> list[Path]:
     """The log files among the named ones. Raises `click.UsageError` if there are none."""
     logs = [path for group in groups if group.kind is FileKind.LOG for path in group.paths]
     if not logs:
@@ -169,7 +169,7 @@ def _logs_of(groups: Sequence[_Group], option: str) -> list[Path]:
 # --- the parts to show ------------------------------------------------------------------------
 
 
-def _dump_position(show: Show, groups: Sequence[_Group], position: int, files: Files) -> None:
+def _dump_position(show: Show, groups: Sequence[_FileGroup], position: int, files: Files) -> None:
     extent = read_record(_logs_of(groups, "--position"), files, position)
     if extent is None:
         raise MessageNotFound(f"no file of those given has position {position}")
@@ -178,7 +178,7 @@ def _dump_position(show: Show, groups: Sequence[_Group], position: int, files: F
         show.damage(extent.path, position, 0, f"nothing begins at {position}, it is in the above")
 
 
-def _dump_chosen(show: Show, groups: Sequence[_Group], choice: Choice, files: Files) -> None:
+def _dump_chosen(show: Show, groups: Sequence[_FileGroup], choice: Choice, files: Files) -> None:
     """Shows the chosen records of the log."""
     logs = _logs_of(groups, "--topic or --queue")
     total = sum(files.size(path) or 0 for path in logs)
@@ -205,7 +205,7 @@ def _dump_chosen(show: Show, groups: Sequence[_Group], choice: Choice, files: Fi
 
 
 def _dump_offset(
-    show: Show, groups: Sequence[_Group], offset: int, commitlog: Path | None, files: Files
+    show: Show, groups: Sequence[_FileGroup], offset: int, commitlog: Path | None, files: Files
 ) -> None:
     """One entry of a consume queue, and the record it points to."""
     for group in groups:
@@ -263,7 +263,7 @@ def _follow(
         show.damage(path, entry.position, 0, reason)
 
 
-def _dump_group(show: Show, group: _Group, choice: Choice, files: Files) -> None:
+def _dump_group(show: Show, group: _FileGroup, choice: Choice, files: Files) -> None:
     if group.kind is FileKind.LOG:
         for extent in read_log(group.paths, files, choice.start):
             if extent.found.kind is Kind.RECORD and show.records == choice.limit:

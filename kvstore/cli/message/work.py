@@ -27,7 +27,7 @@ import msgspec
 
 import kvstore.aio
 from kvstore import Popped, ReceiptExpired, StoreError
-from kvstore.cli.message.pop import filter_options, filter_text, pop_text, wanted_filter
+from kvstore.cli.message.pop_verbs import filter_options, filter_text, pop_text, wanted_filter
 from kvstore.cli.terminal.opening import (
     Seconds,
     config_option,

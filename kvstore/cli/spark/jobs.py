@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from kvstore.cli.spark.options import Spark, spark_options
+from kvstore.cli.spark.spark_options import Spark, spark_options
 from kvstore.cli.tier import archives, erasing, rewriting
 
 _PLACES = "The places of archives must be seen by all of Spark's workers."

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvstore.cli.spark.options import Spark, ViewSettings, spark_options, view_options
+from kvstore.cli.spark.spark_options import Spark, ViewSettings, spark_options, view_options
 from kvstore.cli.terminal.options import LocalPath
 from kvstore.cli.terminal.output import Output, output_option, size_text
 

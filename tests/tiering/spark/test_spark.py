@@ -16,7 +16,7 @@ from pyspark.sql.types import StringType, StructField, StructType, YearMonthInte
 
 import kvstore
 from kvstore import ConfigError, StoredMessage
-from kvstore.cli.spark.export import package
+from kvstore.cli.spark.export_verbs import package
 from kvstore.cli.spark.report import sql
 from tiering.errors import SparkFailed
 from tiering.spark.arrow import SCHEMA, arrow_schema

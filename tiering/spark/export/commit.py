@@ -158,7 +158,7 @@ _MANIFEST: Final = "manifest"
 """The prefix of the name of a manifest that is not committed yet."""
 
 
-class _Run(msgspec.Struct, frozen=True):
+class _Turn(msgspec.Struct, frozen=True):
     """The run whose turn it is."""
 
     run: str
@@ -178,7 +178,7 @@ class Commits:
 
     def begin(self) -> None:
         """Takes over from an earlier run: finishes what is committed, drops what is not."""
-        self._folders.write(RUN, msgspec.json.encode(_Run(self._run)))
+        self._folders.write(RUN, msgspec.json.encode(_Turn(self._run)))
         for file in self._folders.names(PENDING):
             self._finish(self._read(f"{PENDING}/{file}"))
         for name in self._folders.names(STAGING):
@@ -232,7 +232,7 @@ class Commits:
 
     def _mine(self) -> None:
         found = self._folders.read(RUN)
-        if found is None or msgspec.json.decode(found, type=_Run).run != self._run:
+        if found is None or msgspec.json.decode(found, type=_Turn).run != self._run:
             raise ExportBusy(
                 f"another export to {self._folders.root} has begun; let one at a time run there. "
                 "Nothing of this batch was exported by this one"

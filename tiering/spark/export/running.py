@@ -81,7 +81,7 @@ class ExportReport(msgspec.Struct):
         return found
 
 
-class _Settings(msgspec.Struct, frozen=True):
+class _TargetSettings(msgspec.Struct, frozen=True):
     """The settings of a target, from its first export on."""
 
     id: str
@@ -204,11 +204,11 @@ class Exporter:
         """
         kept = self.folders.read(SETTINGS)
         if kept is None:
-            made = _Settings(uuid.uuid4().hex, format, table)
+            made = _TargetSettings(uuid.uuid4().hex, format, table)
             self.folders.write(SETTINGS, msgspec.json.encode(made))
             return made.id
         try:
-            found = msgspec.json.decode(kept, type=_Settings)
+            found = msgspec.json.decode(kept, type=_TargetSettings)
         except msgspec.DecodeError as e:
             where = self.folders.at(SETTINGS)
             raise ExportBroken(f"{where} can't be read ({e}); put it back") from e

@@ -62,7 +62,7 @@ class TaskCommit(WriterCommitMessage):
     archives: list[CommittedArchive] = field(default_factory=list)
 
 
-class _Settings(NamedTuple):
+class _WriterSettings(NamedTuple):
     """A writer's settings, and the state of the place as it was made."""
 
     options: SinkOptions
@@ -76,7 +76,7 @@ class _Settings(NamedTuple):
 
 def _begin(
     schema: StructType, given: Mapping[str, str], *, overwrite: bool, is_stream: bool
-) -> _Settings:
+) -> _WriterSettings:
     """Looks at the place, and removes what dead jobs have left. Raises ConfigError,
     StoresAmbiguous, PlaceError.
     """
@@ -95,7 +95,7 @@ def _begin(
             _log.info("removed what a dead job has left: %s", name)
     except PlaceError as e:
         _log.warning("leftovers of dead jobs stay: %s", str(e))
-    return _Settings(options, state, overwrite)
+    return _WriterSettings(options, state, overwrite)
 
 
 class KvmqWriter(DataSourceArrowWriter):
@@ -172,7 +172,7 @@ def _archives(messages: Sequence[WriterCommitMessage | None]) -> list[CommittedA
 
 
 def _write(
-    settings: _Settings, job: str, batches: Iterator[pa.RecordBatch], query: str = ""
+    settings: _WriterSettings, job: str, batches: Iterator[pa.RecordBatch], query: str = ""
 ) -> TaskCommit:
     options, state, _ = settings
     context = TaskContext.get()

@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 
 import kvstore
 from kvstore import Message, StoreConfig, StoredMessage
-from kvstore.cli.spark.export import export as verb
-from kvstore.cli.spark.export import watched
+from kvstore.cli.spark.export_verbs import export as verb
+from kvstore.cli.spark.export_verbs import watched
 from kvstore.cli.terminal.output import Output
 from kvstore.errors import ConfigError
 from tests.support.clock import VirtualClock

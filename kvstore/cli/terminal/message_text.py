@@ -26,7 +26,7 @@ _BODY_SHOWN: Final = 100
 """Characters of a body in a one-line view."""
 
 
-class _Line(msgspec.Struct, forbid_unknown_fields=True):
+class _JsonMessage(msgspec.Struct, forbid_unknown_fields=True):
     """The fields of a JSON line about a message to put; None means an absent field, except as a
     body.
     """
@@ -114,7 +114,7 @@ def message_from_json(line: bytes, topic: str, defaults: dict[str, Any]) -> Mess
     A body that is not text (a number, an object) is put as JSON. Raises `MessageIllegal`.
     """
     try:
-        found = msgspec.json.decode(line, type=_Line)
+        found = msgspec.json.decode(line, type=_JsonMessage)
     except msgspec.ValidationError as e:
         raise MessageIllegal(f"not a message: {e}") from e
     except (msgspec.DecodeError, RecursionError) as e:

@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 
 from kvstore import PullResult, SqlFilter, Store, StoredMessage
-from kvstore.cli.message.pop import filter_options, wanted_filter
-from kvstore.cli.terminal.messages import message_value, show_message, show_messages
+from kvstore.cli.message.pop_verbs import filter_options, wanted_filter
+from kvstore.cli.terminal.message_text import message_value, show_message, show_messages
 from kvstore.cli.terminal.opening import Instant, folder_argument, open_store, topic_argument
 from kvstore.cli.terminal.options import Access, access_options
 from kvstore.cli.terminal.output import Output, output_option

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 import click
 
 from kvstore import Message, PutResult, Store
-from kvstore.cli.terminal.messages import (
+from kvstore.cli.terminal.message_text import (
     index_at_fault,
     message_from_json,
     name_line,
@@ -78,7 +78,7 @@ def put(
         _put_lines(out, store, _messages(lines, topic, jsonl, defaults), batch)
 
 
-class _Line(NamedTuple):
+class _NumberedMessage(NamedTuple):
     """A message, and the number of its line."""
 
     place: str
@@ -87,22 +87,22 @@ class _Line(NamedTuple):
 
 def _messages(
     lines: BinaryIO, topic: str, jsonl: bool, defaults: dict[str, Any]
-) -> Iterator[_Line]:
+) -> Iterator[_NumberedMessage]:
     name = name_of(lines)
     for number, line in enumerate(lines, 1):
         text, place = line.removesuffix(b"\n"), f"{name}, line {number}"
         if not jsonl:
-            yield _Line(place, Message(topic=topic, body=text, **defaults))
+            yield _NumberedMessage(place, Message(topic=topic, body=text, **defaults))
             continue
         if not text.strip():
             continue
         try:
-            yield _Line(place, message_from_json(text, topic, defaults))
+            yield _NumberedMessage(place, message_from_json(text, topic, defaults))
         except MessageIllegal as e:
             raise MessageIllegal(f"{place}: {e}") from e
 
 
-def _put_lines(out: Output, store: Store, messages: Iterator[_Line], batch: int) -> None:
+def _put_lines(out: Output, store: Store, messages: Iterator[_NumberedMessage], batch: int) -> None:
     clock = SystemClock()
     begin = clock.monotonic()
     count = size = 0
@@ -124,7 +124,9 @@ def _put_lines(out: Output, store: Store, messages: Iterator[_Line], batch: int)
         out.text(f"{count:,} messages, {size_text(size)} of log, {seconds:.2f} s, {rate:,.0f}/s")
 
 
-def _put_batches(store: Store, batches: Iterator[list[_Line]]) -> Iterator[list[PutResult]]:
+def _put_batches(
+    store: Store, batches: Iterator[list[_NumberedMessage]]
+) -> Iterator[list[PutResult]]:
     """Puts batch after batch. Of a batch with a message at fault the messages before it are put;
     then its error is raised, which names its line.
     """
@@ -141,11 +143,11 @@ def _put_batches(store: Store, batches: Iterator[list[_Line]]) -> Iterator[list[
         yield results
 
 
-def _batches(messages: Iterator[_Line], most: int) -> Iterator[list[_Line]]:
+def _batches(messages: Iterator[_NumberedMessage], most: int) -> Iterator[list[_NumberedMessage]]:
     """Batches of at most `most` messages; the messages before one at fault come before its
     error.
     """
-    waiting: list[_Line] = []
+    waiting: list[_NumberedMessage] = []
     while True:
         try:
             message = next(messages, None)

@@ -17,7 +17,7 @@ import click
 
 import kvstore
 from kvstore import Popped, SqlFilter
-from kvstore.cli.terminal.messages import message_value, show_messages
+from kvstore.cli.terminal.message_text import message_value, show_messages
 from kvstore.cli.terminal.opening import (
     Seconds,
     Word,

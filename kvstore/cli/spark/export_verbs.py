@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
-from kvstore.cli.spark.options import Spark, source_options, spark_options
+from kvstore.cli.spark.spark_options import Spark, source_options, spark_options
 from kvstore.cli.terminal.options import Access, LocalPath, Setting, access_options
 from kvstore.cli.terminal.output import Output, output_option, size_text
 from kvstore.cli.tier.worker import on_signal
