@@ -53,6 +53,14 @@ class Peer:
         """Put one."""
         return self.put_batch([item])[0]
 
+    def columns_of(self, rows: list[Item]) -> Any:
+        """Messages of topic 0 as columns, which are made off the clock."""
+        raise NotImplementedError
+
+    def put_columns(self, columns: Any) -> int:
+        """Put them; how many they are."""
+        raise NotImplementedError
+
     def pull(self, topic: int, queue: int, after: Any) -> tuple[list[tuple[Any, ...]], Any]:
         """Up to 32 messages behind a cursor (None: from the first), every field of them, and the
         next cursor.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 import kvstore
 from bench.peers.peer import Item, Peer
 from kvstore import Message, StoreConfig, TopicConfig
@@ -51,6 +53,23 @@ class Kvmq(Peer):
             keys=(item.key,),
             properties={"region": item.region},
         )
+
+    def columns_of(self, rows: list[Item]) -> Any:
+        """An Arrow record batch."""
+        pairs = pa.map_(pa.string(), pa.string())
+        return pa.record_batch(
+            {
+                "body": pa.array([i.body for i in rows], pa.binary()),
+                "queue": pa.array([i.queue for i in rows], pa.int32()),
+                "tag": pa.array([i.tag for i in rows], pa.string()),
+                "keys": pa.array([[i.key] for i in rows], pa.list_(pa.string())),
+                "properties": pa.array([[("region", i.region)] for i in rows], pairs),
+            }
+        )
+
+    def put_columns(self, columns: Any) -> int:
+        """One call."""
+        return self._store.put_columns(_NAMES[0], columns).count
 
     def pull(self, topic: int, queue: int, after: Any) -> tuple[list[tuple[Any, ...]], Any]:
         """The cursor is an offset."""

@@ -25,6 +25,8 @@ from typing import Any, Final
 from bench.peers.peer import Item, Peer, items, on_disk, resident
 
 BATCH: Final = 32
+_ROWS: Final = 1024
+"""Those of a put of columns."""
 QUEUES: Final = 8
 THREADS: Final = 16
 WARM_S = 3.0
@@ -121,6 +123,18 @@ def _put(row: str, size: int, body: int) -> Callable[[Open, int], Rows]:
         return {row: measured(putting(peer, coming, size), peer.settle)}
 
     return work
+
+
+def _put_columns(opens: Open, _: int) -> Rows:
+    peer = opens(False)
+    peer.create(8, QUEUES)
+    coming = items(None, 128, 1, QUEUES)
+
+    def turn(seconds: float) -> tuple[int, float]:
+        parts = [list(islice(coming, _ROWS)) for _ in range(_CHUNK * BATCH // _ROWS)]
+        return _calling(map(peer.put_columns, list(map(peer.columns_of, parts))))(seconds)
+
+    return {"put_columns": measured(turn, peer.settle)}
 
 
 def _put_sync(opens: Open, _: int) -> Rows:
@@ -254,6 +268,7 @@ def _topics(row: str, topics: int, rates: bool) -> Callable[[Open, int], Rows]:
 WORKS: Final[dict[str, Callable[[Open, int], Rows]]] = {
     "put_batch": _put("put_batch", BATCH, 128),
     "put_batch_1k": _put("put_batch_1k", BATCH, 1024),
+    "put_columns": _put_columns,
     "put": _put("put", 1, 128),
     "put_sync": _put_sync,
     "read": _read,

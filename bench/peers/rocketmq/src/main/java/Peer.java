@@ -427,6 +427,8 @@ public final class Peer {
                 int size = work.equals("put_batch_1k") ? 1024 : 128;
                 row(work, "rate", peer.putRate(peer.putting(size, 8, !work.equals("put"), null)));
                 break;
+            case "put_columns":
+                break; // It takes none.
             case "put_sync":
                 row(work, "rate", peer.putSync());
                 break;
