@@ -361,8 +361,8 @@ class _Segment:
     def _compare_entries(self) -> None:
         should = np.concatenate(self._entries)
         says = self._index_entries()
-        # A checkpoint that was written meanwhile has added others.
-        added = self._index.checkpoint.position
+        # A checkpoint that is being written, or was meanwhile, has added others.
+        added = self._index.reach
         says = says[(says[:, 0] < self._covered) | (says[:, 0] >= added)]
         self._report.entries += len(says)
         says = says[np.argsort(says[:, 0], kind="stable")]

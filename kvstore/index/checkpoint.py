@@ -12,7 +12,7 @@ bits, a delivery time is positive), so a run says by itself which of its values 
 
 Invariants:
 
-- The caller writes the rows of a checkpoint, or of a repacked segment, in one batch.
+- The rows of a checkpoint are in the order of queues and offsets. A repacked segment is one batch.
 - Repacking doesn't change the entries in the runs, so readers that keep a decoded run keep a true
   one.
 - A code stands for one hash, for ever.
@@ -48,14 +48,16 @@ _CODE_0: Final = -(1 << 40)
 """The value of code 0; code n is this plus n."""
 
 
+Rows = tuple[list[bytes], list[bytes]]
+"""Keys and values."""
+
+
 class RunRows(NamedTuple):
     """Rows of `runs`, the ranges of queues that may need a location, and next offsets.
 
-    Queues are named by their keys in memory, topic id << 32 | queue id. `keys` and `values` have
-    one item for each row."""
+    Queues are named by their keys in memory, topic id << 32 | queue id."""
 
-    keys: list[bytes]
-    values: list[bytes]
+    rows: Rows
     ranges: list[tuple[int, int, int, int]]
     """Queue, segment, first offset, first store time."""
     next_offsets: dict[int, int]
@@ -65,7 +67,7 @@ def run_rows(tail: Tail, segment_size: int, coded: Callable[[I64], I64]) -> RunR
     """The runs of a tail that gets no more entries; `coded` puts codes for tag hashes."""
     total = len(tail)
     if not total:
-        return RunRows([], [], [], {})
+        return RunRows(([], []), [], {})
     # By queue, and each queue's in the order of its offsets.
     queues_signed, offsets, positions, sizes, tag_hashes, stored_at = tail.entry_columns()
     queue_keys = queues_signed.view(np.uint64)
@@ -98,8 +100,8 @@ def run_rows(tail: Tail, segment_size: int, coded: Callable[[I64], I64]) -> RunR
     split = split_long(begins, total)
     if len(split) != len(begins):
         segments = segments[np.searchsorted(begins, split, side="right") - 1]
-    keys, values = pack_rows(columns, split, segments, queue_keys[split], offsets[split])
-    return RunRows(keys, values, ranges, next_offsets)
+    rows = pack_rows(columns, split, segments, queue_keys[split], offsets[split])
+    return RunRows(rows, ranges, next_offsets)
 
 
 def pack_rows(

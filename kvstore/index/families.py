@@ -51,6 +51,7 @@ from kvstore.index.keys import (
     DERIVED,
     FAMILIES,
     FORMAT,
+    FORMAT_AHEAD,
     FORMAT_VERSION,
     MESSAGE_KEYS,
     META,
@@ -77,7 +78,7 @@ def check_format(families: Families, *, to_rebuild: bool) -> None:
             f"{families.path} has no format version; `kvmq rebuild` makes the index anew"
         )
     version = U32.unpack(found)[0]
-    if version > FORMAT_VERSION:
+    if version > FORMAT_VERSION and version != FORMAT_AHEAD:
         raise FormatTooNew(
             f"{families.path} has format {version}, this version of kvmq reads up to "
             f"{FORMAT_VERSION}; use a newer kvmq",

@@ -5,9 +5,10 @@ The idea: readers look in the tail, then in the tail that is being checkpointed,
 that order and from one look at `tails`: entries that leave the second tail are in RocksDB before it
 goes. Next offsets of used queues are cached, so a put to such a queue does not ask RocksDB.
 
-Invariants: a checkpoint is one WriteBatch with the position it covers, written after the log is
-durable to there; nothing here reads the log. After a change that failed at any step, also behind
-its write, all that memory keeps of rows is read again: nobody else can tell whether it was written.
+Invariants: a checkpoint is written after the log is durable to there; rows that don't fit into its
+batch go before (`pieces`); nothing here reads the log. After a change that failed at any step,
+also behind its write, all that memory keeps of rows is read again: nobody else can tell whether it
+was written.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from kvstore.core.queue_offsets import QueueOffsets
 from kvstore.core.tail import Tail
 from kvstore.index import handover
 from kvstore.index.archived import Arriving, Queue, Row
-from kvstore.index.checkpoint import TagCodes, key_pairs, repack, run_rows
+from kvstore.index.checkpoint import Rows, TagCodes, key_pairs, repack, run_rows
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import Gone, retire, retire_topic
 from kvstore.index.keys import (
+    AHEAD,
     ARCHIVES,
     CHECKPOINT,
     DERIVED,
@@ -37,19 +39,27 @@ from kvstore.index.keys import (
     OFFSET_MAX,
     PLACES,
     QUEUE_MASK,
-    RUNS,
     SEALED,
     TAG_CODES,
     U32,
     U64,
+    Ahead,
     Checkpoint,
     checkpoint_value,
     location_key,
     location_value,
+    read_ahead,
     read_checkpoint,
 )
 from kvstore.index.message_keys.dead_keys import DeadKeys
 from kvstore.index.message_keys.key_lookup import MessageKeys, Parts
+from kvstore.index.pieces import (
+    Piece,
+    forget_ahead,
+    pieces_of,
+    put_rows,
+    write_ahead,
+)
 from kvstore.index.queue_locations import Head, QueueLocations
 
 HEADS_CACHED_MAX: Final = 1 << 19
@@ -97,6 +107,8 @@ class Index:
         self.archived_below: Callable[[int, int, int], bool | None] = lambda *_: None
         """`Cold.below`, where there are archives."""
         self.checkpoint = Checkpoint(0, 0, 0, 0, clean=False)
+        self.ahead: Ahead | None = None
+        """The entries that RocksDB has ahead of the checkpoint."""
 
     # --- opening ---
 
@@ -116,6 +128,8 @@ class Index:
     def _read(self) -> None:
         value = self.families.get(META, CHECKPOINT)
         self.checkpoint = read_checkpoint(value) if value else Checkpoint(0, 0, 0, 0, clean=False)
+        ahead = self.families.get(META, AHEAD)
+        self.ahead = None if ahead is None else read_ahead(ahead)
         self.tags = TagCodes(self.families.get(META, TAG_CODES))
         self._next_archive = max(self._next_archive, handover.next_number(self.families))
         sealed = self.families.get(META, SEALED)
@@ -223,36 +237,31 @@ class Index:
         *,
         sync: bool = False,
     ) -> None:
-        """Writes the frozen tail and `checkpoint` in one batch; the log is durable to there."""
+        """Writes the frozen tail and `checkpoint`; the log is durable to there."""
         with self._writing():
             frozen = self.tails.frozen
             batch = self.families.batch()
-            ranges: list[tuple[int, int, int, int]] = []
             parts: Parts | None = None
-            next_offsets: dict[int, int] = {}
-            if frozen is not None:
-                keys, values, ranges, next_offsets = run_rows(
-                    frozen, self.segment_size, self.tags.coded
-                )
-                batch.put_many(RUNS, keys, values)
-                topic_bytes = bytes(self._topic_bytes)
-                pairs = key_pairs(frozen, self.segment_size, topic_bytes)
-                for segment, (hashes, positions) in pairs.items():
-                    parts = parts or self.keys.parts()
-                    parts = self.keys.add(batch, parts, segment, hashes, positions)
             located: dict[int, int] = {}
-            for queue, segment, first, stored_at in ranges:
-                last = located.get(queue)
-                if (self.checkpointed_end(queue).segment if last is None else last) != segment:
-                    batch.put(
-                        PLACES,
-                        location_key(queue >> 32, queue & QUEUE_MASK, first),
-                        location_value(segment, stored_at),
-                    )
-                located[queue] = segment
+            next_offsets: dict[int, int] = {}
+            pieces = list[Piece]()
+            if frozen is not None:
+                runs, ranges, next_offsets = run_rows(frozen, self.segment_size, self.tags.coded)
+                parts, key_rows = self._key_rows(batch, frozen)
+                locations, located = self._locations(ranges)
+                pieces = pieces_of(runs, locations, key_rows)
+            self._changing()
+            for piece in write_ahead(
+                self.families, self.tags, pieces, self.checkpoint, checkpoint, self.ahead,
+                self._note_ahead,
+            ):  # fmt: skip
+                put_rows(batch, piece)
+            ahead = self.ahead
+            if ahead is not None and ahead.position <= checkpoint.position:
+                ahead = None
+                forget_ahead(batch)
             batch.put(META, CHECKPOINT, checkpoint_value(checkpoint))
             self.tags.put_new(batch)
-            self._changing()
             if parts is not None:
                 self.keys.writing(parts)
             self.families.write(batch, sync=sync)
@@ -267,7 +276,43 @@ class Index:
                 for queue, segment in located.items():
                     self._cache_head(queue, Head(next_offsets[queue], segment))
             self.checkpoint = checkpoint
+            self.ahead = ahead
             self.tails = Tails(self.tails.active, None)
+
+    def _key_rows(self, batch: Batch, frozen: Tail) -> tuple[Parts | None, list[Rows]]:
+        """The rows of parts with a tail's keys, but for their heads, which go into `batch`, and the
+        parts that there are then; None: as before.
+        """
+        pairs = key_pairs(frozen, self.segment_size, bytes(self._topic_bytes))
+        if not pairs:
+            return None, []
+        self.keys.drop_headless()
+        parts, rows = self.keys.parts(), list[Rows]()
+        for segment, (hashes, positions) in pairs.items():
+            parts, added = self.keys.add(batch, parts, segment, hashes, positions)
+            rows += added
+        return parts, rows
+
+    def _locations(self, ranges: list[tuple[int, int, int, int]]) -> tuple[Rows, dict[int, int]]:
+        """The locations that a tail's runs need, in order, and the last segment of each queue."""
+        keys, values = list[bytes](), list[bytes]()
+        located: dict[int, int] = {}
+        for queue, segment, first, stored_at in ranges:
+            last = located.get(queue)
+            if (self.checkpointed_end(queue).segment if last is None else last) != segment:
+                keys.append(location_key(queue >> 32, queue & QUEUE_MASK, first))
+                values.append(location_value(segment, stored_at))
+            located[queue] = segment
+        return (keys, values), located
+
+    def _note_ahead(self, ahead: Ahead) -> None:
+        self.ahead = ahead
+
+    @property
+    def reach(self) -> int:
+        """The position below which RocksDB may have entries."""
+        ahead = self.ahead
+        return max(self.checkpoint.position, 0 if ahead is None else ahead.position)
 
     def _changing(self) -> None:
         """Called before and after rows change: values that are read meanwhile are not cached."""
@@ -534,6 +579,7 @@ class Index:
             batch.put(PLACES, key, value)
         batch.delete(META, SEALED)
         batch.put(META, CHECKPOINT, checkpoint_value(back))
+        batch.delete(META, AHEAD)
         if next(self.families.rows(ARCHIVES, b""), None) is not None:
             handover.mark_unlocated(batch)
         batch.put(META, FORMAT, U32.pack(FORMAT_VERSION))

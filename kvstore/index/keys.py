@@ -14,6 +14,10 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 FORMAT_VERSION: Final = 6
+FORMAT_AHEAD: Final = 7
+"""The version while the index has rows ahead of its checkpoint: a program that does not know the
+row `AHEAD` refuses the store, since it would add these rows' entries once more.
+"""
 
 META: Final = "meta"
 TOPICS: Final = "topics"
@@ -50,6 +54,7 @@ FORMAT: Final = b"format"  # u32
 STORE_ID: Final = b"store_id"  # 16 random bytes
 SEGMENT_SIZE: Final = b"segment_size"  # u64
 CHECKPOINT: Final = b"checkpoint"  # see Checkpoint
+AHEAD: Final = b"ahead"  # see Ahead; present while a checkpoint is being written
 NEXT_TOPIC_ID: Final = b"next_topic_id"  # u32
 NEXT_GROUP_ID: Final = b"next_group_id"  # u32
 LOG_START: Final = b"log_start"  # u64: segments below this position were retired
@@ -76,6 +81,8 @@ _LOCK_KEY: Final = Struct(">IIQIQ")  # group, topic, due, queue, first offset
 _CHECKPOINT: Final = Struct(
     ">QQQQB"
 )  # position, durable end, epoch, last store time, closed cleanly
+
+_AHEAD: Final = Struct(">QQQ")  # position, queue, offset
 
 PARKED: Final = (1 << 64) - 1
 """The due time of a row that locks nothing: messages an ordered group has passed but can't have
@@ -173,6 +180,17 @@ class Checkpoint(NamedTuple):
     epoch: int
     stored_at: int
     clean: bool
+
+
+class Ahead(NamedTuple):
+    """Entries that the index has though the checkpoint does not cover them: those below `position`
+    in the log, and of lower queues, or of lower offsets of `queue`. A queue is named by its key in
+    memory, topic id << 32 | queue id.
+    """
+
+    position: int
+    queue: int
+    offset: int
 
 
 def read_run_key(key: bytes) -> RunKey:
@@ -282,3 +300,13 @@ def read_checkpoint(value: bytes) -> Checkpoint:
     """The inverse of `checkpoint_value`."""
     position, durable, epoch, stored_at, clean = _CHECKPOINT.unpack(value)
     return Checkpoint(position, durable, epoch, stored_at, bool(clean))
+
+
+def ahead_value(a: Ahead) -> bytes:
+    """The value under `AHEAD`."""
+    return _AHEAD.pack(*a)
+
+
+def read_ahead(value: bytes) -> Ahead:
+    """The inverse of `ahead_value`."""
+    return Ahead(*_AHEAD.unpack(value))

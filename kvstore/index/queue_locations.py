@@ -111,6 +111,17 @@ class QueueLocations:
         first, value = found
         return Head(first + runs.count_of(value), location.segment)
 
+    def first_from(self, queue: int, segment: int, begin: int) -> int | None:
+        """The first offset of a queue's first run in a segment that begins at `begin` or behind
+        it.
+        """
+        topic, number = queue >> 32, queue & QUEUE_MASK
+        low, high = (run_key(segment, topic, number, offset) for offset in (0, OFFSET_MAX))
+        for key, value in self._families.rows(RUNS, low, high):
+            if runs.first_position(value) >= begin:
+                return read_run_key(key).first
+        return None
+
     def location_at(
         self, queue: int, offset: int, first_segment: int, *, fresh: bool = False
     ) -> Span | None:

@@ -10,7 +10,8 @@ Invariants:
 
 - A message that was found by a key when it was put is found by it again.
 - An entry's offset is the one written in the record.
-- An offset that the index has already is not added again.
+- An entry that the index has already, by a checkpoint that was cut short, is not added again. Its
+  keys are.
 - Records that are not indexed are listed in `refused`.
 """
 
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 from kvstore.core.records import facts
 from kvstore.core.scan import Scan
 from kvstore.index.index import Index
+from kvstore.index.keys import Ahead
 from kvstore.record.hashes import scheduled_code
 from kvstore.record.names import PREPARED, ROLLBACK, SCHEDULE_TOPIC, TRANSACTION_MASK
 
@@ -124,6 +126,8 @@ class Replay:
         self.last_stored = int(rows[-1, 5])
         self._schedule(buffer, base, found, rows)
         is_entry = is_ours & (kinds != PREPARED) & (kinds != ROLLBACK)
+        if self._index.ahead is not None:
+            is_entry &= ~_is_there(rows, self._index.ahead)
         self._add_entries(rows[is_entry], owners[is_entry], queues)
         self._add_keys(found, topics, rows, is_ours & (kinds != ROLLBACK))
 
@@ -293,3 +297,11 @@ class Replay:
             self._taken = []
         if len(rows):
             self._index.tails.active.add_found(rows, _NO_KEYS)
+
+
+def _is_there(rows: I64, ahead: Ahead) -> NDArray[np.bool_]:
+    """Whether the index has entries ahead of its checkpoint."""
+    queues, offsets, positions = rows[:, 0], rows[:, 1], rows[:, 2]
+    is_before = (queues < ahead.queue) | ((queues == ahead.queue) & (offsets < ahead.offset))
+    there: NDArray[np.bool_] = (positions < ahead.position) & is_before
+    return there

@@ -73,6 +73,12 @@ def count_of(value: bytes) -> int:
     return int.from_bytes(value[2:4], "little")
 
 
+def first_position(value: bytes) -> int:
+    """Where in the segment a run's first entry stands."""
+    count_of(value)
+    return int.from_bytes(value[4:8], "little")
+
+
 def unpack(value: bytes) -> Columns:
     """One run's columns; `FormatError` if the value is not a run."""
     return unpack_many([value])[0]

@@ -35,6 +35,7 @@ from kvstore.index.families import Batch, Row
 from kvstore.index.handover import kept_locations, mark_unlocated
 from kvstore.index.index import Index
 from kvstore.index.keys import (
+    AHEAD,
     ARCHIVES,
     CHECKPOINT,
     DERIVED,
@@ -204,7 +205,7 @@ def _copy_old(old: Index, index: Index, batch: Batch, config: StoreConfig) -> No
 
 def _kept_meta(old: Index) -> Iterator[tuple[bytes, bytes]]:
     for key, value in old.families.rows(META, b""):
-        if key not in (SEALED, CHECKPOINT, FORMAT):
+        if key not in (SEALED, CHECKPOINT, AHEAD, FORMAT):
             yield key, value
 
 

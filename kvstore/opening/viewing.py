@@ -133,7 +133,7 @@ def reach(path: Path, config: StoreConfig, queues: Iterable[Queue] | None) -> Re
         first_segment = index.gone().below // size
         found = {}
         for topic, queue in queues:
-            end = index.locations.head(topic << 32 | queue).next_offset
+            end = _covered_end(index, topic << 32 | queue)
             if end:
                 found[topic, queue] = _first(index, topic, queue, first_segment, end), end
         return Reach(index.checkpoint.position, found)
@@ -180,6 +180,17 @@ def _opened(path: Path, config: StoreConfig) -> Iterator[tuple[Index, int]]:
     with closing(index):
         index.load()
         yield index, config.segment_size
+
+
+def _covered_end(index: Index, queue: int) -> int:
+    """A queue's next offset, counting only records that the checkpoint covers."""
+    position, ahead, size = index.checkpoint.position, index.ahead, index.segment_size
+    if ahead is not None and queue <= ahead.queue:
+        for segment in range(position // size, (ahead.position - 1) // size + 1):
+            found = index.locations.first_from(queue, segment, position - segment * size)
+            if found is not None:
+                return found
+    return index.locations.head(queue).next_offset
 
 
 def _first(index: Index, topic: int, queue: int, first_segment: int, end: int) -> int:

@@ -56,7 +56,9 @@ def add(families: Families, keys: MessageKeys, segment: int, pairs: Sequence[Pai
     """A checkpoint's keys of one segment."""
     hashes, positions = (np.array(c, dtype=np.int64) for c in zip(*pairs, strict=True))
     batch = families.batch()
-    parts = keys.add(batch, keys.parts(), segment, *sort_pairs(hashes, positions))
+    parts, rows = keys.add(batch, keys.parts(), segment, *sort_pairs(hashes, positions))
+    for names, values in rows:
+        batch.put_many(MESSAGE_KEYS, names, values)
     keys.writing(parts)
     families.write(batch)
     keys.written(parts)

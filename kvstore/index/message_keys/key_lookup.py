@@ -43,6 +43,7 @@ from kvstore.index.keys import (
     behind,
     block_key,
     filter_key,
+    head_key,
     part_prefix,
     read_block_key,
 )
@@ -55,6 +56,7 @@ from kvstore.index.message_keys.key_parts import (
     blocks_between,
     digests_of,
     filter_piece,
+    head_value,
     new_part,
     pairs_between,
     part_rows,
@@ -99,6 +101,8 @@ class MessageKeys:
         self._grouped: tuple[Parts, list[list[Part]]] = ((), [])
         """The parts of the last look, and the groups in which it reads them."""
         self._merge: Merge | None = None
+        self._headless: list[bytes] = []
+        """Prefixes of rows without a head: readers pass over them."""
         self._replaced: deque[int] = deque()
         """Sealed segments with parts that were replaced, whose rows may be in files yet."""
         self._planned: tuple[Parts | None, int] = (None, 0)
@@ -124,7 +128,9 @@ class MessageKeys:
         return found
 
     def _load(self) -> None:
-        found, unfinished = read_parts(self._families, self._families.iter(MESSAGE_KEYS))
+        found, unfinished, self._headless = read_parts(
+            self._families, self._families.iter(MESSAGE_KEYS)
+        )
         self._readable = self._written = _in_order(found)
         for one in unfinished:
             sources = [part for part in self._written if part.prefix in one.sources]
@@ -335,10 +341,14 @@ class MessageKeys:
 
     # --- writing ---
 
-    def add(self, batch: Batch, parts: Parts, segment: int, hashes: I64, positions: I64) -> Parts:
-        """Puts a new part of sorted pairs into a batch; returns all parts, this one included.
+    def add(
+        self, batch: Batch, parts: Parts, segment: int, hashes: I64, positions: I64
+    ) -> tuple[Parts, list[tuple[list[bytes], list[bytes]]]]:
+        """Puts the head of a new part of sorted pairs into a batch. Returns all parts, this one
+        included, and the keys and values of its other rows, which are written before the batch or
+        with it.
 
-        Where this makes `FAN_OUT` small parts of a rank, they are merged in the same batch.
+        Where this makes `FAN_OUT` small parts of a rank, the batch removes them: they are merged.
         """
         base, rank = segment * self._segment_size, 0
         while rank < _RANK_MAX:
@@ -362,9 +372,20 @@ class MessageKeys:
         number = self._number(parts, segment, rank)
         first = base + int(positions.min(initial=self._segment_size))
         part = new_part(0, segment, number, len(hashes), first)
-        for keys, values in part_rows(part, hashes, positions):
-            batch.put_many(MESSAGE_KEYS, keys, values)
-        return (*parts, part)
+        batch.put(MESSAGE_KEYS, head_key(part.prefix), head_value(part, part.pieces))
+        return (*parts, part), list(part_rows(part, hashes, positions))
+
+    def drop_headless(self) -> None:
+        """Removes the rows of parts that a checkpoint did not come to complete, before another part
+        gets the number of one.
+        """
+        self.parts()
+        if self._headless:
+            batch = self._families.batch()
+            for prefix in self._headless:
+                batch.delete_range(MESSAGE_KEYS, prefix, behind(prefix))
+            self._families.write(batch)
+            self._headless = []
 
     def _number(self, parts: Parts, segment: int, rank: int) -> int:
         """A number for a part that no part of the segment has, or had just before."""

@@ -168,7 +168,7 @@ class BlockRows:
 
 
 def part_rows(part: Part, hashes: I64, positions: I64) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    """All rows of a part of sorted pairs, as keys and values, a piece at a time."""
+    """All rows of a part of sorted pairs but its head, as keys and values, a piece at a time."""
     for piece in range(part.pieces):
         low, high = piece_start(part, piece), piece_start(part, piece + 1)
         a, b = np.searchsorted(hashes, [low, high])
@@ -177,7 +177,6 @@ def part_rows(part: Part, hashes: I64, positions: I64) -> Iterator[tuple[list[by
             [*keys, filter_key(part.prefix, piece)],
             [*values, filter_piece(part, piece, digests_of(hashes[a:b]))],
         )
-    yield [head_key(part.prefix)], [head_value(part, part.pieces)]
 
 
 def head_value(part: Part, done: int, sources: Iterable[Part] = ()) -> bytes:
@@ -189,8 +188,13 @@ def head_value(part: Part, done: int, sources: Iterable[Part] = ()) -> bytes:
 # --- reading ---
 
 
-def read_parts(families: Families, it: RdictIter) -> tuple[list[Part], list[Unfinished]]:
-    """The parts that an iterator of `MESSAGE_KEYS` sees, and the parts that are being made."""
+def read_parts(
+    families: Families, it: RdictIter
+) -> tuple[list[Part], list[Unfinished], list[bytes]]:
+    """The parts that an iterator of `MESSAGE_KEYS` sees, the parts that are being made, and the
+    prefixes of rows without a head.
+    """
+    headless: list[bytes] = []
     found: list[Part] = []
     unfinished: list[Unfinished] = []
     it.seek(b"")
@@ -204,8 +208,10 @@ def read_parts(families: Families, it: RdictIter) -> tuple[list[Part], list[Unfi
                 unfinished.append(one)
             else:
                 found.append(one.part)
+        else:
+            headless.append(prefix)
         it.seek(behind(prefix))
-    return found, unfinished
+    return found, unfinished, headless
 
 
 def _read_head(prefix: bytes, value: bytes) -> Unfinished:
