@@ -23,8 +23,9 @@ from kvstore.core.buffers cimport (
 )
 from kvstore.core.packed_runs cimport DecodedRuns
 from kvstore.core.records cimport (
-    BORN_V6, FLAGS_AT, Kind, OFFSET_AT, Parts, QUEUE_AT, RECORD, STORE_V6, STORED_AT, Span,
-    V6_EXTRA, check_body, check_whole, damaged, left_of, measure, next_pair, number_of,
+    BORN_V6, FLAGS_AT, Kind, Named, OFFSET_AT, Parts, QUEUE_AT, RECORD, STORE_V6, STORED_AT, Span,
+    V6_EXTRA, VALUE_MAX, check_body, check_whole, damaged, find_named, left_of, measure, number_of,
+    text_of,
 )
 from kvstore.core.tail cimport Tail
 
@@ -102,6 +103,9 @@ cdef class StoredMessage:
     cdef public uint32_t body_crc
     cdef public int version
     cdef dict _properties
+    # Values in `_raw_properties`, once they were searched for.
+    cdef Named _named
+    cdef bint _is_searched
 
     def __init__(
         self, topic, queue, offset, position, size, body, raw_properties, flags, system_flags,
@@ -158,20 +162,13 @@ cdef class StoredMessage:
         if properties is not None:
             self._properties = properties
 
-    cdef str _property(self, const char *name, Py_ssize_t size):
-        # The last non-empty value of that name.
-        cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(self._raw_properties)
-        cdef const uint8_t *end = at + PyBytes_GET_SIZE(self._raw_properties)
-        cdef Span its, value, found
+    cdef str _value(self, Span *named, str name):
         if self._properties is not None:
-            return self._properties.get(name[:size].decode())
-        found.at = NULL
-        while next_pair(&at, end, &its, &value):
-            if its.size == size and memcmp(its.at, name, size) == 0:
-                found = value
-        if found.at == NULL:
-            return None
-        return PyUnicode_DecodeUTF8(<const char *>found.at, found.size, "replace")
+            return self._properties.get(name)
+        if not self._is_searched:
+            find_named(self._raw_properties, &self._named)
+            self._is_searched = True
+        return None if named.at == NULL else text_of(named.at, named.size, VALUE_MAX)
 
     @property
     def raw_properties(self):
@@ -181,6 +178,7 @@ cdef class StoredMessage:
     def raw_properties(self, bytes raw not None):
         self._raw_properties = raw
         self._properties = None
+        self._is_searched = False
 
     @property
     def properties(self):
@@ -194,11 +192,11 @@ cdef class StoredMessage:
 
     @property
     def tag(self):
-        return self._property(b"TAGS", 4)
+        return self._value(&self._named.tag, "TAGS")
 
     @property
     def keys(self):
-        found = self._property(b"KEYS", 4)
+        found = self._value(&self._named.keys, "KEYS")
         if not found:
             return []
         # Most messages have one, and splitting takes longer than looking.
@@ -206,11 +204,11 @@ cdef class StoredMessage:
 
     @property
     def message_id(self):
-        return self._property(b"UNIQ_KEY", 8) or self.position_id
+        return self._value(&self._named.unique_id, "UNIQ_KEY") or self.position_id
 
     @property
     def message_group(self):
-        return self._property(b"__SHARDINGKEY", 13)
+        return self._value(&self._named.group, "__SHARDINGKEY")
 
     @property
     def position_id(self):

@@ -67,6 +67,16 @@ cdef struct Span:
     Py_ssize_t size
 
 
+cdef struct Named:
+    # The values of TAGS, KEYS, UNIQ_KEY and __SHARDINGKEY.
+    Span tag, keys, unique_id, group
+
+
+cdef enum:
+    # The bytes of a value that is kept as a text, at most.
+    VALUE_MAX = 16
+
+
 cdef Kind measure(
     const uint8_t *record, Py_ssize_t left, int64_t position, Parts *parts
 ) noexcept nogil
@@ -80,3 +90,5 @@ cdef object damaged(Kind kind, const uint8_t *record, Parts *parts, object posit
 cdef int64_t number_of(object position) except? -1
 cdef Py_ssize_t left_of(View view, Py_ssize_t at, Py_ssize_t end) noexcept
 cdef bint next_pair(const uint8_t **at, const uint8_t *end, Span *name, Span *value) noexcept nogil
+cdef void find_named(bytes raw, Named *out) noexcept
+cdef str text_of(const uint8_t *at, Py_ssize_t size, Py_ssize_t most)

@@ -27,12 +27,12 @@ cdef extern from "Python.h":
 cdef enum:
     TOPIC_MAX_V1 = 127
     LENGTH_MAX = 32767
-    # The names of properties that are kept as texts, and the bytes of one at most.
-    NAMES = 256
+    # Texts that are kept, and the bytes of a name that is one at most.
+    TEXTS = 256
     NAME_MAX = 64
     CRC_HEAD = 9
 
-cdef list _names = [""] * NAMES
+cdef list _texts = [""] * TEXTS
 
 cdef const char *_CRC_HEAD = b"__CRC32#\x01"
 
@@ -301,16 +301,37 @@ def find_property(bytes raw not None, bytes name not None):
     return None if found.at == NULL else found.at[: found.size]
 
 
-cdef str _name_of(const uint8_t *at, Py_ssize_t size):
-    # The few names that there are come again and again: making and hashing one takes the longest.
-    cdef Py_ssize_t slot = (size + 5 * at[0] + 3 * at[size - 1]) % NAMES, known_size
-    cdef str found = <str>_names[slot]
-    cdef const char *known = PyUnicode_AsUTF8AndSize(found, &known_size)
-    if known_size == size and memcmp(known, at, size) == 0:
-        return found
-    found = PyUnicode_DecodeUTF8(<const char *>at, size, "replace")
-    if size <= NAME_MAX:
-        _names[slot] = found
+cdef void find_named(bytes raw, Named *out) noexcept:
+    cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(raw)
+    cdef const uint8_t *end = at + PyBytes_GET_SIZE(raw)
+    cdef Span name, value
+    out.tag.at = out.keys.at = out.unique_id.at = out.group.at = NULL
+    # The last one of a name counts.
+    while next_pair(&at, end, &name, &value):
+        if name.size == 4 and memcmp(name.at, b"TAGS", 4) == 0:
+            out.tag = value
+        elif name.size == 4 and memcmp(name.at, b"KEYS", 4) == 0:
+            out.keys = value
+        elif name.size == 8 and memcmp(name.at, b"UNIQ_KEY", 8) == 0:
+            out.unique_id = value
+        elif name.size == 13 and memcmp(name.at, b"__SHARDINGKEY", 13) == 0:
+            out.group = value
+
+
+cdef str text_of(const uint8_t *at, Py_ssize_t size, Py_ssize_t most):
+    # Of `most` bytes or fewer it is kept: names, and values like tags, come again and again, and
+    # making and hashing a text takes the longest. Not empty.
+    cdef Py_ssize_t slot, known_size
+    cdef str found
+    cdef const char *known
+    if size > most:
+        return PyUnicode_DecodeUTF8(<const char *>at, size, "replace")
+    slot = (size + 5 * at[0] + 3 * at[size - 1] + 7 * at[size >> 1]) % TEXTS
+    found = <str>_texts[slot]
+    known = PyUnicode_AsUTF8AndSize(found, &known_size)
+    if known_size != size or memcmp(known, at, size):
+        found = PyUnicode_DecodeUTF8(<const char *>at, size, "replace")
+        _texts[slot] = found
     return found
 
 
@@ -320,8 +341,8 @@ def decode_properties(bytes raw not None):
     cdef Span name, value
     cdef dict found = {}
     while next_pair(&at, end, &name, &value):
-        key = _name_of(name.at, name.size)
-        found[key] = PyUnicode_DecodeUTF8(<const char *>value.at, value.size, "replace")
+        key = text_of(name.at, name.size, NAME_MAX)
+        found[key] = text_of(value.at, value.size, VALUE_MAX)
     return found
 
 

@@ -167,6 +167,22 @@ def test_names_and_properties_are_those_of_the_properties_field(raw: bytes, firs
     assert m.properties == expected
 
 
+def test_names_are_looked_up_anew_in_another_properties_field() -> None:
+    m = message(raw_properties=b"TAGS\x01a\x02KEYS\x01k\x02")
+    assert (m.tag, m.keys) == ("a", ["k"])
+    m.raw_properties = b"KEYS\x01l\x02"
+    assert (m.tag, m.keys) == (None, ["l"])
+
+
+def test_a_short_text_is_never_taken_for_another() -> None:
+    values = [bytes((a, b)) for a in range(32, 256) for b in range(32, 256, 7)] * 2
+    for value in values:
+        raw = b"name\x01" + value + b"\x02TAGS\x01" + value
+        m = message(raw_properties=raw)
+        assert m.tag == value.decode(errors="replace")
+        assert m.properties == plain.decode_properties(raw)
+
+
 def test_a_message_seen_as_another_keeps_its_record() -> None:
     m = message(raw_properties=b"TAGS\x01a\x02")
     m.see_as("other", {"TAGS": "b"})
