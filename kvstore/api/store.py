@@ -24,7 +24,7 @@ from kvstore.config import StoreConfig
 from kvstore.core.popping.receipts import Popped
 from kvstore.engine import config_exchange, topic_changes
 from kvstore.engine.config_exchange import ConfigImport
-from kvstore.engine.engine import Engine
+from kvstore.engine.engine import Engine, ReadingEngine
 from kvstore.engine.stats import SegmentStats, StoreStats, collect, segment_stats
 from kvstore.engine.verify import VerifyReport, verify
 from kvstore.errors import ConfigError, ReceiptExpired, shown
@@ -77,7 +77,7 @@ class Store(Calls):
         if not read_only:
             given.check_puts_are_readable()
         refuse_in_child(self)
-        engine = Engine(
+        engine = (ReadingEngine if read_only else Engine)(
             self.path,
             given,
             read_only=read_only,

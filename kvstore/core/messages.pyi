@@ -189,3 +189,19 @@ class QueueReader:
         Their records have `max_bytes` together, but one message may be larger if `out` is empty.
         Returns the rest of `max_bytes`; less than 0 if there is no room for the next one.
         """
+
+    def get(
+        self,
+        active: Tail,
+        frozen: Tail | None,
+        topic: str,
+        base: int,
+        queues: int,
+        queue: object,
+        offset: object,
+        end: int,
+    ) -> StoredMessage | None:
+        """The message that `read` would append first, of one of the `queues` of a topic whose first
+        one is `base`. None if `read` would append none, for a queue that there is not, and for what
+        is no int.
+        """

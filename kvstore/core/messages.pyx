@@ -318,6 +318,12 @@ def decode_rows(
     return out
 
 
+cdef inline void _fetch(View view, Py_ssize_t index, Py_ssize_t stop) noexcept:
+    # Ask for a record's memory, if it is in the view.
+    if left_of(view, index, stop) > FETCHED:
+        fetch_ahead(view.bytes + index, FETCHED)
+
+
 cdef class Collector:
     cdef int take(self, const uint8_t *record, Parts *p, object unpack) except -1:
         raise TypeError("it takes nothing")
@@ -369,14 +375,34 @@ cdef class QueueReader:
         self, Tail active not None, Tail frozen, str topic not None, uint64_t key, offset,
         Py_ssize_t limit, int64_t end, int64_t max_bytes, out,
     ):
+        cdef list listed = out if isinstance(out, list) else None
+        cdef Collector collector = None if listed is not None else <Collector?>out
+        return self._read(
+            active, frozen, topic, key, number_of(offset), limit, end, max_bytes, listed, collector
+        )
+
+    def get(
+        self, Tail active not None, Tail frozen, str topic not None, uint64_t base, int64_t queues,
+        queue, offset, int64_t end,
+    ):
+        cdef list found = []
+        cdef int64_t at = number_of(queue) if type(queue) is int else -1
+        cdef uint64_t key = base + <uint64_t>at
+        if not 0 <= at < queues or type(offset) is not int:
+            return None
+        self._read(active, frozen, topic, key, number_of(offset), 1, end, 0, found, None)
+        return found[0] if found else None
+
+    cdef int64_t _read(
+        self, Tail active, Tail frozen, str topic, uint64_t key, int64_t at, Py_ssize_t limit,
+        int64_t end, int64_t max_bytes, list listed, Collector collector,
+    ) except? -1:
         cdef int64_t places[AT_ONCE]
-        cdef int64_t at = number_of(offset), base = 0, position
-        cdef Py_ssize_t stop = 0, index, left, count, i
+        cdef int64_t base = 0, position
+        cdef Py_ssize_t stop = 0, index, left, count, i, ahead
         cdef View view = None
         cdef Parts p
         cdef const uint8_t *record
-        cdef list listed = out if isinstance(out, list) else None
-        cdef Collector collector = None if listed is not None else <Collector?>out
         while limit > 0:
             count = self._positions(active, frozen, key, at, min(limit, AT_ONCE), places)
             if not count:
@@ -398,11 +424,12 @@ cdef class QueueReader:
                         return max_bytes
                     view = view_of(buffer)
                     base = <int64_t>(<uint64_t>position - <uint64_t>index)
+                # Neighbours in a queue lie far apart: most of the time is waiting for memory.
+                if i == 0:
+                    for ahead in range(min(AHEAD, count)):
+                        _fetch(view, index_of(places[ahead], base), stop)
                 if i + AHEAD < count:
-                    # Neighbours in a queue lie far apart: most of the time is waiting for memory.
-                    index = index_of(places[i + AHEAD], base)
-                    if left_of(view, index, stop) > FETCHED:
-                        fetch_ahead(view.bytes + index, FETCHED)
+                    _fetch(view, index_of(places[i + AHEAD], base), stop)
                 index = index_of(position, base)
                 left = left_of(view, index, stop)
                 record = view.bytes + index if left else NULL
@@ -415,7 +442,7 @@ cdef class QueueReader:
                     or not _is_text(record + p.topic_at, p.topic_size, topic)
                 ):
                     return max_bytes
-                if p.size > max_bytes and len(out):
+                if p.size > max_bytes and (len(collector) if listed is None else len(listed)):
                     return -1
                 try:
                     if listed is None:

@@ -64,9 +64,7 @@ _log = logging.getLogger("kvmq")
 
 
 class Engine:
-    """The parts of an open store, see the module. A read-only store has neither `writer` nor any
-    other part that `_open_writing` makes; to ask for one raises `StoreReadOnly`.
-    """
+    """The parts of an open store, see the module. A read-only one is a `ReadingEngine`."""
 
     def __init__(
         self,
@@ -105,14 +103,6 @@ class Engine:
             self.is_closed = True
             self._ending.close()
             raise
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> NoReturn:
-            log = self.__dict__.get("log")
-            if log is not None and not name.startswith("_"):
-                log.check_writable()
-            raise AttributeError(f"the engine has no {name}")
 
     # --- opening ---
 
@@ -349,3 +339,18 @@ class Engine:
 
 def _copying(progress: Progress | None) -> Callable[[int, int], Any] | None:
     return None if progress is None else partial(progress, "reading the log")
+
+
+class ReadingEngine(Engine):
+    """The parts of a read-only store. It has neither `writer` nor any other part that
+    `_open_writing` makes; to ask for one raises `StoreReadOnly`. (A class of its own, since every
+    attribute of a class with `__getattr__` takes longer to read.)
+    """
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            log = self.__dict__.get("log")
+            if log is not None and not name.startswith("_"):
+                log.check_writable()
+            raise AttributeError(f"the engine has no {name}")

@@ -7,11 +7,14 @@ import pickle
 import socket
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.core.messages import StoredMessage, decode, unpack_host
+from kvstore.core.messages import QueueReader, StoredMessage, decode, unpack_host
+from kvstore.core.packed_runs import DecodedRuns
+from kvstore.core.tail import Tail
 from kvstore.errors import FormatError, MessageIllegal, RecordDamaged
 from kvstore.record.encode import encode_record
 from kvstore.record.names import RESERVED
@@ -74,6 +77,22 @@ def test_a_queue_is_decoded_up_to_the_first_record_that_is_not_the_expected_one(
             check_crc=check_crc, property_crc=whole,
         )  # fmt: skip
         assert found_ones == expected
+
+
+@pytest.mark.parametrize(
+    ("queue", "offset"),
+    [(2, 0), (-1, 0), (True, 0), ("1", 0), (1 << 70, 0), (1, True), (1, None), (1, 1 << 70)],
+)
+def test_a_queue_or_an_offset_that_is_none_has_no_message(queue: object, offset: object) -> None:
+    def span(position: int) -> tuple[bytes, int, int]:
+        raise AssertionError(position)
+
+    tail = Tail(0)
+    tail.add_found(np.array([1 << 32 | 1, 0, 0, 0, 0, 0], np.int64), np.zeros(0, np.int64))
+    reader = QueueReader(DecodedRuns(), {}, 1, span)
+    with pytest.raises(AssertionError, match="0"):
+        reader.get(tail, None, "t", 1 << 32, 2, 1, 0, 1)
+    assert reader.get(tail, None, "t", 1 << 32, 2, queue, offset, 1) is None
 
 
 @pytest.mark.parametrize("position", [-1, 0, 99, 1 << 62, (1 << 63) - 1, -(1 << 63)])

@@ -36,7 +36,7 @@ def read_queue(
 ) -> list[StoredMessage]:
     """The messages of the records at `positions`, which must be `offset` and on of a queue
     of topic 1. They begin at index position - `base` of `buffer`, and end at `end` or before.
-    With `out` they go there instead.
+    With `out` they go there instead. The first one is read by itself, too.
     """
     if not 0 <= queue < 1 << 32:
         raise OverflowError
@@ -65,6 +65,9 @@ def read_queue(
         max_bytes,
         listed if out is None else out,
     )
+    if out is None:
+        alone = reader.get(tail, None, topic, 1 << 32, queue + 1, queue, offset, _HALF - 1)
+        assert alone == (listed[0] if listed else None)
     return listed
 
 
