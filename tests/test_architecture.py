@@ -82,11 +82,10 @@ BESIDE_ROOMS: Final = {
 CODECS: Final = frozenset({"zlib_ng", "xxhash", "lz4", "zstandard", "msgspec", "numpy"})
 RECORD_MAY_IMPORT: Final = sys.stdlib_module_names | CODECS
 RECORD_MAY_IMPORT_OF_KVSTORE: Final = frozenset({"record", "core", "errors"})
-# The only modules that a compiled one may name, beside those of its own room.
-# `names` has constants alone, and stands below everything.
+# The only modules that a compiled one may name.
 CORE_MAY_IMPORT: Final = (
-    "kvstore.core", "kvstore.errors", "kvstore.record.names", "numpy", "cpython", "libc", "cython",
-    "collections", "enum", "types",
+    "kvstore.core", "kvstore.errors", "numpy", "cpython", "libc", "cython", "collections", "enum",
+    "types",
 )  # fmt: skip
 # Decision 0014 says why, for each.
 TIERING_MAY_IMPORT: Final = (
@@ -102,21 +101,6 @@ TIERING_MAY_IMPORT: Final = (
     "kvstore.process",
     "kvstore.clock",
 )
-# Rooms that import from a room inside them, which stands on modules of theirs. The list may only
-# get shorter.
-ROOM_CIRCLES: Final = frozenset({
-    # The package loads all that is compiled, so that one error says what is missing.
-    "kvstore.core <-> kvstore.core.arrow",
-    "kvstore.core <-> kvstore.core.columns",
-    "kvstore.core <-> kvstore.core.popping",
-    # The index asks its keys, and these stand on its families and forms of rows.
-    "kvstore.index <-> kvstore.index.message_keys",
-    # Two codecs of columns take numbers from `archive.layout`.
-    "tiering.archive <-> tiering.archive.columns",
-    # `spark.source` registers the sink and the stream, which stand on its options.
-    "tiering.spark <-> tiering.spark.sink",
-    "tiering.spark <-> tiering.spark.stream",
-})  # fmt: skip
 # Where the store meets its archives, and the verbs that run the worker.
 MAY_IMPORT_TIERING: Final = ("kvstore.api.store", "kvstore.cli")
 
@@ -591,10 +575,10 @@ def test_no_module_imports_itself_through_others(
     assert import_cycles(kvstore + tiering) == []
 
 
-def test_rooms_and_those_inside_them_make_no_new_circle(
+def test_no_room_imports_from_one_inside_it_that_imports_from_it(
     kvstore: list[Module], tiering: list[Module]
 ) -> None:
-    assert room_circles(kvstore + tiering) == sorted(ROOM_CIRCLES)
+    assert room_circles(kvstore + tiering) == []
 
 
 def test_every_module_is_in_a_room_and_no_room_is_crowded(

@@ -28,6 +28,15 @@ from kvstore import (
 )
 from kvstore.cli import kvmq
 from kvstore.core.packed_pairs import find_in_block, pack_blocks, unpack_block
+from kvstore.index.key_parts import (
+    BITS_A_KEY,
+    BLOCK,
+    FILTER_HASHES,
+    GENERATION,
+    HEAD,
+    PIECE_BLOCKS,
+    sort_pairs,
+)
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
     FAMILIES,
@@ -49,14 +58,6 @@ from kvstore.index.keys import (
     read_part_prefix,
     read_run_key,
     run_key,
-)
-from kvstore.index.message_keys.key_blocks import BLOCK, sort_pairs
-from kvstore.index.message_keys.key_parts import (
-    BITS_A_KEY,
-    FILTER_HASHES,
-    GENERATION,
-    HEAD,
-    PIECE_BLOCKS,
 )
 from kvstore.index.runs import RUN_MAX, Columns, count_of, pack_many, unpack
 from kvstore.record.hashes import key_hash, key_hash_range

@@ -303,7 +303,7 @@ def test_an_import_that_a_sign_does_not_allow_is_found(
 def test_a_room_that_the_order_forbids_is_found_in_a_sign() -> None:
     sign = {"kvstore.read": "May import `meta`, `pop` and the rooms below `log`."}
     assert forbidden_rooms(sign) == ["kvstore.read may import kvstore.pop"]
-    core = {"kvstore.core": "May import `errors`, `record.names` and `record`."}
+    core = {"kvstore.core": "May import `errors`, `core.names` and `record`."}
     assert forbidden_rooms(core) == ["kvstore.core may import kvstore.record"]
 
 

@@ -24,6 +24,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 import msgspec
 
 from kvstore.api.calls import Calls
+from kvstore.core.names import DLQ_ORIGIN_GROUP, DLQ_ORIGIN_TOPIC
 from kvstore.core.popping.receipts import Popped
 from kvstore.engine.group_offsets import is_commit
 from kvstore.engine.topic_changes import in_namespace
@@ -34,7 +35,6 @@ from kvstore.meta.namespaces import check_namespace, speak_own_names, unwrap, wr
 from kvstore.meta.offsets import Lag
 from kvstore.meta.topics import TopicConfig, TopicInfo
 from kvstore.pop.progress import GroupStats
-from kvstore.record.names import DLQ_ORIGIN_GROUP, DLQ_ORIGIN_TOPIC
 from kvstore.record.put.explain import as_batch
 from kvstore.record.validate import listed
 

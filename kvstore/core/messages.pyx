@@ -29,9 +29,9 @@ from kvstore.core.records cimport (
 )
 from kvstore.core.tail cimport Tail
 
+from kvstore.core.names import RESERVED
 from kvstore.core.records import decode_properties
 from kvstore.errors import FormatError, MessageIllegal, RecordDamaged, SegmentDamaged
-from kvstore.record.names import RESERVED
 
 cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL

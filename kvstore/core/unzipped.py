@@ -1,4 +1,4 @@
-"""Unzipped: the compiled modules of a package that is imported from a zip file.
+"""Unzipped: imports the compiled modules of a package, also where it is in a zip file.
 
 The idea: Spark's workers get kvmq as one zip file (`kvmq spark package`), from which Python imports
 everything but compiled modules. So these are written to a folder for the time of their import; the
@@ -16,20 +16,37 @@ from contextlib import contextmanager
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from zipimport import zipimporter
 
 
 @contextmanager
 def importable(package: str) -> Iterator[None]:
-    """Within this block the compiled modules of a package can be imported, also from a zip file."""
-    module = sys.modules[package]
+    """Within this block the compiled modules of a package can be imported, also from a zip file. An
+    ImportError says how to compile what is missing.
+    """
+    try:
+        with _unzipped(sys.modules[package]):
+            yield
+    except ImportError as e:
+        if e.name is None or not e.name.startswith("kvstore.core"):
+            raise
+        raise ImportError(
+            "kvstore.core is not compiled, or not wholly; in a checkout run `make setup`, elsewhere"
+            " `pip install` anew",
+            name=e.name,
+        ) from e
+
+
+@contextmanager
+def _unzipped(module: ModuleType) -> Iterator[None]:
     loader: object = getattr(module.__spec__, "loader", None)
     if not isinstance(loader, zipimporter):
         yield
         return
     import zipfile  # noqa: PLC0415 # most processes never need it
 
-    inside = package.replace(".", "/") + "/"
+    inside = module.__name__.replace(".", "/") + "/"
     with TemporaryDirectory(prefix="kvmq-core-") as folder:
         with zipfile.ZipFile(loader.archive) as archive:
             for name in archive.namelist():

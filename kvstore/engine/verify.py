@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.core.names import PREPARED, ROLLBACK, SCHEDULE_TOPIC, TRANSACTION_MASK
 from kvstore.core.records import facts, property_crc_faults, property_crc_problem
 from kvstore.core.scan import Scan
 from kvstore.engine.engine_context import EngineContext
@@ -60,7 +61,6 @@ from kvstore.opening.recovery import Progress
 from kvstore.read.cold import Cold
 from kvstore.read.reader import Reader
 from kvstore.record.hashes import scheduled_code, topic_byte
-from kvstore.record.names import PREPARED, ROLLBACK, SCHEDULE_TOPIC, TRANSACTION_MASK
 from kvstore.record.walk import Kind, walk
 
 I64 = NDArray[np.int64]

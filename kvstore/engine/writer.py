@@ -26,6 +26,7 @@ from kvstore.config import StoreConfig
 from kvstore.core.arrow.given_columns import GivenColumns
 from kvstore.core.arrow.put_rows import prepare_columns
 from kvstore.core.encoding import Encoder, PreparedBatch
+from kvstore.core.names import RESERVED, TRANSIENT_PREFIX
 from kvstore.core.tail import Tail
 from kvstore.core.unique_ids import UniqueIds
 from kvstore.engine.engine_context import EngineContext
@@ -36,7 +37,6 @@ from kvstore.pop.inflight.waiting import Waiting
 from kvstore.record.compression import compressed
 from kvstore.record.ids import PORT, pack_host
 from kvstore.record.layout import BLANK_SIZE
-from kvstore.record.names import RESERVED, TRANSIENT_PREFIX
 from kvstore.record.put.explain import Limits, Rows, as_batch, explain
 from kvstore.record.put.put_routes import PutRoutes
 

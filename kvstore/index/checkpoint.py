@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from kvstore.core.tail import Tail
 from kvstore.errors import FormatError
 from kvstore.index.families import Batch, Families
+from kvstore.index.key_parts import sort_pairs
 from kvstore.index.keys import META, QUEUE_MASK, RUNS, TAG_CODES, segment_range
-from kvstore.index.message_keys.key_blocks import sort_pairs
 from kvstore.index.runs import Columns, count_of, pack_many, split_long, unpack_many
 
 I64 = NDArray[np.int64]

@@ -24,8 +24,10 @@ from kvstore.core.tail import Tail
 from kvstore.index import handover
 from kvstore.index.archived import Arriving, Queue, Row
 from kvstore.index.checkpoint import Rows, TagCodes, key_pairs, repack, run_rows
+from kvstore.index.dead_keys import DeadKeys
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import Gone, retire, retire_topic
+from kvstore.index.key_lookup import MessageKeys, Parts
 from kvstore.index.keys import (
     AHEAD,
     ARCHIVES,
@@ -51,8 +53,6 @@ from kvstore.index.keys import (
     read_ahead,
     read_checkpoint,
 )
-from kvstore.index.message_keys.dead_keys import DeadKeys
-from kvstore.index.message_keys.key_lookup import MessageKeys, Parts
 from kvstore.index.pieces import (
     Piece,
     forget_ahead,

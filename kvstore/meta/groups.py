@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from kvstore.core.names import DLQ_PREFIX, SYSTEM_TOPICS
 from kvstore.errors import (
     CallerError,
     GroupExists,
@@ -34,7 +35,6 @@ from kvstore.index.keys import (
     OFFSETS,
     U32,
 )
-from kvstore.record.names import DLQ_PREFIX, SYSTEM_TOPICS
 from kvstore.record.validate import attributes_of, check_group, check_topic
 
 Start = Literal["begin", "end"] | int

@@ -18,10 +18,10 @@ from typing import Final
 
 import msgspec
 
+from kvstore.core.names import DLQ_PREFIX, RETRY_PREFIX
 from kvstore.errors import CallerError, FilterIllegal, MessageIllegal, StoreError, shown
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import GROUPS, META, TOPICS
-from kvstore.record.names import DLQ_PREFIX, RETRY_PREFIX
 
 SEPARATOR: Final = "%"
 NAME_MAX: Final = 64

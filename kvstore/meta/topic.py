@@ -92,7 +92,7 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Topic:
-    """A topic in use: values that `record.put` and `index.replay` need, computed once."""
+    """A topic in use: values that `record.put` and `opening.replay` need, computed once."""
 
     __slots__ = (
         "_sure",

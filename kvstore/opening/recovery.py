@@ -22,10 +22,10 @@ from kvstore.errors import IndexDamaged, LogDamaged, QueueNotFound, TopicNotFoun
 from kvstore.index.handover import Gone, gone_now
 from kvstore.index.index import Index
 from kvstore.index.keys import Checkpoint
-from kvstore.index.replay import Replay
 from kvstore.log.commitlog import CommitLog
 from kvstore.log.recovery_scan import Damage, LogScan
 from kvstore.meta.topics import Topic, Topics
+from kvstore.opening.replay import Replay
 from kvstore.record.layout import FIXED_V1
 
 Progress = Callable[[str, int, int], None]

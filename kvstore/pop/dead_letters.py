@@ -23,6 +23,16 @@ from contextlib import ExitStack, suppress
 from struct import Struct
 from typing import Final, NamedTuple
 
+from kvstore.core.names import (
+    DLQ_ATTEMPTS,
+    DLQ_LEFT_OUT,
+    DLQ_ORIGIN_GROUP,
+    DLQ_ORIGIN_MESSAGE_ID,
+    DLQ_ORIGIN_OFFSET,
+    DLQ_ORIGIN_QUEUE,
+    DLQ_ORIGIN_TOPIC,
+    DLQ_PREFIX,
+)
 from kvstore.core.popping.inflight import Change
 from kvstore.errors import (
     ArchiveDamaged,
@@ -49,16 +59,6 @@ from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.progress import letter_queues
 from kvstore.read.cold import UNAVAILABLE_ERRORS
 from kvstore.read.pull import ReadResult
-from kvstore.record.names import (
-    DLQ_ATTEMPTS,
-    DLQ_LEFT_OUT,
-    DLQ_ORIGIN_GROUP,
-    DLQ_ORIGIN_MESSAGE_ID,
-    DLQ_ORIGIN_OFFSET,
-    DLQ_ORIGIN_QUEUE,
-    DLQ_ORIGIN_TOPIC,
-    DLQ_PREFIX,
-)
 
 _NAMING: Final = frozenset(
     {

@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Final
 
 from kvstore.core.messages import StoredMessage
+from kvstore.core.names import TAG_SEPARATOR
 from kvstore.errors import (
     CallerError,
     FilterIllegal,
@@ -26,7 +27,6 @@ from kvstore.errors import (
 )
 from kvstore.read.sql import SqlFilter, sql
 from kvstore.read.sql.filter_faults import check_length, fault
-from kvstore.record.names import TAG_SEPARATOR
 
 Filter = Callable[[StoredMessage], bool]
 

@@ -18,9 +18,7 @@ import lz4.frame
 import zstandard
 from zlib_ng import zlib_ng
 
-from kvstore.errors import ConfigError, RecordDamaged, shown
-from kvstore.record.layout import DECOMPRESSED_MAX
-from kvstore.record.names import (
+from kvstore.core.names import (
     CODEC_LEGACY_ZLIB,
     CODEC_LZ4,
     CODEC_MASK,
@@ -28,6 +26,8 @@ from kvstore.record.names import (
     CODEC_ZSTD,
     COMPRESSED,
 )
+from kvstore.errors import ConfigError, RecordDamaged, shown
+from kvstore.record.layout import DECOMPRESSED_MAX
 
 Codec = Literal["zlib", "lz4", "zstd"]
 

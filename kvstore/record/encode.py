@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 
 from kvstore.core.messages import StoredMessage
+from kvstore.core.names import BORN_HOST_V6, STORE_HOST_V6
 from kvstore.errors import MessageIllegal, PropertiesTooLarge, shown
 from kvstore.record.ids import HOST_V4_SIZE, HOST_V6_SIZE
 from kvstore.record.layout import (
@@ -31,7 +32,6 @@ from kvstore.record.layout import (
     TOPIC_SIZE_V2,
     record_size,
 )
-from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
 
 
 def encode_record(m: StoredMessage) -> bytes:

@@ -14,8 +14,8 @@ import re
 from typing import Final
 
 from kvstore.core.hashing import java_hash, xxh32
+from kvstore.core.names import DELAY_LEVEL, DELAY_LEVELS_MS, SCHEDULE_TOPIC, TAGS
 from kvstore.core.records import find_property
-from kvstore.record.names import DELAY_LEVEL, DELAY_LEVELS_MS, SCHEDULE_TOPIC, TAGS
 
 _TAGS: Final = TAGS.encode()
 _DELAY_LEVEL: Final = DELAY_LEVEL.encode()

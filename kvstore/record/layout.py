@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from kvstore.record.names import BORN_HOST_V6, COMPRESSED, STORE_HOST_V6
+from kvstore.core.names import BORN_HOST_V6, COMPRESSED, STORE_HOST_V6
 
 # --- magic numbers ---------------------------------------------------------------------------
 

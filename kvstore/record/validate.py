@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final, TypeVar
 
+from kvstore.core.names import DLQ_PREFIX, RETRY_PREFIX
 from kvstore.errors import CallerError, MessageIllegal, shown
 from kvstore.record.layout import GROUP_MAX, RETRY_TOPIC_MAX, TOPIC_MAX
-from kvstore.record.names import DLQ_PREFIX, RETRY_PREFIX
 
 T = TypeVar("T")
 _NAME: Final = re.compile(r"[A-Za-z0-9%_|-]+")

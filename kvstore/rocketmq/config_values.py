@@ -16,10 +16,10 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
+from kvstore.core.names import SCHEDULE_TOPIC
 from kvstore.errors import FormatError
 from kvstore.meta.groups import BACKOFF_MAX, BACKOFF_STEPS, DEFAULT_BACKOFF, GroupConfig
 from kvstore.meta.topics import Kind, TopicConfig
-from kvstore.record.names import SCHEDULE_TOPIC
 
 ConfigKind = Literal["json", "rocksdb", "rocksdb-v2", "none"]
 

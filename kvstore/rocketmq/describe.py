@@ -18,11 +18,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from kvstore.core.messages import StoredMessage
-from kvstore.errors import RecordDamaged
-from kvstore.record.compression import decompress
-from kvstore.record.hashes import tags_code
-from kvstore.record.layout import MAGIC_V1, MAGIC_V2
-from kvstore.record.names import (
+from kvstore.core.names import (
     BORN_HOST_V6,
     CODEC_LEGACY_ZLIB,
     CODEC_LZ4,
@@ -41,6 +37,10 @@ from kvstore.record.names import (
     TRANSACTION_MASK,
     UNIQUE_ID,
 )
+from kvstore.errors import RecordDamaged
+from kvstore.record.compression import decompress
+from kvstore.record.hashes import tags_code
+from kvstore.record.layout import MAGIC_V1, MAGIC_V2
 
 _MAGIC: Final = {1: f"{MAGIC_V1:#x}", 2: f"{MAGIC_V2:#x}"}
 _BITS: Final = {

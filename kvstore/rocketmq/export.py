@@ -18,10 +18,10 @@ from typing import Any, Final
 import msgspec
 
 from kvstore.clock import whole_ms
+from kvstore.core.names import SCHEDULE_TOPIC
 from kvstore.files import Files
 from kvstore.meta.groups import DEFAULT_BACKOFF, GroupInfo
 from kvstore.meta.topics import TopicInfo
-from kvstore.record.names import SCHEDULE_TOPIC
 from kvstore.rocketmq.config_values import (
     BROADCAST,
     CLEANUP,

@@ -14,10 +14,10 @@ from kvstore.core.arrow.given_columns import GivenColumns
 from kvstore.core.arrow.pulled_columns import COLUMN_NAMES, PulledColumns
 from kvstore.core.arrow.put_rows import prepare_columns, result_columns
 from kvstore.core.messages import StoredMessage
+from kvstore.core.names import RESERVED
 from kvstore.core.queue_offsets import QueueOffsets
 from kvstore.core.tail import Tail
 from kvstore.errors import MessageIllegal
-from kvstore.record.names import RESERVED
 from tests.core.arrow_structs import Handed, Made
 from tests.core.fuzzing import Arguments, Fuzzer
 from tests.core.record_fuzzers import message_of, queue_of, queue_read

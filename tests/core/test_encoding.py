@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from kvstore.core.encoding import Encoder, PreparedBatch, PutRoute
 from kvstore.core.hashing import xxh32
+from kvstore.core.names import RESERVED, TRANSIENT_PREFIX
 from kvstore.core.put_values import Message, PutStatus
 from kvstore.core.queue_offsets import QueueOffsets
 from kvstore.core.tail import Tail
 from kvstore.core.unique_ids import UniqueIds
 from kvstore.record.compression import compressed, decompress
 from kvstore.record.ids import pack_host
-from kvstore.record.names import RESERVED, TRANSIENT_PREFIX
 from tests.reference import records as plain
 
 HOSTS = ("127.0.0.1", "::1")

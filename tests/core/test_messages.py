@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.core.messages import QueueReader, StoredMessage, decode, unpack_host
+from kvstore.core.names import RESERVED
 from kvstore.core.packed_runs import DecodedRuns
 from kvstore.core.tail import Tail
 from kvstore.errors import FormatError, MessageIllegal, RecordDamaged
 from kvstore.record.encode import encode_record
-from kvstore.record.names import RESERVED
 from tests.core.record_fuzzers import plain_message
 from tests.core.test_records import answer, logs
 from tests.record.strategies import stored_messages

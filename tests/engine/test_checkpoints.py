@@ -8,7 +8,7 @@ import pytest
 
 from kvstore import Message, Store, StoreClosed, StoreConfig
 from kvstore.engine import upkeep
-from kvstore.index.message_keys import key_lookup, key_merge
+from kvstore.index import key_lookup, key_merge
 from tests.support import inside
 from tests.support.segment_files import batch, bodies
 from tests.support.stores import SEGMENT, Opens
@@ -292,7 +292,7 @@ def test_a_checkpoint_merges_more_the_more_keys_it_adds(
     bound = 8
     monkeypatch.setattr(upkeep, "_PARTS_MAX", bound)
     monkeypatch.setattr(upkeep, "_KEYS_A_STEP", 16)
-    monkeypatch.setattr("kvstore.index.message_keys.key_parts.PIECE_BLOCKS", 1)
+    monkeypatch.setattr("kvstore.index.key_parts.PIECE_BLOCKS", 1)
     monkeypatch.setattr(key_lookup, "PIECE_BLOCKS", 1)
     monkeypatch.setattr(key_merge, "_PIECES_AT_ONCE", 1)
     store = opens()

@@ -21,7 +21,7 @@ from kvstore.core.packed_pairs import (
     unpack_block,
 )
 from kvstore.errors import FormatError
-from kvstore.index.message_keys.key_blocks import BLOCK, sort_pairs
+from kvstore.index.key_parts import BLOCK, sort_pairs
 
 Pair = tuple[int, int]
 HEADER = Struct("<BI")

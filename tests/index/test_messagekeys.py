@@ -14,9 +14,12 @@ import kvstore
 from kvstore import Message
 from kvstore.core.packed_pairs import pack_block
 from kvstore.errors import FormatError
+from kvstore.index import key_lookup, key_merge, key_parts
 from kvstore.index.checkpoint import repack
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import retire
+from kvstore.index.key_lookup import FAN_OUT, MessageKeys
+from kvstore.index.key_parts import BLOCK, GENERATION, KnownBlocks, pairs_between, sort_pairs
 from kvstore.index.keys import (
     GONE,
     LOG_START,
@@ -34,11 +37,6 @@ from kvstore.index.keys import (
     read_part_prefix,
     run_key,
 )
-from kvstore.index.message_keys import key_lookup, key_merge, known_blocks
-from kvstore.index.message_keys.key_blocks import BLOCK, sort_pairs
-from kvstore.index.message_keys.key_lookup import FAN_OUT, MessageKeys
-from kvstore.index.message_keys.key_parts import GENERATION, pairs_between
-from kvstore.index.message_keys.known_blocks import KnownBlocks
 from kvstore.index.runs import RUN_MAX, Columns, pack_many, unpack
 from tests.support import inside
 from tests.support.costs import Costs
@@ -395,11 +393,11 @@ def test_a_merge_of_segments_that_are_all_gone_leaves_nothing(families: Families
 @pytest.fixture(params=[1, 3])
 def small_steps(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """All that bounds a step at its smallest: pieces of one block, one or few, single hashes."""
-    monkeypatch.setattr("kvstore.index.message_keys.key_parts.PIECE_BLOCKS", 1)
+    monkeypatch.setattr("kvstore.index.key_parts.PIECE_BLOCKS", 1)
     monkeypatch.setattr(key_lookup, "PIECE_BLOCKS", 1)
     monkeypatch.setattr(key_merge, "_PIECES_AT_ONCE", request.param)
     monkeypatch.setattr(key_merge, "_AT_ONCE_MAX", 300)
-    monkeypatch.setattr("kvstore.index.message_keys.key_parts._READ_AT_ONCE", 1)
+    monkeypatch.setattr("kvstore.index.key_parts._READ_AT_ONCE", 1)
 
 
 @pytest.mark.usefixtures("small_steps")
@@ -539,12 +537,12 @@ def test_a_hash_in_a_block_that_was_read_is_found_without_the_database(
 def test_blocks_that_were_read_are_kept_in_bounded_memory(
     families: Families, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(known_blocks, "BLOCKS_CACHED_BYTES_MAX", 1)
+    monkeypatch.setattr(key_parts, "BLOCKS_CACHED_BYTES_MAX", 1)
     keys = MessageKeys(families, SEGMENT)
     model = fill(families, keys, range(5))
     assert_finds(keys, model)
     assert len(keys._blocks) == 0
-    monkeypatch.setattr(known_blocks, "BLOCKS_CACHED_BYTES_MAX", 5000)
+    monkeypatch.setattr(key_parts, "BLOCKS_CACHED_BYTES_MAX", 5000)
     assert_finds(keys, model)
     assert 0 < len(keys._blocks) <= 5000 // 150
 

@@ -8,7 +8,7 @@ import pytest
 
 import kvstore
 from kvstore import Message, StoreConfig
-from kvstore.record.names import COMPRESSED
+from kvstore.core.names import COMPRESSED
 
 BODY = b"the same again and again, " * 40
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from zlib_ng.zlib_ng import crc32
 
 from kvstore.core.messages import StoredMessage
+from kvstore.core.names import BORN_HOST_V6, STORE_HOST_V6
 from kvstore.core.records import check_record
 from kvstore.errors import MessageIllegal, PropertiesTooLarge, RecordDamaged
 from kvstore.record import layout
 from kvstore.record.compression import codec_flags, compress
 from kvstore.record.encode import blank, encode_record
 from kvstore.record.ids import pack_host
-from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
 from tests.record.strategies import stored_messages
 from tests.support.decoding import decode
 from tests.support.queue_reading import read_queue

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from xxhash import xxh32_intdigest
 
 from kvstore.core.hashing import java_hash
+from kvstore.core.names import DELAY_LEVELS_MS, SCHEDULE_TOPIC
 from kvstore.record.hashes import key_hash, key_hash_range, tags_code
-from kvstore.record.names import DELAY_LEVELS_MS, SCHEDULE_TOPIC
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.core.names import RESERVED
 from kvstore.core.records import decode_properties, find_property
 from kvstore.errors import MessageIllegal, PropertiesTooLarge
-from kvstore.record.names import RESERVED
 from kvstore.record.properties import encode_properties
 from tests.record.strategies import PROPERTIES
 

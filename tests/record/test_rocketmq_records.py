@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from kvstore.core.messages import StoredMessage
+from kvstore.core.names import DELAY_LEVEL
 from kvstore.core.records import check_record, decode_properties
 from kvstore.core.scan import scan
 from kvstore.errors import RecordDamaged
 from kvstore.record.encode import encode_record
 from kvstore.record.hashes import tags_code
 from kvstore.record.ids import parse_position_id
-from kvstore.record.names import DELAY_LEVEL
 from kvstore.record.properties import encode_properties
 from tests.fixtures import NAMES, Fixture, unpack_fixture
 from tests.support.decoding import decode

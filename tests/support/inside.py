@@ -21,7 +21,7 @@ from kvstore.engine.upkeep import Housekeeper, Upkeep
 from kvstore.engine.writer import Writer
 from kvstore.index.families import Families
 from kvstore.index.index import Index
-from kvstore.index.message_keys.key_lookup import MessageKeys
+from kvstore.index.key_lookup import MessageKeys
 from kvstore.log.commitlog import CommitLog
 from kvstore.log.flusher import Flusher
 from kvstore.meta.groups import Groups

@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 
 from kvstore.core.columns.packed_texts import gather
 from kvstore.core.messages import StoredMessage, decode
+from kvstore.core.names import PREPARED, ROLLBACK, TRANSACTION_MASK
 from kvstore.core.records import check_record, facts
 from kvstore.errors import ArchiveDamaged, KeyDestroyed, KeyMissing, RecordDamaged
 from kvstore.files import Files
-from kvstore.record.names import PREPARED, ROLLBACK, TRANSACTION_MASK
 from tiering.archive.archive_reader import Archive
 from tiering.archive.block import Block, BlockGroup
 from tiering.archive.columns.packed import I64

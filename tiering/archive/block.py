@@ -29,7 +29,7 @@ from tiering.archive.columns.header_fields import HeaderColumns, OffsetRanges
 from tiering.archive.columns.integers import Column
 from tiering.archive.columns.properties import PropertyColumns, decode_properties
 from tiering.archive.columns.text_columns import Joined, join_values
-from tiering.archive.layout import PARTS, PartKind, Sizes
+from tiering.archive.layout import DECODED_MAX, PARTS, PartKind, Sizes
 
 _ROW_BYTES: Final = 250
 """About what a row takes in memory beside its body and properties, as columns and in a record."""
@@ -197,7 +197,7 @@ class BlockGroup:
         """
         with self._located():
             payload = self._decode(PartKind.PROPERTIES)
-            return decode_properties(payload, self.columns.born_at)
+            return decode_properties(payload, self.columns.born_at, DECODED_MAX)
 
     def _decode(self, kind: PartKind) -> bytes:
         index, later = kind - 1, self._read_bodies

@@ -34,9 +34,9 @@ from numpy.typing import NDArray
 
 from kvstore.core.columns.packed_texts import hash_texts
 from kvstore.core.hashing import xxh32
+from kvstore.core.names import KEYS, ROLLBACK, TRANSACTION_MASK, UNIQUE_ID
 from kvstore.core.records import find_property, keys_of
 from kvstore.errors import FormatError
-from kvstore.record.names import KEYS, ROLLBACK, TRANSACTION_MASK, UNIQUE_ID
 from tiering.archive.columns.packed import I64, ByteReader, Narrow, encode_column, encode_sorted
 from tiering.archive.columns.properties import SplitProperties
 from tiering.archive.manifest import ArchivedTopic

@@ -1,9 +1,9 @@
 """Layout: the numbers and Structs of the archive format, which docs/archive.md describes.
 
-The idea: header, trailer, part and footer row are Structs here and nowhere else; the modules that
-own the columns define the contents of columns.
+The idea: header, trailer, part and footer row are Structs here and nowhere else. The room `columns`
+defines the contents of columns, from a part's format byte on.
 
-Invariants: all integers are big-endian; no number of the format stands anywhere else.
+Invariants: all integers are big-endian; no other number of the format stands anywhere else.
 """
 
 from __future__ import annotations
@@ -80,10 +80,6 @@ NO_QUEUE: Final = 0xFFFF_FFFF
 """The queue number, which no topic has, of records that are in no queue: those that a transaction
 prepares or takes back. Such records have no offsets of their own; their positions serve as offsets.
 """
-COLUMNS_FORMAT: Final = 1
-"""Format byte of a fixed part and of a properties part that are in columns."""
-VERBATIM_FORMAT: Final = 255
-"""Format byte of the fixed part of a block that holds whole records."""
 
 # --- sections and footer -------------------------------------------------------------------------
 

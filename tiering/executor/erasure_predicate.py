@@ -17,9 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.core.records import facts, find_property, keys_of
-from kvstore.errors import CallerError
-from kvstore.record.names import (
+from kvstore.core.names import (
     DLQ_ORIGIN_TOPIC,
     DLQ_PREFIX,
     REAL_TOPIC,
@@ -28,6 +26,8 @@ from kvstore.record.names import (
     SYSTEM_TOPICS,
     UNIQUE_ID,
 )
+from kvstore.core.records import facts, find_property, keys_of
+from kvstore.errors import CallerError
 from tiering.archive.columns.records import Fields, RecordBatch
 
 if TYPE_CHECKING:

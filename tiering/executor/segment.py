@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.core.names import BORN_HOST_V6, PREPARED, ROLLBACK, TRANSACTION_MASK
 from kvstore.core.scan import Scan
 from kvstore.record.layout import SIZE, STORED_AT, SYSTEM_FLAGS_AT, V6_EXTRA
-from kvstore.record.names import BORN_HOST_V6, PREPARED, ROLLBACK, TRANSACTION_MASK
 from kvstore.record.walk import Extent, Kind, walk
 from tiering.archive.columns.packed import I64
 from tiering.archive.layout import NO_QUEUE

@@ -23,7 +23,7 @@ import msgspec
 
 from kvstore.clock import whole_ms
 from kvstore.config import Retention
-from kvstore.record.names import DLQ_PREFIX, SYSTEM_TOPICS
+from kvstore.core.names import DLQ_PREFIX, SYSTEM_TOPICS
 from tiering.errors import PolicyIllegal
 from tiering.policy.policy import Policy, Tier, format_duration, parse_duration
 

@@ -25,9 +25,9 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from kvstore.core.messages import unpack_host
+from kvstore.core.names import KEYS, TAGS, UNIQUE_ID
 from kvstore.core.records import decode_properties
 from kvstore.errors import ConfigError
-from kvstore.record.names import KEYS, TAGS, UNIQUE_ID
 from tiering.archive.columns.header_fields import ConstantHeaders, host_of
 from tiering.archive.columns.integers import Column, bounds_of
 from tiering.archive.columns.text_columns import Joined

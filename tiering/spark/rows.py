@@ -18,9 +18,9 @@ import numpy as np
 from zlib_ng.zlib_ng import crc32
 
 from kvstore.core.messages import decode
+from kvstore.core.names import COMPRESSED
 from kvstore.record.compression import decompress
 from kvstore.record.layout import CRC_MASK, NOT_ORDINARY
-from kvstore.record.names import COMPRESSED
 from tiering.archive.block import BlockGroup
 from tiering.archive.columns.header_fields import ConstantHeaders, host_of
 from tiering.archive.columns.integers import Column, bounds_of

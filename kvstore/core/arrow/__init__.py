@@ -4,8 +4,7 @@ In here: columns that a caller gives (`given_columns`) become the records of a p
 records become columns that any Arrow library takes (`pulled_columns`), by what exports them
 (`column_batch`). The promises are those of `kvstore.core`; the interface's structures are in `abi`.
 No Arrow library is needed. Not in here: the parts of a record (`core.encoding`), and the search for
-the records of a pull (`read.pull`). Begin with `abi`. May import `core`, `errors` and
-`record.names` (constants alone).
+the records of a pull (`read.pull`). Begin with `abi`. May import `core` and `errors`.
 """
 
 from __future__ import annotations

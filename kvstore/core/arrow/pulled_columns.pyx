@@ -23,9 +23,9 @@ from kvstore.core.records cimport (
 )
 from kvstore.core.texts cimport NameSet, is_utf8
 
+from kvstore.core.names import RESERVED
 from kvstore.core.records import decode_properties
 from kvstore.errors import CallerError
-from kvstore.record.names import RESERVED
 
 cdef enum:
     COMPRESSED = 1

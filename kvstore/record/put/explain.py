@@ -15,6 +15,15 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from kvstore.core.arrow.given_columns import GivenColumns
 from kvstore.core.encoding import PutRoute
+from kvstore.core.names import (
+    KEYS,
+    MESSAGE_GROUP,
+    PROPERTY_CRC,
+    RESERVED,
+    TAGS,
+    TRANSIENT_PREFIX,
+    UNIQUE_ID,
+)
 from kvstore.core.put_values import Message
 from kvstore.errors import (
     CallerError,
@@ -26,15 +35,6 @@ from kvstore.errors import (
 )
 from kvstore.record.compression import compress
 from kvstore.record.layout import FIXED_V1
-from kvstore.record.names import (
-    KEYS,
-    MESSAGE_GROUP,
-    PROPERTY_CRC,
-    RESERVED,
-    TAGS,
-    TRANSIENT_PREFIX,
-    UNIQUE_ID,
-)
 from kvstore.record.validate import check_topic
 
 FLAGS_END: Final = 1 << 32

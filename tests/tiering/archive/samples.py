@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from zlib_ng.zlib_ng import crc32
 
 from kvstore.core.messages import StoredMessage
+from kvstore.core.names import BORN_HOST_V6, STORE_HOST_V6
 from kvstore.record.encode import encode_record
 from kvstore.record.layout import CRC_MASK, HOSTS_V6
-from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
 from kvstore.record.walk import Kind, extents, walk
 from tests.record.strategies import I32, I64, POSITIONS, U32, hosts
 from tiering.archive.block import Block, BlockGroup, GroupBlocks

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.core.messages import StoredMessage
+from kvstore.core.names import BORN_HOST_V6, STORE_HOST_V6
 from kvstore.core.records import facts
 from kvstore.errors import ArchiveDamaged, RecordDamaged
 from kvstore.record.compression import codec_flags, compress
 from kvstore.record.encode import encode_record
-from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
 from tests.fixtures import NAMES, unpack_fixture
 from tests.support.decoding import decode as decode_record
 from tests.support.property_crc import with_property_crc
@@ -32,9 +32,11 @@ from tests.tiering.archive.samples import (
 from tiering.archive.block import BlockGroup, GroupBlocks
 from tiering.archive.block_writer import BlockSpan, cut, encode_blocks
 from tiering.archive.coder import Coder
+from tiering.archive.columns.header_codec import VERBATIM_FORMAT
 from tiering.archive.columns.header_fields import OffsetRanges
+from tiering.archive.columns.properties import COLUMNS_FORMAT
 from tiering.archive.columns.records import Fields, RecordBatch
-from tiering.archive.layout import COLUMNS_FORMAT, VERBATIM_FORMAT, PartKind
+from tiering.archive.layout import PartKind
 
 STRETCHES = st.lists(st.lists(messages(), min_size=1, max_size=8), min_size=1, max_size=4)
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.core.names import PREPARED
 from kvstore.errors import ArchiveDamaged
 from kvstore.record.key_filter import FilterBuilder
-from kvstore.record.names import PREPARED
 from tests.rocketmq.logs import NOW, record
 from tests.tiering.archive.making import MemorySource, Queue, keyed, make, plain_queues
 from tests.tiering.keys.test_crypto import SECRET

@@ -24,7 +24,7 @@ from tiering.archive.block import BlockGroup
 from tiering.archive.coder import Coder
 from tiering.archive.columns.integers import Column
 from tiering.archive.columns.properties import decode_properties
-from tiering.archive.layout import PartKind
+from tiering.archive.layout import DECODED_MAX, PartKind
 
 BLOCKS: Final = st.lists(st.lists(messages(), min_size=1, max_size=8), min_size=1, max_size=6)
 
@@ -137,7 +137,7 @@ def with_properties(name: str, group_bytes: int = 0) -> list[BlockGroup]:
 def fields_of(payload: bytes, born: Column) -> list[bytes] | None:
     """The properties fields of a part; None for damage."""
     try:
-        return decode_properties(payload, born).fields().values()
+        return decode_properties(payload, born, DECODED_MAX).fields().values()
     except ArchiveDamaged:
         return None
 

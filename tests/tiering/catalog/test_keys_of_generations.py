@@ -11,9 +11,9 @@ import pytest
 
 import kvstore
 from kvstore import MessageNotFound, Retention, Store, StoredMessage
+from kvstore.index.dead_keys import mark
+from kvstore.index.key_parts import GENERATION
 from kvstore.index.keys import MESSAGE_KEYS, META
-from kvstore.index.message_keys.dead_keys import mark
-from kvstore.index.message_keys.key_parts import GENERATION
 from kvstore.record.hashes import key_hash, key_hash_range
 from tests.support import inside
 from tests.support.clock import VirtualClock
@@ -190,7 +190,7 @@ def test_erasing_waits_for_a_merge_that_holds_the_keys(
     tmp_path: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("key_parts.PIECE_BLOCKS", "key_lookup.PIECE_BLOCKS", "key_merge._PIECES_AT_ONCE"):
-        monkeypatch.setattr(f"kvstore.index.message_keys.{name}", 1)
+        monkeypatch.setattr(f"kvstore.index.{name}", 1)
     with filled(tmp_path / "a", clock, 0, EACH) as store:
         inside.housekeeper(store).stop()
         put_segments(store, clock, SEGMENTS, EACH)

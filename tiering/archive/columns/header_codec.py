@@ -17,9 +17,9 @@ import numpy as np
 
 from kvstore.core.columns.group_heads import decode_heads
 from kvstore.core.columns.int_columns import decode_column, encode_columns, write_varint
+from kvstore.core.names import BORN_HOST_V6, STORE_HOST_V6
 from kvstore.errors import ArchiveDamaged
 from kvstore.record.layout import HOSTS_V6
-from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
 from tiering.archive.columns.header_fields import HOST_REST, HeaderColumns, OffsetRanges
 from tiering.archive.columns.integers import (
     Column,
@@ -27,9 +27,11 @@ from tiering.archive.columns.integers import (
     encode_column,
     encode_times,
 )
+from tiering.archive.columns.properties import COLUMNS_FORMAT
 from tiering.archive.columns.records import Fields
-from tiering.archive.layout import COLUMNS_FORMAT, VERBATIM_FORMAT
 
+VERBATIM_FORMAT: Final = 255
+"""Format byte of the fixed part of a block that holds whole records."""
 CRCS_OMITTED: Final = b"\x00"
 """Behind the columns: each record's body CRC is that of its body, and is not stored."""
 CRCS_STORED: Final = b"\x01"

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from kvstore.core.columns.record_columns import join_records
+from kvstore.core.names import BORN_HOST_V6, STORE_HOST_V6
 from kvstore.errors import ArchiveDamaged
 from kvstore.record.layout import (
     FIXED_V1,
@@ -25,7 +26,6 @@ from kvstore.record.layout import (
     NOT_ORDINARY,
     V6_EXTRA,
 )
-from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
 from tiering.archive.columns.integers import Column
 from tiering.archive.columns.text_columns import Joined
 

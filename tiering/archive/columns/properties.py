@@ -29,10 +29,12 @@ from tiering.archive.columns.integers import (
     write_bytes,
 )
 from tiering.archive.columns.text_columns import Joined, Slices, encode_values
-from tiering.archive.layout import COLUMNS_FORMAT, DECODED_MAX
 
 if TYPE_CHECKING:
     from kvstore.core.records import Buffer
+
+COLUMNS_FORMAT: Final = 1
+"""Format byte of a fixed part and of a properties part that are in columns."""
 
 Shape = tuple[bytes, ...]
 """The names, in order, and behind them one byte: the field's ending."""
@@ -147,7 +149,7 @@ class PropertyColumns(NamedTuple):
         return Joined(*join_fields(self.shapes, self.shape_of, self.columns))
 
 
-def decode_properties(payload: bytes, born: Column, limit: int = DECODED_MAX) -> PropertyColumns:
+def decode_properties(payload: bytes, born: Column, limit: int) -> PropertyColumns:
     """The properties of a group whose records were born at these times. Raises ArchiveDamaged, also
     if its fields would take more than `limit` bytes.
     """

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.core.columns.packed_texts import crc_texts, gather, number_texts
+from kvstore.core.names import BORN_HOST_V6, STORE_HOST_V6
 from kvstore.errors import RecordDamaged
 from kvstore.record.layout import (
     BODY_AT,
@@ -35,7 +36,6 @@ from kvstore.record.layout import (
     TOPIC_MAX_V2,
     V6_EXTRA,
 )
-from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
 from tiering.archive.columns.integers import Column
 from tiering.archive.columns.properties import SplitProperties, split_properties
 

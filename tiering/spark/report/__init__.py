@@ -8,7 +8,7 @@ Begin with `views`.
 - `page`, `texts`: the same as a page of HTML (of `templates/`), and how its numbers are written.
 
 Not in here: the verb that asks for a report (`kvstore.cli.spark`). May import the modules of
-`spark` and the rooms below `spark`.
+`spark`, `spark.source`, and the rooms below `spark`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 # as everybody calls it
 
 from kvstore.clock import Clock, SystemClock
-from kvstore.record.names import DLQ_PREFIX, SYSTEM_TOPICS
+from kvstore.core.names import DLQ_PREFIX, SYSTEM_TOPICS
 from tiering.policy.policy import Prices
 from tiering.spark.listing import Opener, listing
 from tiering.spark.options import read_options

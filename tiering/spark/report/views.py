@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 # as everybody calls it
 
 from kvstore.clock import Clock, SystemClock
-from kvstore.record.names import (
+from kvstore.core.names import (
     DLQ_ATTEMPTS,
     DLQ_ORIGIN_GROUP,
     DLQ_ORIGIN_TOPIC,
@@ -26,9 +26,9 @@ from kvstore.record.names import (
     RETRY_TOPIC,
 )
 from tiering.policy.policy import GB, Prices, check_prices
-from tiering.spark import source
 from tiering.spark.report import tables
 from tiering.spark.report.tables import DAY_MS
+from tiering.spark.source import data_source
 
 VIEWS: Final = {
     "messages": "every message",
@@ -105,7 +105,7 @@ class _Of:
 
     def messages(self, *columns: str) -> DataFrame:
         """Messages, with these columns or with those that the options name."""
-        reader = self._spark.read.format(source.NAME)
+        reader = self._spark.read.format(data_source.NAME)
         if not columns:
             return reader.options(**self._options).load(self._path)
         return reader.options(**self._mine, columns=",".join(columns)).load(self._path)

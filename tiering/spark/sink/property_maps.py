@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kvstore.core.names import KEYS, TAG_SEPARATOR, TAGS, UNIQUE_ID
 from kvstore.core.records import decode_properties
 from kvstore.errors import MessageIllegal, shown
 from kvstore.record.layout import PROPERTIES_MAX
-from kvstore.record.names import KEYS, TAG_SEPARATOR, TAGS, UNIQUE_ID
 from kvstore.record.properties import encode_properties
 from tiering.errors import RowIllegal
 from tiering.spark.sink.frame_columns import FrameRows, Headers

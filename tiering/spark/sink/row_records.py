@@ -23,6 +23,7 @@ from zlib_ng.zlib_ng import crc32
 
 from kvstore.clock import Clock
 from kvstore.config import QUEUES_MAX
+from kvstore.core.names import BORN_HOST_V6, COMPRESSED, MULTI_TAG, STORE_HOST_V6
 from kvstore.core.unique_ids import UniqueIds
 from kvstore.errors import FormatError, MessageIllegal, RecordDamaged, shown
 from kvstore.record.compression import decompress
@@ -36,7 +37,6 @@ from kvstore.record.layout import (
     MAGIC_V2,
     TOPIC_MAX,
 )
-from kvstore.record.names import BORN_HOST_V6, COMPRESSED, MULTI_TAG, STORE_HOST_V6
 from tiering.archive.columns.integers import Column
 from tiering.archive.columns.records import HEAD, RecordBatch
 from tiering.errors import JobTooLarge

@@ -16,10 +16,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from kvstore.core.messages import StoredMessage
+from kvstore.core.names import BORN_HOST_V6, CODEC_MASK, COMPRESSED, STORE_HOST_V6
 from kvstore.errors import ConfigError
 from kvstore.record.compression import codec_flags, compress
 from kvstore.record.encode import encode_record
-from kvstore.record.names import BORN_HOST_V6, CODEC_MASK, COMPRESSED, STORE_HOST_V6
 from tests.record.strategies import hosts, stored_messages
 from tests.support.clock import VirtualClock
 from tests.support.decoding import decode

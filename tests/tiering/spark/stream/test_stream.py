@@ -36,7 +36,7 @@ from tiering.errors import MessagesLost
 from tiering.spark.arrow import columns_of
 from tiering.spark.listing import Opener
 from tiering.spark.options import read_options
-from tiering.spark.source import KvmqReader
+from tiering.spark.source.query_reader import KvmqReader
 from tiering.spark.stream.reader import KvmqStreamReader
 from tiering.spark.stream.stream_view import DirectoryTables, PlaceLooker, StoreLooker
 

@@ -33,6 +33,25 @@ from kvstore.core.packed_pairs import find_in_block, unpack_blocks
 from kvstore.errors import FormatError
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import read_gone
+from kvstore.index.key_merge import Merge
+from kvstore.index.key_parts import (
+    FILTER_HASHES,
+    PIECE_BLOCKS,
+    KnownBlocks,
+    Part,
+    blocks_between,
+    digests_of,
+    filter_piece,
+    head_value,
+    new_part,
+    pairs_between,
+    part_rows,
+    piece_of,
+    piece_start,
+    read_parts,
+    sort_pairs,
+    span,
+)
 from kvstore.index.keys import (
     BLOCK_SEQUENCES,
     HASH_END,
@@ -47,25 +66,6 @@ from kvstore.index.keys import (
     part_prefix,
     read_block_key,
 )
-from kvstore.index.message_keys.key_blocks import sort_pairs
-from kvstore.index.message_keys.key_merge import Merge
-from kvstore.index.message_keys.key_parts import (
-    FILTER_HASHES,
-    PIECE_BLOCKS,
-    Part,
-    blocks_between,
-    digests_of,
-    filter_piece,
-    head_value,
-    new_part,
-    pairs_between,
-    part_rows,
-    piece_of,
-    piece_start,
-    read_parts,
-    span,
-)
-from kvstore.index.message_keys.known_blocks import KnownBlocks
 
 I64 = NDArray[np.int64]
 Parts = tuple[Part, ...]

@@ -21,8 +21,7 @@ from rocksdict import RdictIter
 
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import Gone
-from kvstore.index.keys import MESSAGE_KEYS, behind, block_key, filter_key, head_key
-from kvstore.index.message_keys.key_parts import (
+from kvstore.index.key_parts import (
     BlockRows,
     Part,
     digests_of,
@@ -33,6 +32,7 @@ from kvstore.index.message_keys.key_parts import (
     piece_start,
     positions_of,
 )
+from kvstore.index.keys import MESSAGE_KEYS, behind, block_key, filter_key, head_key
 
 I64 = NDArray[np.int64]
 _PIECES_AT_ONCE: Final = 8

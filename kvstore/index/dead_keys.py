@@ -27,15 +27,15 @@ from numpy.typing import NDArray
 from kvstore.core.packed_pairs import pack_block, unpack_block
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import read_gone
-from kvstore.index.keys import MESSAGE_KEYS, META, U32, filter_key
-from kvstore.index.message_keys.key_lookup import MessageKeys, Parts
-from kvstore.index.message_keys.key_parts import (
+from kvstore.index.key_lookup import MessageKeys, Parts
+from kvstore.index.key_parts import (
     Part,
     blocks_between,
     digests_of,
     filter_piece,
     piece_start,
 )
+from kvstore.index.keys import MESSAGE_KEYS, META, U32, filter_key
 
 _MARK: Final = b"dead_keys/"  # and the segment, u32
 _END: Final = b"dead_keys0"

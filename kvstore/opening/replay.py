@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.core.names import PREPARED, ROLLBACK, SCHEDULE_TOPIC, TRANSACTION_MASK
 from kvstore.core.records import facts
 from kvstore.core.scan import Scan
 from kvstore.index.index import Index
 from kvstore.index.keys import Ahead
 from kvstore.record.hashes import scheduled_code
-from kvstore.record.names import PREPARED, ROLLBACK, SCHEDULE_TOPIC, TRANSACTION_MASK
 
 if TYPE_CHECKING:
     from kvstore.core.records import Buffer
