@@ -229,8 +229,9 @@ class Calls(ColumnCalls):
         seconds = 0.0 if wait is _NO_WAIT else check_wait(wait)
         pop = engine.popping.pop
         asked = limit, max_bytes, invisible_for, queue, filter, attempt_id
-        found, wanted = pop.first(known, used, asked)
-        return found if found or not seconds else pop.wait(known, used, wanted, seconds)
+        claimant = pop.claimant(known, used, asked)
+        found = pop.claim(claimant) or []
+        return found if found or not seconds else pop.wait(claimant, seconds)
 
     def ack(self, receipt: str) -> None:
         """Says that a message is done. `ReceiptExpired` if it was handed out again since,

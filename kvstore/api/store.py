@@ -222,10 +222,11 @@ class Store(Calls):
         self._engine.log.check_writable()
         known, used = self._engine.groups.get(group), self._engine.topics.get(topic)
         seconds, pop = check_wait(wait), self._engine.popping.pop
-        found, wanted = pop.first(known, used, asked)
+        claimant = pop.claimant(known, used, asked)
+        found = pop.claim(claimant) or []
         if found or not seconds:
             return found, None
-        poll = pop.poll(known, used, wanted, seconds, wake)
+        poll = pop.poll(claimant, seconds, wake)
         try:
             return poll.look(), poll
         except BaseException:

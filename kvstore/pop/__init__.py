@@ -2,6 +2,6 @@
 
 In here: taking, acking, dead letters, redrive, receipts, ordered groups, the figures of a group.
 The locks in memory are the room `inflight`. Not in here: reading messages, which is `read`, and
-committed offsets, which are `meta`. Begin with `popper`, which wires the parts, then `pop` and
-`claim`. May import `read`, `meta`, `index` and the rooms below them.
+committed offsets, which are `meta`. Begin with `popper`, which wires the parts, then `pop`,
+`claimant` and `claim`. May import `read`, `meta`, `index` and the rooms below them.
 """

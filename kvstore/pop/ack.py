@@ -19,7 +19,7 @@ from kvstore.clock import cut_ms
 from kvstore.core.popping.inflight import Change
 from kvstore.core.popping.receipts import Asked, Delivery
 from kvstore.errors import ReceiptExpired, ReceiptIllegal
-from kvstore.index.keys import LOCKS, LockKey
+from kvstore.index.keys import LockKey
 from kvstore.meta.groups import GroupInfo
 from kvstore.pop.context import PopContext
 from kvstore.pop.inflight.lock_rows import Lock, offsets_of
@@ -49,7 +49,6 @@ class Acks:
         self._waiting = context.waiting
         self._counted = counted
         self._bury = bury
-        self._write = context.families.write_rows
 
     def ack(self, receipts: list[str]) -> list[AckResult]:
         """See `Store.ack_batch`."""
@@ -83,10 +82,7 @@ class Acks:
                 if bits:
                     refused[number] = bits
             if change.rows:
-                self._write((LOCKS, change.rows))
-                table.apply(change)
-                for _, (_, _, nonce, _, moved, _) in change.removed:
-                    self._tables.end(nonce, moved)
+                self._tables.write(table, change)
                 if table.group in self._waiting.short:
                     self._waiting.made_room(table.group)
                 if table.order is not None:
@@ -100,7 +96,7 @@ class Acks:
 
     def _free(self, table: InflightTable, order: Order, change: Change) -> None:
         """Gives the next messages of the acked messages' groups their turn."""
-        acked = [(key, locked) for key, (_, _, _, locked, _, _) in change.removed]
+        acked = [(key, lock[3]) for key, lock, _ in change.removed]
         acked += [(key, gone) for key, _, gone in change.shrunk]
         ripe = sum(order.free(k[3], o) for k, bits in acked for o in offsets_of(k[4], bits))
         if ripe:
@@ -114,9 +110,7 @@ class Acks:
         if lock is None or lock.nonce != nonce:
             return bits & self._expired(table, key, nonce, bits)
         left = lock.locked & ~bits
-        if not left:
-            change.remove(key, lock)
-        elif left != lock.locked:
+        if left != lock.locked:
             change.shrink(key, lock, lock._replace(locked=left))
         return bits & lock.moved
 
@@ -171,10 +165,7 @@ class Acks:
             moved = Lock(attempts, lock.recoveries, next(self._context.nonces), 1, 0, attempt_id)
             change.shrink(key, lock, left)
             change.add(new, moved)
-            self._context.families.write_rows((LOCKS, change.rows))
-            table.apply(change)
-            if not left.locked:
-                self._tables.end(lock.nonce, left.moved)
+            self._tables.write(table, change)
             if has_failed:
                 self._bury(table, group, new)
             self._waiting.freed(table, 1)

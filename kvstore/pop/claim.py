@@ -23,7 +23,7 @@ from kvstore.core.popping.inflight import Change
 from kvstore.core.popping.receipts import Popped
 from kvstore.errors import ArchiveMissing, ArchiveUnavailable, PutRefused
 from kvstore.index.archived import AtHand
-from kvstore.index.keys import LOCKS, OFFSETS, LockKey
+from kvstore.index.keys import LockKey
 from kvstore.message import StoredMessage
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.topics import Topic
@@ -100,8 +100,6 @@ class Claim:
         self._change = Change()
         self._dead: list[tuple[LockKey, Lock]] = []
         """Rows that were handed out too often."""
-        self._ended: list[tuple[int, int]] = []
-        """Nonces of rows that go, with the bits that can't be acked any more."""
         self._dropped: list[tuple[int, int]] = []
         """Queue and offset of locked messages that are done by this: passed over, or dead."""
         self._now = context.clock.now_ms()
@@ -267,8 +265,6 @@ class Claim:
         # Some wanted messages are lost: there may be room for the rest.
         self._more_may_come = self._more_may_come or (unfit is None and asked[-1] < may[-1])
         self._change.shrink(key, lock, lock._replace(locked=rest, moved=gone))
-        if not rest:
-            self._ended.append((lock.nonce, gone))
 
     def _read_again(
         self, queue: int, may: list[int]
@@ -347,7 +343,7 @@ class Claim:
         if not self._dead:
             return
         try:
-            ended, stuck = self._dead_letters.bury(self._change, self.topic, self.group, self._dead)
+            stuck = self._dead_letters.bury(self._change, self.topic, self.group, self._dead)
         except PutRefused as e:
             # The rows stay due; other messages don't have to wait for a disk with room.
             self._more_may_come = False
@@ -356,7 +352,6 @@ class Claim:
         except ArchiveUnavailable as e:
             self._more_may_come, self._unavailable = False, e
             return
-        self._ended += ended
         for key, error in stuck.items():
             self._stuck[key] = self._unavailable = error
         for key, lock in self._dead:
@@ -385,18 +380,10 @@ class Claim:
         self._finish()
         context, change, table = self._context, self._change, self._table
         if change.rows or change.next:
-            offsets = []
-            for queue in change.next.keys() | change.passed.keys():
-                offset = change.next.get(queue)
-                if offset is None:
-                    offset = context.next_offset(table, self.group, self.topic, queue)
-                passed = change.passed.get(queue, 0)
-                offsets.append(context.offsets.pop_row(table, queue, offset, passed))
-            context.families.write_rows((LOCKS, change.rows), (OFFSETS, offsets))
-            table.apply(change)
+            for queue in change.passed.keys() - change.next.keys():
+                change.next[queue] = context.next_offset(table, self.group, self.topic, queue)
+            context.tables.write(table, change)
             self._update_order()
-        for nonce, bad in self._ended:
-            context.tables.end(nonce, bad)
 
     def _finish(self) -> None:
         """Completes the change; nothing is taken after that."""

@@ -91,10 +91,9 @@ class DeadLetters:
 
     def bury(
         self, change: Change, topic: Topic, group: GroupInfo, rows: list[tuple[LockKey, Lock]]
-    ) -> tuple[list[tuple[int, int]], dict[LockKey, ArchiveMissing]]:
+    ) -> dict[LockKey, ArchiveMissing]:
         """Copies the messages of rows to the dead letters, and adds the rows' removal to the
-        change. Returns the nonces that end, with their bits; and the rows that stay because an
-        archive with one of their messages is missing.
+        change. Returns the rows that stay because an archive with one of their messages is missing.
         """
         target = self._topic(group)
         copies = []
@@ -116,10 +115,10 @@ class DeadLetters:
                 if not self._finder.query(target, str(copy.message_id), begin, None, 1):
                     copies.append(copy)
         self._put_what_fits(copies)
-        gone = [(key, lock) for key, lock in rows if key not in stuck]
-        for key, lock in gone:
-            change.remove(key, lock)
-        return [(lock.nonce, lock.locked | lock.moved) for _, lock in gone], stuck
+        for key, lock in rows:
+            if key not in stuck:
+                change.remove(key, lock, lock.locked | lock.moved)
+        return stuck
 
     def _put_what_fits(self, copies: list[Message]) -> None:
         """Puts copies. One that is too large, because of the original's size and the properties

@@ -1,10 +1,11 @@
 """Pops messages, each under a lock of its own.
 
-The idea: a claim looks for messages and locks them by one change; this module claims as often as
-that finds more, and wakes waiters. A pop that finds nothing waits for a put, for a lock that runs
-out, or for its time. A `Poll` is one pop that waits: it stands with its in-flight table, looks, and
-says how long nothing will happen by itself. Its caller lets that time pass: a thread waits for a
-signal, a coroutine for a future. (docs/pop.md)
+The idea: a claim looks for messages and locks them by one change. Mostly the core makes the change
+from messages that were read ahead; a `Claim` looks where there is anything else to see to. This
+module claims as often as that finds more, and wakes waiters. A pop that finds nothing waits for a
+put, for a lock that runs out, or for its time. A `Poll` is one pop that waits: it stands with its
+in-flight table, looks, and says how long nothing will happen by itself. Its caller lets that time
+pass: a thread waits for a signal, a coroutine for a future. (docs/pop.md)
 
 Invariants: a message is handed out only after the WriteBatch that locks it was written. An
 in-flight table's lock is held from the look to the write, and no longer than one claim takes, which
@@ -19,11 +20,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from kvstore.clock import cut_ms
 from kvstore.core.popping.receipts import Delivery, Popped
 from kvstore.errors import (
     ArchiveMissing,
@@ -33,21 +33,20 @@ from kvstore.errors import (
     TopicNotFound,
 )
 from kvstore.index.archived import AtHand
-from kvstore.index.keys import LOCKS, OFFSETS, LockKey
-from kvstore.message import StoredMessage
+from kvstore.index.keys import LockKey
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.topics import Topic
 from kvstore.pop.claim import Claim, Claimed, Look
+from kvstore.pop.claimant import Claimant
 from kvstore.pop.context import PopContext
 from kvstore.pop.dead_letters import DeadLetters
-from kvstore.pop.inflight.lock_rows import SPAN, offsets_of
+from kvstore.pop.inflight.lock_rows import offsets_of
 from kvstore.pop.inflight.table import InflightTable, Waiter
-from kvstore.pop.inflight.tables import prefetch
 from kvstore.pop.inflight.waiting import TICK
 from kvstore.pop.ordered import OrderedClaim
-from kvstore.pop.popped import UNLIMITED, Wanted, check_wanted, lock_ms
+from kvstore.pop.popped import UNLIMITED, Wanted, check_wanted
 from kvstore.process.locks import Signal, acquire, let_others
-from kvstore.read.cold import READ_ERRORS, UNAVAILABLE_ERRORS
+from kvstore.read.cold import UNAVAILABLE_ERRORS
 from kvstore.read.pull import SCAN_MAX, ReadResult
 from kvstore.read.sql import SqlFilter
 
@@ -60,13 +59,6 @@ _LOOKED_MAX: Final = 8 * SCAN_MAX
 _free: Final = nullcontext()
 _NOTHING: Final = Wanted(0, UNLIMITED, 0, None, None, b"")
 """Asks for nothing: a claim by it only sends rows to the dead letters."""
-
-
-class PollResult(NamedTuple):
-    """The messages a look found; `looks_again` if there is more to look at than one call may."""
-
-    popped: list[Popped]
-    looks_again: bool = False
 
 
 class Poll:
@@ -91,15 +83,13 @@ class Poll:
     def __init__(
         self,
         context: PopContext,
-        group: GroupInfo,
-        topic: Topic,
-        claim: Callable[[], PollResult],
+        asked: Claimant,
+        claim: Callable[[], list[Popped] | None],
         wait: float,
         wake: Callable[[], None],
-        *,
-        selective: bool,
     ) -> None:
-        self.table = context.tables.get(group.id, topic.id)
+        wanted = asked.wanted
+        self.table = asked.table
         self.due_in = 0.0
         self._due_at = 0.0
         self._waiting = context.waiting
@@ -107,6 +97,7 @@ class Poll:
         self._claim = claim
         self._tables = context.tables
         self._until = self._clock.monotonic() + wait
+        selective = wanted.queue is not None or wanted.matches is not None
         self._waiter = Waiter(wake, selective=selective)
 
     def look(self) -> list[Popped]:
@@ -120,10 +111,10 @@ class Poll:
                 self._waiting.enter(self.table, self._waiter)
         self._waiting.rest(self.table, self._waiter)
         found = self._claim()
-        if not found.popped:
-            self.due_in = 0.0 if found.looks_again else self._until_due()
+        if not found:
+            self.due_in = 0.0 if found is None else self._until_due()
             self._due_at = self._clock.monotonic() + self.due_in
-        return found.popped
+        return found or []
 
     def _until_due(self) -> float:
         due = self._tables.next_due(self.table)
@@ -157,65 +148,6 @@ class Poll:
         self._waiting.leave(self.table, self._waiter)
 
 
-class _Asked:
-    """The checked arguments of a pop, with all that stays the same when it is repeated."""
-
-    __slots__ = (
-        "_reader",
-        "_tables",
-        "group",
-        "is_plain",
-        "lasts",
-        "limit",
-        "queues",
-        "step",
-        "table",
-        "topic",
-        "wanted",
-    )
-
-    def __init__(self, context: PopContext, group: GroupInfo, topic: Topic, wanted: Wanted) -> None:
-        self.group = group
-        """While it is kept here, no other group has its `id()`, and no other topic has that of
-        `topic`.
-        """
-        self.topic = topic
-        self.wanted = wanted
-        self.table = context.tables.get(group.id, topic.id)
-        self.is_plain = (
-            group.is_plain
-            and not topic.is_priority
-            and wanted.matches is None
-            and wanted.limit <= SPAN
-            and not self.table.dead
-        )
-        """Whether it may take messages of one queue, as one row, and look at nothing else."""
-        self.lasts = cut_ms(context.clock) + lock_ms(group, 1, wanted.invisible_ms)
-        """How many ms from now, as the clock says it, a lock is due."""
-        asked = wanted.queue
-        self.queues: Sequence[int] = range(topic.read_queues) if asked is None else (asked,)
-        self.step = 1 if asked is None else 0
-        """By how much a pop advances its table's turn."""
-        self.limit = wanted.limit
-        self._reader = context.reader
-        self._tables = context.tables
-
-    def read(self, table: InflightTable, queue: int, at: int) -> list[StoredMessage] | None:
-        """As many messages as are wanted, the next one last; None if they are not in memory."""
-        limit = self.wanted.limit
-        try:
-            with self._reader.at_hand(AtHand()):
-                low, high = self._reader.bounds(self.topic.base + queue)
-                if at < low or high - at < limit:
-                    return None
-                ahead = prefetch(table, self._reader, self.topic, queue, at, limit)
-        except (*READ_ERRORS, ArchiveUnavailable):
-            return None
-        self._tables.note_prefetch(table)
-        # A claim goes on behind messages that are not held any more.
-        return ahead if len(ahead) >= limit and ahead[-1].offset == at else None
-
-
 class Pop:
     """Pops by one or several claims; see the module."""
 
@@ -223,19 +155,12 @@ class Pop:
         self._context = context
         self._dead_letters = DeadLetters(context)
         self._counting = threading.RLock()
-        self._checked: dict[tuple[object, ...], _Asked] = {}
-        self._now_ms = context.clock.now_ms
-        self._mark = context.reader.mark
-        self._offsets = context.offsets
-        self._receipts = context.receipts
-        self._nonces = context.nonces
-        self._write = context.families.write_rows
+        self._checked: dict[tuple[object, ...], Claimant] = {}
+        self._write = context.tables.write
 
-    def first(
-        self, group: GroupInfo, topic: Topic, asked: tuple[Any, ...]
-    ) -> tuple[list[Popped], Wanted]:
-        """The messages that there are now, and the arguments of the pop, checked. `asked` are
-        limit, max_bytes, invisible_for, queue, filter and attempt_id of `Store.pop`.
+    def claimant(self, group: GroupInfo, topic: Topic, asked: tuple[Any, ...]) -> Claimant:
+        """Who pops, with the arguments of the pop, checked. `asked` are limit, max_bytes,
+        invisible_for, queue, filter and attempt_id of `Store.pop`.
         """
         # The same few arguments come again and again: finding them costs a third of checking them.
         limit, max_bytes, invisible_for, queue, filter, attempt_id = asked
@@ -249,31 +174,20 @@ class Pop:
             and (filter is None or isinstance(filter, str | SqlFilter))
         )
         if not is_usual:
-            wanted = check_wanted(topic, *asked)
-        else:
-            known = self._checked.get((id(group), id(topic), limit, invisible_for, queue, filter))
-            if known is None or known.table.gone:
-                known = self._learn(group, topic, asked)
-            found = self._take(known) if known.is_plain else []
-            if found:
-                return found, known.wanted
-            wanted = known.wanted
-        return self.claim(group, topic, wanted).popped, wanted
-
-    def _learn(self, group: GroupInfo, topic: Topic, asked: tuple[Any, ...]) -> _Asked:
-        """Checks the arguments of a pop, and remembers them."""
-        known = _Asked(self._context, group, topic, check_wanted(topic, *asked))
-        if not known.table.dead:
+            return Claimant(self._context, group, topic, check_wanted(topic, *asked))
+        usual = id(group), id(topic), limit, invisible_for, queue, filter
+        known = self._checked.get(usual)
+        if known is None or known.table.gone or known.table.dead:
+            known = Claimant(self._context, group, topic, check_wanted(topic, *asked))
             if len(self._checked) >= _CHECKED_MAX:
                 self._checked.clear()
-            limit, _, invisible_for, queue, filter, _ = asked
-            self._checked[id(group), id(topic), limit, invisible_for, queue, filter] = known
+            self._checked[usual] = known
         return known
 
-    def wait(self, group: GroupInfo, topic: Topic, wanted: Wanted, seconds: float) -> list[Popped]:
+    def wait(self, asked: Claimant, seconds: float) -> list[Popped]:
         """The messages that come within so many seconds."""
         event = Signal()
-        poll = self.poll(group, topic, wanted, seconds, event.set)
+        poll = self.poll(asked, seconds, event.set)
         try:
             while True:
                 event.clear()
@@ -289,40 +203,27 @@ class Pop:
         finally:
             poll.end()
 
-    def poll(
-        self,
-        group: GroupInfo,
-        topic: Topic,
-        wanted: Wanted,
-        wait: float,
-        wake: Callable[[], None],
-    ) -> Poll:
+    def poll(self, asked: Claimant, wait: float, wake: Callable[[], None]) -> Poll:
         """A poll, which waits from its first look on; `wake` is called from any thread when there
         may be messages.
         """
-        return Poll(
-            self._context,
-            group,
-            topic,
-            lambda: self.claim(*self._still_there(group, topic), wanted),
-            wait,
-            wake,
-            selective=wanted.queue is not None or wanted.matches is not None,
-        )
+        return Poll(self._context, asked, lambda: self.claim(self._still_there(asked)), wait, wake)
 
     # --- one look ---
 
-    def claim(self, group: GroupInfo, topic: Topic, wanted: Wanted) -> PollResult:
-        """Hands out the messages there are now. One claim may pass messages over, or send some to
-        the dead letters, and so uncover messages for the next claim; between two of them others
-        have their turn.
+    def claim(self, asked: Claimant) -> list[Popped] | None:
+        """Hands out the messages there are now; None if it found none, but there is more to look at
+        than one call may. One claim may pass messages over, or send some to the dead letters, and
+        so uncover messages for the next claim; between two of them others have their turn.
         """
-        out: list[Popped] = []
-        looked, reads, last = 0, AtHand(), Claimed(out)
+        out = self._take(asked)
+        if out:
+            return out
+        wanted, looked, reads, last = asked.wanted, 0, AtHand(), Claimed(out)
         while True:
             try:
-                with self.counted(group), self._context.reader.at_hand(reads):
-                    claimed = self._claim(group, topic, wanted, reads, last)
+                with self.counted(asked.group), self._context.reader.at_hand(reads):
+                    claimed = self._claim(asked, wanted, reads, last)
             except ArchiveUnavailable:
                 if not reads.misses:
                     raise
@@ -331,15 +232,15 @@ class Pop:
             last, reads = claimed, AtHand()
             out += claimed.popped
             if not claimed.left:
-                return PollResult(out)
+                return out
             whole = wanted.max_bytes != UNLIMITED or wanted.attempt_id
             if not claimed.more_may_come or (out and whole):
                 if claimed.unavailable is not None and not out:
                     raise claimed.unavailable
-                return PollResult(out)
+                return out
             looked += claimed.looked
             if looked >= _LOOKED_MAX:
-                return PollResult(out, looks_again=not out)
+                return out or None
             wanted = wanted._replace(limit=claimed.left)
             let_others()
 
@@ -355,26 +256,16 @@ class Pop:
             self._context.tables.count(group)
             yield
 
-    def _take(self, asked: _Asked) -> list[Popped]:
-        """Takes unread messages of one queue, if there is nothing else to do; none otherwise."""
+    def _take(self, asked: Claimant) -> list[Popped]:
+        """The usual claim, which the core makes; nothing if there is anything else to look at."""
         table = asked.table
         try:
             if not table.lock.acquire(False):
                 acquire(table.lock)
-            if table.gone:
-                return []
-            now = self._now_ms()
-            change = table.take(
-                self._receipts, asked.queues, asked.limit, self._mark(), now, now + asked.lasts,
-                self._offsets.recoveries, next(self._nonces), asked.read,
-            )  # fmt: skip
+            change = asked.take()
             if change is None:
                 return []
-            ((queue, offset),) = change.next.items()
-            row = self._offsets.pop_row(table, queue, offset, 0)
-            self._write((LOCKS, change.rows), (OFFSETS, (row,)))
-            table.apply(change)
-            table.turn += asked.step
+            self._write(table, change)
         finally:
             try:  # noqa: SIM105  # see kvstore.process.locks
                 table.lock.release()
@@ -386,16 +277,14 @@ class Pop:
             self._context.waiting.freed(table, 1)
         return change.popped()
 
-    def _claim(
-        self, group: GroupInfo, topic: Topic, wanted: Wanted, reads: AtHand, last: Claimed
-    ) -> Claimed:
+    def _claim(self, asked: Claimant, wanted: Wanted, reads: AtHand, last: Claimed) -> Claimed:
         """Claims once, after a claim whose stuck rows are passed over. `ArchiveUnavailable`, with
         nothing changed, if that takes a read.
         """
-        context = self._context
+        context, group, topic = self._context, asked.group, asked.topic
         with context.tables.locked(group.id, topic.id) as table:
             if table.dead:
-                self._still_there(group, topic)
+                self._still_there(asked)
                 return Claimed([])  # being deleted
             if wanted.attempt_id:
                 again = self._again(table, topic, group.name, wanted.attempt_id)
@@ -447,16 +336,19 @@ class Pop:
 
     # --- what is still there ---
 
-    def _still_there(self, group: GroupInfo, topic: Topic) -> tuple[GroupInfo, Topic]:
-        """A group and a topic as they are now; `GroupNotFound`, `TopicNotFound` if they were
-        deleted.
+    def _still_there(self, asked: Claimant) -> Claimant:
+        """A claimant with its group and topic as they are now; `GroupNotFound`, `TopicNotFound` if
+        they were deleted.
         """
+        group, topic = asked.group, asked.topic
         known, used = self._context.groups.get(group.name), self._context.topics.get(topic.name)
         if known.id != group.id:
             raise GroupNotFound(f"group {group.name!r} was deleted meanwhile, and made anew")
         if used.id != topic.id:
             raise TopicNotFound(f"topic {topic.name!r} was deleted meanwhile, and made anew")
-        return known, used
+        if known is group and used is topic and not asked.table.gone:
+            return asked
+        return Claimant(self._context, known, used, asked.wanted)
 
     def _topic_of(self, number: int) -> Topic | None:
         """The topic with an id; None if it was deleted."""

@@ -136,7 +136,7 @@ def _changed(*given: int) -> Any:
     change.add(row, old)  # type: ignore[arg-type]  # lengths are the fuzzer's to change
     change.shrink(row, old, new)  # type: ignore[arg-type]
     change.park(row, new)  # type: ignore[arg-type]
-    change.remove(row, old)  # type: ignore[arg-type]
+    change.remove(row, old, 0)  # type: ignore[arg-type]
     return change.rows, change.count_added()
 
 
@@ -242,7 +242,7 @@ def _to_take(rng: Random) -> Arguments:
 
 
 def _taken(limit: int, first: int, due: int, nonce: int, acked: int) -> Any:
-    def read(_: Any, __: int, at: int) -> list[StoredMessage]:
+    def read(_: Any, __: int, at: int, ___: int) -> list[StoredMessage]:
         one = message_of(Random(0))
         return [one.__replace__(offset=at + n) for n in range(min(limit, _WIDE) - 1, -1, -1)]
 

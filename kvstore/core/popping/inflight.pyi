@@ -24,8 +24,9 @@ class Change:
     rows: list[tuple[bytes, bytes | None]]
     """Keys and values as bytes; None: without the row."""
     added: dict[Any, Any]
-    removed: Sequence[tuple[Any, Any]]
-    """Rows that go, as they were."""
+    removed: Sequence[tuple[Any, Any, int]]
+    """Rows that go, as they were, and the bitmaps of their messages that can't be acked any
+    more."""
     shrunk: Sequence[tuple[Any, Any, int]]
     """Rows as they are from now on, and the bitmaps of the messages that go from them."""
     parked: Sequence[tuple[Key, int]]
@@ -36,6 +37,9 @@ class Change:
     """Queue -> how many of its messages a filter has refused."""
 
     def __init__(self) -> None: ...
+    def passed_in(self, queue: int) -> int:
+        """How many of a queue's messages a filter has refused."""
+
     def park(self, key: Key, lock: Row) -> None:
         """Sets a row of parked messages as it is from now on; it goes if it has none."""
 
@@ -43,10 +47,12 @@ class Change:
         """Adds a new row."""
 
     def shrink(self, key: Key, old: Row, new: Row) -> None:
-        """Shrinks a row, which keeps only some of its messages; it goes if it keeps none."""
+        """Shrinks a row, which keeps only some of its messages; it goes if it keeps none.
+        Its moved messages can't be acked any more.
+        """
 
-    def remove(self, key: Key, old: Row) -> None:
-        """Removes a row."""
+    def remove(self, key: Key, old: Row, bad: int) -> None:
+        """Removes a row, of whose messages those in the bitmap `bad` can't be acked any more."""
 
     def take(self, receipts: Receipts, key: Key, lock: Row, messages: list[StoredMessage]) -> None:
         """Adds a new row whose messages are handed out."""
@@ -126,13 +132,13 @@ class InflightRows:
         due: int,
         recoveries: int,
         nonce: int,
-        read: Callable[[Any, int, int], list[StoredMessage] | None],
+        read: Callable[[Any, int, int, int], list[StoredMessage] | None],
     ) -> Change | None:
         """The change by which a pop takes `limit` unread messages of the queue whose turn it is, as
         a row that is `due` then; None if that is not all that such a pop has to do.
 
-        `read` is asked for a queue's messages from an offset
-        on, as `ahead` gives them, where too few were read ahead; None if it can't give so many.
+        `read` is asked for so many of a queue's messages from an offset on, as `ahead` gives them,
+        where too few were read ahead; None if it can't give so many.
         """
 
     def ack(self, change: Change, asked: Asked, numbers: list[int]) -> list[int]:

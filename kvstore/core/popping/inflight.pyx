@@ -115,6 +115,9 @@ cdef class Change:
             self._passed = {}
         return self._passed
 
+    def passed_in(self, queue):
+        return 0 if self._passed is None else self._passed.get(queue, 0)
+
     cdef _add(self, key, lock, bytes packed):
         if not self.added:
             self.added = {}
@@ -137,15 +140,15 @@ cdef class Change:
             self.shrunk = self.shrunk or []
             self.shrunk.append((key, new, old[3] & ~new[3]))
         else:
-            self.remove(key, old)
+            self.remove(key, old, new[4])
 
-    cpdef remove(self, key, old):
+    cpdef remove(self, key, old, bad):
         if key[2] == PARKED:
             self.park(key, (*old[:3], 0, *old[4:]))
         else:
             self.rows.append((_key(key), None))
             self.removed = self.removed or []
-            self.removed.append((key, old))
+            self.removed.append((key, old, bad))
 
     cpdef take(self, Receipts receipts, key, lock, list messages):
         cdef bytes packed = _key(key)
@@ -228,7 +231,7 @@ cdef class InflightRows:
         if first is None or not 0 < limit <= PAGE:
             return None
         if count < limit or ahead[count - 1].offset != first:
-            ahead = read(self, queue, first)
+            ahead = read(self, queue, first, limit)
             if ahead is None or len(ahead) < limit:
                 return None
             count = len(ahead)
@@ -250,7 +253,7 @@ cdef class InflightRows:
                 continue
             left = (<tuple>lock)[3] & ~asked.bits[number]
             if not left:
-                change.remove(key, lock)
+                change.remove(key, lock, 0)
             elif left != (<tuple>lock)[3]:
                 attempts, recoveries, _, _, moved, attempt_id = lock
                 change.shrink(key, lock, (attempts, recoveries, nonce, left, moved, attempt_id))
@@ -329,7 +332,7 @@ cdef class InflightRows:
         self._held(key[3]).redelivered.add(key[4], locked)
 
     def apply(self, Change change not None):
-        for key, lock in change.removed:
+        for key, lock, _ in change.removed:
             self.known.pop(key, None)
             self.removed(key, lock[3])
             if lock[5]:

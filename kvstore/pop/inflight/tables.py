@@ -27,7 +27,7 @@ from typing import Final
 from kvstore.core.popping.inflight import Change, pack_lock
 from kvstore.errors import ArchiveUnavailable, IndexDamaged
 from kvstore.index.families import Families, Row
-from kvstore.index.keys import LOCKS, U32, LockKey, behind, lock_prefix, read_lock_key
+from kvstore.index.keys import LOCKS, OFFSETS, U32, LockKey, behind, lock_prefix, read_lock_key
 from kvstore.message import Bounds, StoredMessage
 from kvstore.meta.offsets import Offsets
 from kvstore.meta.topics import Topic
@@ -330,6 +330,25 @@ class InflightTables:
         if len(ahead) > _PREFETCHED_MAX:
             # A reader that is at it right now goes on with the list it has.
             ahead.popitem(last=False)[1].prefetched = {}
+
+    # --- changes ---
+
+    def write(self, table: InflightTable, change: Change) -> None:
+        """Writes a change as one batch, and only then takes it into its table, whose lock is held.
+        A write that raised has changed nothing.
+        """
+        if change.next:
+            offsets = []
+            for queue, offset in change.next.items():
+                offsets.append(  # mostly one, for which a comprehension is dear
+                    self._offsets.pop_row(table, queue, offset, change.passed_in(queue))
+                )
+            self._families.write_rows((LOCKS, change.rows), (OFFSETS, offsets))
+        else:
+            self._families.write_rows((LOCKS, change.rows))
+        table.apply(change)
+        for _, lock, bad in change.removed:
+            self.end(lock[2], bad)
 
     # --- what is remembered of rows ---
 

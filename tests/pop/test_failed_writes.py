@@ -1,0 +1,88 @@
+"""A write that failed has changed nothing: neither rows nor what memory knows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NoReturn
+
+import pytest
+
+import kvstore
+from kvstore import DiskFull, Message, Store, StoreConfig
+from kvstore.index.keys import LockKey
+from kvstore.pop.inflight.lock_rows import Lock, offsets_of
+from tests.support import inside
+from tests.support.clock import VirtualClock
+
+Call = Callable[[Store, list[str]], object]
+
+
+@contextmanager
+def no_room(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every write of rows fails meanwhile."""
+
+    def refuse(*_: Any) -> NoReturn:
+        raise DiskFull("there is no room for a row")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(inside.families(store), "write_rows", refuse)
+        yield
+
+
+CALLS: Final[dict[str, Call]] = {
+    "a pop": lambda store, _: store.pop("g", "t", 3),
+    "a pop of one": lambda store, _: store.pop("g", "t"),
+    "a pop of one queue": lambda store, _: store.pop("g", "t", queue=0),
+    "a pop with a filter": lambda store, _: store.pop("g", "t", 3, filter="b"),
+    "a pop of some bytes": lambda store, _: store.pop("g", "t", 3, max_bytes=1),
+    "a pop that can be repeated": lambda store, _: store.pop("g", "t", 3, attempt_id="x"),
+    "an ack": lambda store, receipts: store.ack(receipts[0]),
+    "acks": lambda store, receipts: store.ack_batch(receipts),
+    "a lock that is made longer": lambda store, r: store.change_invisible(r[1], 60.0),
+    "a message given back": lambda store, receipts: store.change_invisible(receipts[0], 0),
+}
+
+
+def rows(store: Store) -> list[tuple[LockKey, Lock]]:
+    table = inside.tables(store).get(store.group("g").id, store.topic("t").id)
+    return [*table.all(), *table.parked()]
+
+
+def known(store: Store) -> object:
+    """All that memory says of the rows."""
+    table = inside.table(store)
+    counted = table.rows, table.messages, table.parked_count, dict(table.next), dict(table.passed)
+    return counted, table.held_from(0, 0), table.next_due(), store.group_stats("g", "t")
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["any order", "ordered"])
+@pytest.mark.parametrize("what", CALLS)
+def test_a_write_that_fails_changes_no_row_and_nothing_that_is_known_of_rows(
+    store: Store,
+    clock: VirtualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    ordered: bool,
+) -> None:
+    store.create_group("g", ordered=ordered)
+    messages = [
+        Message("t", b"%d" % n, 0, tag="ab"[n % 2], message_group=f"m{n}") for n in range(9)
+    ]
+    store.put_batch(messages)
+    receipts = [p.receipt for p in store.pop("g", "t", 2)]
+    before = rows(store), known(store)
+    with no_room(store, monkeypatch), pytest.raises(DiskFull, match="no room for a row"):
+        CALLS[what](store, receipts)
+    assert (rows(store), known(store)) == before
+    CALLS[what](store, receipts)
+    after = rows(store), known(store)
+    assert after != before
+    path = store.path
+    store.close()
+    with kvstore.open(path, StoreConfig(clock=clock)) as again:
+        assert rows(again) == after[0]
+        taken = {p.message.offset for p in again.pop("g", "t", 9)}
+        for key, lock in after[0]:
+            if key.due > clock.now_ms():
+                assert taken.isdisjoint(offsets_of(key.first, lock.locked))
