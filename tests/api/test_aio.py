@@ -110,7 +110,7 @@ def test_errors_are_those_of_the_store(run: Callable[..., Any], tmp_path: Path) 
                 await store.pop("g", "t", limit=0, wait=wait)
         for wrong in (-1, "1", True, float("nan")):
             with pytest.raises(CallerError, match="wait"):
-                await store.pop("g", "t", wait=wrong)  # type: ignore[arg-type]  # the point of it
+                await store.pop("g", "t", wait=wrong)  # type: ignore[arg-type]  # the point
         with pytest.raises(StoreLocked):
             await kvstore.aio.open(tmp_path / "s")
         async with kvstore.aio.open(tmp_path / "s", read_only=True) as reader:

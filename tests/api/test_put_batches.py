@@ -1,4 +1,4 @@
-"""Batches: all of it or none of it, in order; and a store that is usable after every refusal."""
+"""Batches: put whole or not at all, in order; the store is usable after every refusal."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_refused_batch_does_not_make_topics(opens: Opens) -> None:
         Message("new", b"x", queue=4),
         Message("new", b"x", queue=-1),
         Message("other", b"x", queue=2**40),
-        Message("other", b"x", queue="0"),  # type: ignore[arg-type]  # the point of it
+        Message("other", b"x", queue="0"),  # type: ignore[arg-type]  # the point
         Message("there", b"x", queue=2),
         Message("a b", b"x"),
         Message("%RETRY%" + "n" * 248, b"x" * large),

@@ -23,7 +23,7 @@ def keys(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def locked(tmp_path: Path, keys: Path) -> Path:
-    """A store of one topic, all of it in encrypted archives."""
+    """A store of one topic, wholly in encrypted archives."""
     clock = VirtualClock(1_700_000_000_000)
     path = tmp_path / "locked"
     with kvstore.open(path, StoreConfig(segment_size=64 << 10, clock=clock)) as store:

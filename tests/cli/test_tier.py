@@ -53,7 +53,7 @@ def test_a_plan_is_a_table_for_people(kvmq: Kvmq, old: Path, policy: Path) -> No
 
 def test_a_plan_is_json_for_machines(kvmq: Kvmq, old: Path, policy: Path) -> None:
     plan = kvmq("tier", "plan", old, "--policy", policy, "--ratio", 0.25, "--json").json
-    # So old that all of it would be over by now.
+    # So old that every message would be over by now.
     assert {m["to"] for m in plan["moves"]} == {None}
     assert plan["ratio"] == 0.25
     assert plan["bytes_per_month"] > 0

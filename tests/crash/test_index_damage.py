@@ -64,8 +64,8 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """The same with as few messages as make two segments and some checkpoints; each few messages
-    have a store time of their own.
+    """A store like `full`, with as few messages as make two segments and some checkpoints; each few
+    messages have a store time of their own.
     """
     clock = VirtualClock()
     with opened(tmp_path / "a", settings(checkpoint_bytes=30_000, clock=clock)) as store:
@@ -502,7 +502,7 @@ def garbage_block(index: Path) -> None:
 
 
 def is_damaged(path: Path) -> bool:
-    """Whether an opening says so, or reading all of it: an opening reads little of an index."""
+    """Whether an opening says so, or a full read: an opening reads little of an index."""
     try:
         with kvstore.open(path) as store:
             store.verify()

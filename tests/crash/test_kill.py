@@ -70,7 +70,7 @@ def text(name: Name) -> bytes:
 
 
 def whose(body: bytes) -> Name:
-    """The message of a body, which must be all of it."""
+    """The message of a body, which must be whole."""
     writer, thread, number = (int(n) for n in body.split(b" ")[0].split(b"."))
     name = (writer, thread, number)
     assert body == text(name)

@@ -46,7 +46,7 @@ def numbers(store: Store) -> list[int]:
 
 
 def numbers_of(path: Path) -> list[int]:
-    """The same of a folder."""
+    """The numbers of the segments in a folder."""
     names = sorted(p.name for p in (path / "commitlog").iterdir())
     return [int(name) // SEGMENT for name in names if name.isdigit()]  # one may be in the making
 

@@ -183,7 +183,7 @@ def test_a_checkpoint_does_not_read_parts_that_are_too_large_to_be_merged_in_it(
 def test_a_merge_reads_little_beside_what_it_merges_however_many_parts_that_are(
     families: Families, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It went through all parts for each piece of the new one: a third of it was for nothing."""
+    """A merge went through all parts for each piece of the new one: a third of this was useless."""
     each, draw = 1 << 14, np.random.default_rng(1)
     monkeypatch.setattr(key_lookup, "_AT_ONCE_MAX", 0)
     keys = MessageKeys(families, SEGMENT)
@@ -629,7 +629,7 @@ def test_repacking_keeps_a_gap_in_a_queues_offsets(families: Families) -> None:
 def test_runs_that_are_as_long_as_they_get_are_not_decoded_when_their_segment_is_sealed(
     families: Families,
 ) -> None:
-    """They were decoded and packed anew, all of a segment's, and what came of it thrown away."""
+    """All of a segment's blocks were decoded and packed anew, and the result thrown away."""
     for queue in range(4):
         put_runs(families, 3, 9, queue, [RUN_MAX, RUN_MAX, 400])
     batch = families.batch()

@@ -1,4 +1,4 @@
-"""A wall clock that is set forward lets locks run out, and who waits learns of it."""
+"""A wall clock that is set forward lets locks run out, and wakes waiting pops."""
 
 from __future__ import annotations
 

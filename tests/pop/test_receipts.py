@@ -214,7 +214,7 @@ def test_a_late_ack_is_told_what_was_moved_before_others_were_handed_out_again(
     if reopens:
         store.close()
     with kvstore.open(store.path, config) if reopens else store as again:
-        for _ in range(2):  # once by the row, and once by what is remembered of it
+        for _ in range(2):  # once by the row, and once by the remembered result
             results = again.ack_batch(receipts)
             assert [r is True for r in results] == [False, False, True, True]
         again.ack(moved)

@@ -323,7 +323,7 @@ def test_wrong_calls_change_nothing(store: Store, clock: VirtualClock) -> None:
         store.redrive("nobody")
     for limit in (0, -1, True, 1.5, "1"):
         with pytest.raises(CallerError, match="limit"):
-            store.redrive("g", limit)  # type: ignore[arg-type]  # the point of it
+            store.redrive("g", limit)  # type: ignore[arg-type]  # the point
 
 
 def lose(store: Store, clock: VirtualClock) -> None:

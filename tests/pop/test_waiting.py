@@ -337,7 +337,7 @@ def test_a_due_message_comes_within_a_tenth_of_a_second_mostly(
 
 
 def closing(store: Store, pool: ThreadPoolExecutor, waiters: list[Future[Any]]) -> None:
-    """Close the store; who waits learns of it, soon."""
+    """Closes the store, which wakes waiting pops."""
     time.sleep(ASLEEP)
     begun = time.monotonic()
     pool.submit(store.close).result(SOON)

@@ -1,4 +1,4 @@
-"""A store on both sides of a fork: the child has none of it, and the parent notices nothing.
+"""A store on both sides of a fork: the child has no part in it, and the parent notices nothing.
 
 Each test forks in a process of its own: RocksDB's threads stay behind in a fork, and these tests
 must not leave pytest's own process without them."""

@@ -75,7 +75,7 @@ def test_a_message_whose_keys_repeat_is_found_once(store: Store) -> None:
 
 @functools.cache
 def colliding(topic: str) -> tuple[str, str]:
-    """Two keys of one hash, by brute force: in one topic only 32 bits of it have to meet."""
+    """Two keys of one hash, by brute force: in one topic only 32 bits of the hash have to meet."""
     seen: dict[int, str] = {}
     for key in map(str, count()):
         other = seen.setdefault(key_hash(topic.encode(), key.encode()), key)

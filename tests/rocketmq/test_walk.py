@@ -134,7 +134,7 @@ def test_nothing_good_is_minus_one() -> None:
 
 @st.composite
 def mutated(draw: st.DrawFn) -> bytes:
-    """A segment with some stretches of it overwritten."""
+    """A segment with some stretches overwritten."""
     bodies = draw(st.lists(st.binary(max_size=60), max_size=12))
     data = bytearray(segment(BASE, bodies, full=draw(st.booleans())))
     for at, junk in draw(

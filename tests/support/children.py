@@ -40,7 +40,7 @@ _FAILED: Final = 99
 
 
 class Child:
-    """A process that does some work and tells of it in lines.
+    """A process that does some work and prints its progress in lines.
 
     `work` is called with what it tells by; what it raises is raised again by `join`.
     """

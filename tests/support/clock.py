@@ -14,7 +14,9 @@ _HOUR_MS: Final = 3_600_000
 _LOOK: Final = 0.002
 """Real seconds between two looks of somebody who waits for an event of Python's."""
 _LOOK_AGAIN: Final = 0.05
-"""The same of one who is woken when time passes: it may have passed just before the wait."""
+"""Real seconds between two looks of a thread that time wakes: time may have passed just before the
+wait.
+"""
 
 
 class VirtualClock:

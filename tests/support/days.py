@@ -85,7 +85,7 @@ def make(folder: Path, days: int, messages: int, *, warm_days: int = 21, seed: i
             if (day + 1) % 7 == 0 or day + 1 == days:
                 report = worker.run_once()
                 assert not report.failed, report.failed
-        # The last day is under way: some of it is in the log.
+        # The last day is under way: some of its messages are in the log.
         clock.advance(9 * 3600.0)
         _put(store, clock, draw, days, days, messages / days / 3)
     return clock.now_ms()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # else the site's hook, which runs inside an import of it, comes here too early
+if TYPE_CHECKING:  # else the site's hook, which runs inside that import, comes here too early
     from kvstore.files import LocalFiles
 
 

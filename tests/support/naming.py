@@ -6,5 +6,5 @@ import re
 
 
 def named(value: object) -> str:
-    """The same in every process, so that several can share the cases out among them."""
+    """A value's name, equal in every process, so that several can share the cases out."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

@@ -204,7 +204,7 @@ def test_a_group_of_several_blocks_takes_no_more_than_one_block_has_bytes() -> N
 @pytest.mark.parametrize(
     ("blocks_a_topic", "group_records", "shared"),
     [
-        # Half of it, and another topic: the group ends.
+        # Half of a group's bytes, and another topic: the group ends.
         (2, 4, [2, 2, 2, 2, 2]),
         # Less than half: it goes on; and ends where that topic does.
         (1, 4, [2, 2, 2, 2, 2]),

@@ -44,7 +44,7 @@ class Secret:
 
 
 class Rule(NamedTuple):
-    """How an archive is forged, what is told of it, and of which messages it is made."""
+    """How an archive is forged, its error, and the messages in it."""
 
     name: str
     forge: Callable[[Patch], None]

@@ -69,7 +69,7 @@ def read_everything(store: Store) -> int:
 
 
 class Kept(NamedTuple):
-    """A structure of `Tiers`, its bound, and how many of it there are to be asked for."""
+    """A structure of `Tiers`, its bound, and how many entries are asked for."""
 
     name: str
     bound: str

@@ -1,4 +1,4 @@
-"""A place that takes its time holds up who wants something of it, and nobody else."""
+"""A slow place holds up its own readers alone."""
 
 from __future__ import annotations
 

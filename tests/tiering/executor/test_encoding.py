@@ -36,7 +36,7 @@ KEY = "k-3"
 
 
 class Made(NamedTuple):
-    """A sealed segment: its file, and the messages of it."""
+    """A sealed segment: its file and its messages."""
 
     path: Path
     topics: dict[str, int]

@@ -187,7 +187,7 @@ def test_a_store_that_only_gives_short_answers_is_unavailable(
 
 
 class ShortClient:
-    """The client, which gives less than it was asked for, some times, and says nothing of it."""
+    """The client, which some times gives less than it was asked for, without an error."""
 
     def __init__(self, client: Any, times: int) -> None:
         self._client = client

@@ -246,7 +246,7 @@ def test_segments_that_leave_are_the_oldest_ones(data: st.DataObject) -> None:
 def test_a_clock_stepped_an_hour_back_and_forth_deletes_nothing_early(
     data: st.DataObject, looks: list[tuple[float, int]]
 ) -> None:
-    """True time counts; the clock may be an hour behind it, or ahead of it for 18 hours."""
+    """True time counts; the clock may be an hour behind true time, or be ahead for 18 hours."""
     policy, known = data.draw(policies()), data.draw(topics())
     found = data.draw(segments(policy, known))
     archives = [

@@ -50,7 +50,7 @@ def tiered(store: Store, clock: VirtualClock, *, keep_days: float | None = None)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store that is closed; two thirds of it are in archives."""
+    """A store that is closed; two thirds of its messages are in archives."""
     path = tmp_path_factory.mktemp("spark") / "store"
     clock = VirtualClock()
     config = StoreConfig(segment_size=SEGMENT, clock=clock, compress_above=800)

@@ -156,7 +156,7 @@ class Killed(BaseException):
 
 
 class KilledBehindACopy(Pools):
-    """Copies as ever; the worker's process is gone before it learns of it."""
+    """Copies as ever; the worker's process is gone before it learns so."""
 
     def run(self, check: Callable[[], None], work: Any, *args: Any) -> Any:
         done = super().run(check, work, *args)

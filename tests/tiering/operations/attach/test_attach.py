@@ -491,7 +491,7 @@ def test_a_topic_that_is_written_in_fewer_queues_than_it_has_is_attached_with_al
 ) -> None:
     with kvstore.open(tmp_path / "source", config(clock)) as store:
         store.create_topic("orders", queues=4)
-        # The last queue is empty: no archive has anything of it.
+        # The last queue is empty: no archive has any of its messages.
         store.put_batch([Message("orders", b"%d" % n, queue=n) for n in range(3)])
         store.alter_topic("orders", write_queues=1)
         store.seal()

@@ -1,4 +1,4 @@
-"""An erasure reads, rewrites and tells what holds something of it, and leaves all else alone."""
+"""An erasure reads, rewrites and lists the archives with messages to erase, and no others."""
 
 from __future__ import annotations
 

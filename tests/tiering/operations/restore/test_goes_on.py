@@ -204,7 +204,7 @@ def test_a_store_that_loses_its_index_after_a_merge_finds_all_archives_again(
 def test_archives_of_two_stores_in_one_folder_are_told_apart(
     tmp_path: Path, clock: VirtualClock
 ) -> None:
-    """Though one of them was restored from the other, and has rewritten archives of it there."""
+    """Though one store was restored from the other, and has rewritten the other's archives."""
     place = tmp_path / "store" / "archive"
     with kvstore.open(tmp_path / "store", config(clock)) as store:
         store.create_topic("a", queues=1)

@@ -62,7 +62,7 @@ def put(store: Store, clock: VirtualClock, messages: int) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path, clock: VirtualClock) -> Path:
-    """The archives of a whole store, all of it sealed and moved; the store itself is at "lost"."""
+    """The archives of a whole store, moved to the last segment; the store itself is at "lost"."""
     with filled(tmp_path / "lost", clock) as store:
         tier(store, clock)
     return tmp_path / "lost" / "archive"

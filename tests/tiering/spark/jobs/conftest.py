@@ -36,6 +36,6 @@ def executor(spark: SparkSession) -> Iterator[Noting]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """A store's folder, and the time at which all of it is due."""
+    """A store's folder, and the time at which every segment is due."""
     folder = tmp_path_factory.mktemp("jobs") / "store"
     return folder, make_store(folder)

@@ -56,7 +56,7 @@ class Job:
         return made
 
     def commit(self, *, query: str = "", batch: int = -1) -> bool:
-        """The end of it."""
+        """Ends the job."""
         return commit(
             self.place, self.state, self.name, self.archives, overwrite=self.overwrite,
             query=query, batch=batch,
