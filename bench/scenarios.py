@@ -32,6 +32,7 @@ SCENARIOS: Final = (
     Scenario("put_batch", "put_batch:run", size=128),
     Scenario("put_batch_1k", "put_batch:run", size=1024),
     Scenario("put_columns", "put_columns:run", size=128),
+    Scenario("put_lines", "put_lines:run", size=128),
     Scenario("put", "put_single:run"),
     Scenario("put_stalls", "put_stalls:run_few", runs=1),
     Scenario("put_stalls_many", "put_stalls:run_many", runs=1),

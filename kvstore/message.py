@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvstore.core.arrow.column_batch import ColumnBatch
-from kvstore.core.arrow.put_rows import result_columns
+from kvstore.core.arrow.put_rows import result_columns, row_results
 from kvstore.core.encoding import PreparedBatch
 from kvstore.core.messages import StoredMessage
 from kvstore.core.put_values import Message, PutResult, PutStatus
@@ -66,13 +66,16 @@ class PulledBatch(msgspec.Struct, gc=False):
 
 
 class ColumnsPut:
-    """Where the rows of a `put_columns` went: how many (`count`), and how safe they are. It keeps
-    the ids of the messages as long as it lives, but not their bodies.
+    """Where the rows of a `put_columns` went: how many (`count`), the bytes of their records
+    (`size`), and how safe they are. It keeps the ids of the messages as long as it lives, but not
+    their bodies.
     """
 
     def __init__(self, batch: PreparedBatch, status: PutStatus) -> None:
         self._batch = batch
         self.count = len(batch)
+        self.size = len(batch.records)
+        batch.forget_bodies()
         self.status = status
 
     @property
@@ -91,6 +94,10 @@ class ColumnsPut:
         each time it is asked for.
         """
         return result_columns(self._batch)
+
+    def results(self) -> list[PutResult]:
+        """The places as `put_batch` gives them, for callers without an Arrow library."""
+        return row_results(self._batch, self.status)
 
     def __len__(self) -> int:
         return self.count

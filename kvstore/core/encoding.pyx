@@ -570,9 +570,9 @@ cdef class PreparedBatch:
         cdef list found = []
         cdef Py_ssize_t i
         cdef PutResult result
-        for i in range(self.count):
+        for i, message_id in enumerate(self._ids):
             result = PutResult.__new__(PutResult)
-            result._id = self._ids[i]
+            result._id = message_id
             result._number = self.rows[i].id_number
             result.topic = self.topics[i]
             result.queue = <uint32_t>self.rows[i].queue_key

@@ -123,7 +123,6 @@ class Writer:
         now = self._begin_put()
         batch = self._prepared_columns(topic, columns, now)
         status = self._put(batch, now) if len(batch) else PutStatus.WRITTEN
-        batch.forget_bodies()
         return ColumnsPut(batch, status)
 
     def _begin_put(self) -> int:

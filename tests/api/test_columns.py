@@ -73,6 +73,8 @@ def test_rows_leave_the_log_and_the_index_that_their_messages_leave(tmp_path: Pa
         assert [p["message_id"] for p in places] == [r.message_id for r in results]
         assert [p["offset"] for p in places] == [r.offset for r in results]
         assert "3 rows" in repr(put)
+        assert put.results() == results
+        assert put.size == sum(result.size for result in results)
         assert contents(one) == contents(other)
 
 

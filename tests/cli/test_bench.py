@@ -65,7 +65,7 @@ def test_scenarios_are_listed_and_an_unknown_one_is_wrong_usage() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("put_batch", "put_columns", "put", "pull", "get", "query"),
+        ("put_batch", "put_columns", "put_lines", "put", "pull", "get", "query"),
         ("put_sync", "sqlite"),
         ("index_many", "index_few", "--topics", 20),
         ("pop", "pop_one", "pop_threads", "pop_curve"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore import ColumnBatch, ColumnsPut, Store
 from tests.cli.conftest import Kvmq
 
 
@@ -93,7 +94,9 @@ def test_a_line_at_fault_is_named_and_what_came_before_it_is_put(kvmq: Kvmq, fol
 def test_json_lines_that_are_no_messages_are_refused(kvmq: Kvmq, folder: Path) -> None:
     for text in ("[1]", "{", "3", '{"tag": "no body"}', '{"body": "a", "body_base64": "YQ=="}',
                  '{"body_base64": "?"}', '{"body": "a", "keys": 3}', '{"body": "a", "topic": 3}',
-                 '{"body": "a", "queue": "x"}', '{"body": "a", "properties": []}'):  # fmt: skip
+                 '{"body": "a", "queue": "x"}', '{"body": "a", "queue": -1}',
+                 '{"body": "a", "queue": 99999999999999999999}',
+                 '{"body": "a", "properties": []}'):  # fmt: skip
         ran = kvmq("put", folder, "orders", "--jsonl", "--json", stdin=text)
         assert (ran.code, ran.error["error"]) == (1, "MessageIllegal"), text
 
@@ -151,6 +154,55 @@ def test_a_line_that_the_store_refuses_is_named_with_its_file_and_those_before_i
     assert "7 messages were put before that" in ran.error["message"]
     after = kvmq("pull", folder, "orders", "--queue", 2, "--all", "--json").lines
     assert [m["body"] for m in after[before:]] == [f"b{n}" for n in range(7)]
+
+
+def test_lines_of_several_topics_are_put_in_their_order(kvmq: Kvmq, folder: Path) -> None:
+    kvmq("topic", "create", folder, "other")
+    topics = ["orders", "orders", "other", "orders", "other", "other"]
+    text = "\n".join(json.dumps({"topic": t, "body": f"{n}"}) for n, t in enumerate(topics))
+    ran = kvmq("put", folder, "orders", "--jsonl", "--queue", 1, "--json", stdin=text)
+    assert [line["topic"] for line in ran.lines] == topics
+    positions = [line["position"] for line in ran.lines]
+    assert positions == sorted(positions)
+    assert all(line["size"] > 0 and line["status"] for line in ran.lines)
+
+
+def test_of_two_lines_at_fault_the_first_is_named(kvmq: Kvmq, folder: Path) -> None:
+    """A store sees the faults of a message by itself before those of its queue."""
+    lines: list[dict[str, object]] = [
+        {"body": "a"}, {"body": "b", "queue": 77}, {"body": "c", "tag": "\x01"}
+    ]  # fmt: skip
+    text = "\n".join(map(json.dumps, lines))
+    ran = kvmq("put", folder, "orders", "--jsonl", "--json", stdin=text)
+    assert ran.error["message"].startswith("standard input, line 2: ")
+    assert "1 messages were put before that" in ran.error["message"]
+    assert len(ran.lines) == 1
+
+
+@pytest.mark.parametrize("mode", [(), ("--jsonl",)])
+def test_lines_are_put_as_columns_and_no_message_is_made_of_one(
+    kvmq: Kvmq, folder: Path, mode: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+    put = Store.put_columns
+
+    def counted(store: Store, topic: str, columns: object) -> ColumnsPut:
+        made.append(columns)
+        return put(store, topic, columns)
+
+    monkeypatch.setattr(Store, "put_columns", counted)
+    monkeypatch.setattr(Store, "put_batch", None)
+    monkeypatch.setattr("kvstore.cli.message.put_verb.Message", None)
+    ran = kvmq("put", folder, "orders", *mode, "--batch", 100, stdin='{"body": "a"}\n' * 250)
+    assert ran.out.startswith("250 messages")
+    assert [len(columns) for columns in made if isinstance(columns, ColumnBatch)] == [100, 100, 50]
+
+
+def test_what_is_no_text_on_the_command_line_is_refused(kvmq: Kvmq, folder: Path) -> None:
+    for option in ("--tag", "--key", "--group"):
+        ran = kvmq("put", folder, "orders", option, "a\udcff", "--json", stdin="x\n")
+        assert (ran.code, ran.error["error"]) == (1, "MessageIllegal"), option
+        assert "line 1: " in ran.error["message"]
 
 
 def test_a_line_of_standard_input_is_named_as_such(kvmq: Kvmq, folder: Path) -> None:

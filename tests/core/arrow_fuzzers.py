@@ -10,11 +10,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from kvstore.core.arrow.column_batch import columns_to_put
 from kvstore.core.arrow.given_columns import GivenColumns
 from kvstore.core.arrow.pulled_columns import COLUMN_NAMES, PulledColumns
-from kvstore.core.arrow.put_rows import prepare_columns, result_columns
+from kvstore.core.arrow.put_rows import prepare_columns, result_columns, row_results
 from kvstore.core.messages import StoredMessage
 from kvstore.core.names import RESERVED
+from kvstore.core.put_values import PutStatus
 from kvstore.core.queue_offsets import QueueOffsets
 from kvstore.core.tail import Tail
 from kvstore.errors import MessageIllegal
@@ -185,12 +187,44 @@ def _put(*made: Any) -> list[dict[str, Any]]:
         assert message.message_id in (None, place["message_id"])
         assert record.properties.startswith(b"UNIQ_KEY\x01" + place["message_id"].encode())
         at += place["size"]
+    for place, result in zip(places, row_results(batch, PutStatus.STAGED), strict=True):
+        assert {name: getattr(result, name) for name in place} == place
     assert at == len(data)
     batch.forget_bodies()
     del given
     gc.collect(0)
     assert handed.released() == 1
     return places
+
+
+# --- values of Python ---
+
+
+def _to_columns(rng: Random) -> Arguments:
+    def texts(count: int) -> list[str]:
+        return ["".join(rng.choices("ab1é\ud800", k=rng.randrange(5))) for _ in range(count)]
+
+    rows = rng.choice((0, 1, 2, 9))
+    return (
+        [rng.choice((rng.randbytes(3), "é")) for _ in range(rows)],
+        [rng.choice((None, rng.getrandbits(40))) for _ in range(rows)],
+        [rng.choice((None, *texts(1))) for _ in range(rows)],
+        [texts(rng.randrange(3)) for _ in range(rows)],
+        [dict(zip(texts(2), texts(2), strict=True)) for _ in range(rows)],
+        [rng.choice((None, *texts(1))) for _ in range(rows)],
+    )
+
+
+def _columns(*given: Any) -> int:
+    """The rows, each as a message."""
+    rows = GivenColumns(columns_to_put(*given))
+    for row in range(len(rows)):
+        found = rows.message("t", row)
+        body = given[0][row]
+        assert found.body == (body.encode("utf-8", "surrogatepass") if type(body) is str else body)
+        assert len(found.keys) == len(given[3][row])
+        assert found.queue == given[1][row] or given[1][row] < 0
+    return len(rows)
 
 
 # --- columns that are pulled ---
@@ -249,9 +283,11 @@ def _read_queue(*given: Any) -> list[StoredMessage]:
 
 
 ARROW_FUZZERS: Final = {
+    "arrow.column_batch.columns_to_put": Fuzzer(_to_columns, call=_columns),
     "arrow.given_columns.GivenColumns": Fuzzer(_to_given, call=_read),
     "arrow.put_rows.prepare_columns": Fuzzer(_to_given, call=_put),
     "arrow.put_rows.result_columns": Fuzzer(_to_given, call=_put),
+    "arrow.put_rows.row_results": Fuzzer(_to_given, call=_put),
     "arrow.pulled_columns.PulledColumns": Fuzzer(_to_pull, _pulled, call=_pull),
     "messages.QueueReader": Fuzzer(queue_of, queue_read, call=_read_queue),
 }

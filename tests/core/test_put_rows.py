@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.core.arrow.column_batch import columns_to_put
 from kvstore.core.arrow.given_columns import GivenColumns
-from kvstore.core.arrow.put_rows import prepare_columns, result_columns
+from kvstore.core.arrow.put_rows import prepare_columns, result_columns, row_results
 from kvstore.core.put_values import Message, PutStatus
 from kvstore.core.tail import Tail
 from kvstore.errors import MessageIllegal
@@ -78,6 +79,7 @@ def test_rows_become_the_records_and_keys_that_their_messages_become(
     places = pa.record_batch(result_columns(by_rows)).to_pylist()
     for place, result in zip(places, by_messages.results(PutStatus.STAGED), strict=True):
         assert {name: getattr(result, name) for name in place} == place
+    assert row_results(by_rows, PutStatus.STAGED) == by_messages.results(PutStatus.STAGED)
 
 
 @given(st.data(), st.lists(MESSAGES, min_size=1, max_size=4))
@@ -87,6 +89,40 @@ def test_a_row_is_seen_as_the_message_that_it_says(data: Any, messages: list[Mes
         found = rows.message(message.topic, row)
         for name in FIELDS:
             assert value_of(found, name) == value_of(message, name)
+
+
+@given(st.lists(MESSAGES, max_size=4))
+def test_values_of_python_become_the_columns_of_their_messages(messages: list[Message]) -> None:
+    made = columns_to_put(
+        [bytes(m.body) for m in messages],
+        [m.queue for m in messages],
+        [m.tag for m in messages],
+        [list(m.keys) for m in messages],
+        [dict(m.properties) for m in messages],
+        [m.message_group for m in messages],
+    )
+    rows = GivenColumns(made)
+    assert len(rows) == len(messages)
+    for row, message in enumerate(messages):
+        found = rows.message(message.topic, row)
+        for name in made.names:
+            assert value_of(found, name) == value_of(message, name)
+
+
+def test_columns_are_of_one_length_and_of_the_types_that_a_put_takes() -> None:
+    row: tuple[Any, ...] = ([b"x"], [None], [None], [[]], [{}], [None])
+    assert len(columns_to_put(*row)) == 1
+    for at, wrong in enumerate([[None], ["1"], [b"a"], [("a",)], [[]], [5]]):
+        given = list(row)
+        given[at] = []
+        with pytest.raises(ValueError, match="values of another column"):
+            columns_to_put(*given)
+        given[at] = wrong
+        if wrong != [b"a"]:
+            with pytest.raises(TypeError):
+                columns_to_put(*given)
+    [shown] = pa.record_batch(columns_to_put(["é"], *row[1:])).column("body").to_pylist()
+    assert shown == "é".encode()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from kvstore import Store
 from kvstore.record.encode import blank
 from tests.fixtures import NAMES, Fixture, unpack_fixture
 from tests.rocketmq.logs import NOW, make_store, record, segment
+from tests.support.calls import calls_of
 
 SEGMENT = 64 << 10
 
@@ -112,6 +113,19 @@ def test_the_adopted_store_is_whole_and_takes_messages(store: Store, fixture: Fi
     assert store.get("TopicTest", put.queue, put.offset).body == b"new"
     assert [m.position for m in store.query("TopicTest", "fresh")] == [put.position]
     assert store.find(put.message_id).position == put.position
+
+
+def test_an_import_makes_no_object_and_no_call_for_a_message(tmp_path: Path) -> None:
+    def calls(count: int) -> int:
+        name, size = str(count), 1 << 20
+        data = segment(0, [b"body"] * count, size=size)
+        source, target = make_store(tmp_path / name, [data]), tmp_path / f"{name}-target"
+        found = calls_of(lambda: kvstore.import_rocketmq(source, target))
+        with kvstore.open(target, read_only=True) as store:
+            assert store.bounds("T", 0)[1] == count
+        return found
+
+    assert calls(5000) - calls(1000) < 1000
 
 
 def test_consumer_offsets_and_groups_are_taken_over(tmp_path: Path) -> None:

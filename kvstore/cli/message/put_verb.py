@@ -1,30 +1,37 @@
 """The verb `put`: messages from a command line, from lines, from JSON lines.
 
-The idea: a stream is put in batches, as a program would. A line at fault ends the run with its
-number. The lines before it are put, those of its batch too, and the error says how many.
+The idea: some lines at once become columns, and are put as such; lines of different topics are put
+one topic after the other, in their order. A line at fault ends the run with its number. The lines
+before it are put, those beside it too, and the error says how many.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import click
 
-from kvstore import Message, PutResult, Store
+from kvstore import ColumnsPut, Message, PutResult, Store
 from kvstore.cli.terminal.message_text import (
-    index_at_fault,
-    message_from_json,
+    QUEUE_MAX,
+    MessageLine,
+    columns_of,
+    line_from_json,
     name_line,
     name_of,
+    row_at_fault,
 )
 from kvstore.cli.terminal.opening import config_option, folder_argument, open_store, topic_argument
 from kvstore.cli.terminal.options import LocalFile, Setting
 from kvstore.cli.terminal.output import Output, output_option, size_text
 from kvstore.clock import SystemClock
 from kvstore.errors import CallerError, MessageIllegal, StoreError
+
+_NumberedLine = tuple[int, MessageLine]
 
 
 @click.command()
@@ -39,7 +46,7 @@ from kvstore.errors import CallerError, MessageIllegal, StoreError
 @click.option("--key", "keys", multiple=True, help="What `query` finds; may be repeated.")
 @click.option("--property", "properties", type=Setting(), multiple=True)
 @click.option(
-    "--queue", type=click.IntRange(min=0), help="The queue; spread over all if not given."
+    "--queue", type=click.IntRange(0, QUEUE_MAX), help="The queue; spread over all if not given."
 )
 @click.option("--group", "message_group", help="Keep the messages in order, in one queue.")
 @click.option("--create", is_flag=True, help="Make store and topic if they are not there.")
@@ -74,45 +81,76 @@ def put(
             result = store.put_batch([Message(topic=topic, body=body.encode(), **defaults)])[0]
             _show_one(out, result)
             return
-        lines = source or sys.stdin.buffer
-        _put_lines(out, store, _messages(lines, topic, jsonl, defaults), batch)
+        own = MessageLine(**{"topic": topic, **defaults, "keys": list(fields["keys"])})
+        lines = _Lines(source or sys.stdin.buffer, own, is_json=jsonl)
+        _put_lines(out, store, lines, batch)
 
 
-class _NumberedMessage(NamedTuple):
-    """A message, and the number of its line."""
+class _Lines:
+    """Lines to put; `defaults` has the values of fields that a line lacks."""
 
-    place: str
-    message: Message
+    def __init__(self, source: BinaryIO, defaults: MessageLine, *, is_json: bool) -> None:
+        self._name = name_of(source)
+        self._numbered = enumerate(source, 1)
+        self._defaults = defaults
+        self._is_json = is_json
 
+    def put(self, store: Store, most: int) -> Iterator[ColumnsPut]:
+        """Puts all lines, at most so many at once. A line at fault raises its error when those
+        before it are put.
+        """
+        while some := list(islice(self._numbered, most)):
+            good: list[_NumberedLine] = []
+            for number, text in some:
+                try:
+                    line = self._read(text.removesuffix(b"\n"))
+                except MessageIllegal as e:
+                    yield from self._put_good(store, good)
+                    raise MessageIllegal(f"{self._place(number)}: {e}") from e
+                if line is not None:
+                    good.append((number, line))
+            yield from self._put_good(store, good)
 
-def _messages(
-    lines: BinaryIO, topic: str, jsonl: bool, defaults: dict[str, Any]
-) -> Iterator[_NumberedMessage]:
-    name = name_of(lines)
-    for number, line in enumerate(lines, 1):
-        text, place = line.removesuffix(b"\n"), f"{name}, line {number}"
-        if not jsonl:
-            yield _NumberedMessage(place, Message(topic=topic, body=text, **defaults))
-            continue
-        if not text.strip():
-            continue
+    def _read(self, text: bytes) -> MessageLine | None:
+        if not self._is_json:
+            return MessageLine(body=text)
+        return line_from_json(text) if text.strip() else None
+
+    def _put_good(self, store: Store, lines: Sequence[_NumberedLine]) -> Iterator[ColumnsPut]:
+        topic = self._defaults.topic
+        for name, some in groupby(lines, lambda line: line[1].topic or topic):
+            yield from self._put_topic(store, str(name), list(some))
+
+    def _put_topic(
+        self, store: Store, topic: str, lines: Sequence[_NumberedLine]
+    ) -> Iterator[ColumnsPut]:
         try:
-            yield _NumberedMessage(place, message_from_json(text, topic, defaults))
-        except MessageIllegal as e:
-            raise MessageIllegal(f"{place}: {e}") from e
+            done = store.put_columns(topic, columns_of([line for _, line in lines], self._defaults))
+        except CallerError as e:
+            row = row_at_fault(e)
+            if row is not None:
+                name_line(e, self._place(lines[row][0]))
+                if row:
+                    # A line before it may be at fault, too, and is then the one to be named.
+                    yield from self._put_topic(store, topic, lines[:row])
+            raise
+        yield done
+
+    def _place(self, number: int) -> str:
+        return f"{self._name}, line {number}"
 
 
-def _put_lines(out: Output, store: Store, messages: Iterator[_NumberedMessage], batch: int) -> None:
+def _put_lines(out: Output, store: Store, lines: _Lines, batch: int) -> None:
     clock = SystemClock()
     begin = clock.monotonic()
     count = size = 0
     try:
         with out.progress() as report:
-            for results in _put_batches(store, _batches(messages, batch)):
-                count += len(results)
-                size += sum(result.size for result in results)
+            for done in lines.put(store, batch):
+                count += done.count
+                size += done.size
                 if out.json:
-                    for result in results:
+                    for result in done.results():
                         out.line(_fields(result))
                 report("putting", count, 0)
     except StoreError as e:
@@ -122,47 +160,6 @@ def _put_lines(out: Output, store: Store, messages: Iterator[_NumberedMessage], 
         seconds = clock.monotonic() - begin
         rate = count / seconds if seconds else 0.0
         out.text(f"{count:,} messages, {size_text(size)} of log, {seconds:.2f} s, {rate:,.0f}/s")
-
-
-def _put_batches(
-    store: Store, batches: Iterator[list[_NumberedMessage]]
-) -> Iterator[list[PutResult]]:
-    """Puts batch after batch. Of a batch with a message at fault the messages before it are put;
-    then its error is raised, which names its line.
-    """
-    for batch in batches:
-        try:
-            results = store.put_batch([line.message for line in batch])
-        except CallerError as e:
-            at = index_at_fault(e, len(batch))
-            if at is not None:
-                name_line(e, batch[at].place)
-                if at:
-                    yield store.put_batch([line.message for line in batch[:at]])
-            raise
-        yield results
-
-
-def _batches(messages: Iterator[_NumberedMessage], most: int) -> Iterator[list[_NumberedMessage]]:
-    """Batches of at most `most` messages; the messages before one at fault come before its
-    error.
-    """
-    waiting: list[_NumberedMessage] = []
-    while True:
-        try:
-            message = next(messages, None)
-        except StoreError:
-            if waiting:
-                yield waiting
-            raise
-        if message is None:
-            break
-        waiting.append(message)
-        if len(waiting) == most:
-            yield waiting
-            waiting = []
-    if waiting:
-        yield waiting
 
 
 def _fields(result: PutResult) -> dict[str, object]:

@@ -2,8 +2,9 @@
 
 The idea: one shape for every verb that shows messages. A body that is UTF-8 text is `body`, any
 other is `body_base64`; `put --jsonl` reads JSON lines with the same names, so one store can take
-the messages that another prints. A store that refuses a batch gives the number of the message at
-fault, counted from 0, which means nothing to a user who gave a file: the line replaces it.
+the messages that another prints. Lines are put as columns. A store that refuses them gives the
+number of the row at fault, counted from 0, which means nothing to a user who gave a file: the line
+replaces it.
 """
 
 from __future__ import annotations
@@ -11,34 +12,40 @@ from __future__ import annotations
 import base64
 import re
 import sys
-from collections.abc import Iterable
-from typing import Any, BinaryIO, Final
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, BinaryIO, Final
 
 import click
 import msgspec
 
-from kvstore import Message, StoredMessage
+from kvstore import ColumnBatch, StoredMessage
 from kvstore.cli.terminal.opening import time_text
 from kvstore.cli.terminal.output import Output, printable
+from kvstore.core.arrow.column_batch import columns_to_put
 from kvstore.errors import CallerError, MessageIllegal
 
+QUEUE_MAX: Final = (1 << 63) - 1
+"""The largest number that a column holds; a topic has far fewer queues."""
 _BODY_SHOWN: Final = 100
 """Characters of a body in a one-line view."""
 
 
-class _JsonMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of a JSON line about a message to put; None means an absent field, except as a
-    body.
+class MessageLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """The fields of a line about a message to put, as JSON names them; None means an absent field,
+    except as a body. `line_from_json` leaves the bytes or the text of the body in `body`.
     """
 
     topic: str | None = None
     body: Any = msgspec.UNSET
     body_base64: str | None = None
-    queue: int | None = None
+    queue: Annotated[int, msgspec.Meta(ge=0, le=QUEUE_MAX)] | None = None
     tag: str | None = None
     keys: list[str] | str | None = None
     properties: dict[str, str] | None = None
     message_group: str | None = None
+
+
+_decode: Final = msgspec.json.Decoder(MessageLine).decode
 
 
 def body_value(body: bytes) -> dict[str, str]:
@@ -108,52 +115,57 @@ def _line(m: StoredMessage) -> str:
     return f"{m.queue:>4} {m.offset:>9}  {time_text(m.stored_at)}  {about}  {printable(body)}"
 
 
-def message_from_json(line: bytes, topic: str, defaults: dict[str, Any]) -> Message:
-    """The message that one JSON line describes; `topic` and `defaults` fill in the absent fields.
-
-    A body that is not text (a number, an object) is put as JSON. Raises `MessageIllegal`.
+def line_from_json(line: bytes) -> MessageLine:
+    """The message that one JSON line describes. A body that is not text (a number, an object) is
+    put as JSON. Raises `MessageIllegal`.
     """
     try:
-        found = msgspec.json.decode(line, type=_JsonMessage)
+        found = _decode(line)
     except msgspec.ValidationError as e:
         raise MessageIllegal(f"not a message: {e}") from e
     except (msgspec.DecodeError, RecursionError) as e:
         raise MessageIllegal(f"not JSON: {e}") from e
-    fields = {name: getattr(found, name) for name in found.__struct_fields__}
-    body, encoded = fields.pop("body"), fields.pop("body_base64")
+    body, encoded = found.body, found.body_base64
     if (body is msgspec.UNSET) == (encoded is None):
         raise MessageIllegal("a JSON line must have either body or body_base64")
-    fields = {name: value for name, value in fields.items() if value is not None}
-    fields["body"] = _body_bytes(body, encoded)
-    if isinstance(fields.get("keys"), str):
-        fields["keys"] = [fields["keys"]]
-    return Message(**{"topic": topic, **defaults, **fields})
-
-
-def _body_bytes(body: Any, encoded: str | None) -> bytes:
     if encoded is not None:
         try:
-            return base64.b64decode(encoded, validate=True)
+            found.body = base64.b64decode(encoded, validate=True)
         except ValueError as e:
             raise MessageIllegal(f"body_base64 is not base64: {e}") from e
-    return body.encode() if isinstance(body, str) else msgspec.json.encode(body)
+    elif type(body) is not str:
+        found.body = msgspec.json.encode(body)
+    return found
 
 
-_AT: Final = re.compile(r"message (\d+) of \d+: ")
+def columns_of(lines: Sequence[MessageLine], defaults: MessageLine) -> ColumnBatch:
+    """Columns for `put_columns`; `defaults` has the values of absent fields."""
+    own, pairs, keys = defaults, defaults.properties or {}, _listed(defaults.keys or [])
+    return columns_to_put(
+        [line.body for line in lines],
+        [own.queue if line.queue is None else line.queue for line in lines],
+        [own.tag if line.tag is None else line.tag for line in lines],
+        [keys if line.keys is None else _listed(line.keys) for line in lines],
+        [pairs if line.properties is None else line.properties for line in lines],
+        [own.message_group if line.message_group is None else line.message_group for line in lines],
+    )
 
 
-def index_at_fault(error: CallerError, count: int) -> int | None:
-    """The index of the message in a batch of `count` that an error is about; None if it is about
-    none.
-    """
+def _listed(keys: list[str] | str) -> list[str]:
+    return [keys] if isinstance(keys, str) else keys
+
+
+_AT: Final = re.compile(r"row (\d+) of \d+: ")
+
+
+def row_at_fault(error: CallerError) -> int | None:
+    """The row of a `put_columns` that an error is about; None if it is about none."""
     found = _AT.match(str(error))
-    if found is not None:
-        return int(found[1])
-    return 0 if count == 1 else None
+    return None if found is None else int(found[1])
 
 
 def name_line(error: CallerError, line: str) -> None:
-    """Makes an error begin with a line of the input, instead of a number in a batch."""
+    """Makes an error begin with a line of the input, instead of a row's number."""
     error.args = (f"{line}: {_AT.sub('', str(error), count=1)}", *error.args[1:])
 
 

@@ -27,6 +27,7 @@ cdef class OutColumn:
     cdef const void *_buffers[3]
     cdef int add_number(self, int64_t number) except -1 nogil
     cdef int add_text(self, const uint8_t *at, Py_ssize_t size) except -1 nogil
+    cdef int add_value(self, object value) except -1
     cdef int add_null(self) except -1 nogil
     cdef int add_end(self, Py_ssize_t end) except -1 nogil
     cdef int _count_row(self, bint is_null) except -1 nogil

@@ -26,3 +26,16 @@ class ColumnBatch:
 
     def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
         """Types and values, as two capsules; other types than these are not made."""
+
+def columns_to_put(
+    bodies: list[bytes | str],
+    queues: list[int | None],
+    tags: list[str | None],
+    keys: list[list[str]],
+    properties: list[dict[str, str]],
+    groups: list[str | None],
+) -> ColumnBatch:
+    """Columns for `put_columns`, of values of Python, one of each list for a row. Raises ValueError
+    for lists of different lengths, TypeError for a value of another type, and OverflowError for a
+    queue that 63 bits cannot hold.
+    """

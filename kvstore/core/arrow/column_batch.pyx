@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, binding=False
-"""Column batches: columns of C that any Arrow library takes over without a copy.
+"""Column batches: columns of C that any Arrow library, and a put, takes over without a copy.
 
 The idea: an `OutColumn` grows in memory of its own, in Arrow's layout: 64-bit numbers, large
 strings and binaries, large lists, maps. An array that is handed over points there, and each of its
@@ -10,7 +10,7 @@ them see to it); a column has a validity buffer only if one of its rows is null.
 """
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t
@@ -77,6 +77,18 @@ cdef class OutColumn:
         _append(&self._data, at, size)
         self.add_end(self._data.size)
         return self._count_row(False)
+
+    cdef int add_value(self, object value) except -1:
+        # A text that is no UTF-8 is added as it is: a put refuses it and names it.
+        if value is None:
+            return self.add_null()
+        if self._format == b"l":
+            return self.add_number(value)
+        if type(value) is str:
+            value = (<str>value).encode("utf-8", "surrogatepass")
+        return self.add_text(
+            <const uint8_t *>PyBytes_AS_STRING(<bytes?>value), PyBytes_GET_SIZE(<bytes>value)
+        )
 
     cdef int add_null(self) except -1 nogil:
         self.add_end(self._data.size)
@@ -222,3 +234,36 @@ cdef class ColumnBatch:
         capsule = PyCapsule_New(_zeros(sizeof(ArrowArray)), "arrow_array", _drop_array)
         _show_array(<ArrowArray *>PyCapsule_GetPointer(capsule, "arrow_array"), self._columns)
         return schema, capsule
+
+
+def columns_to_put(
+    list bodies not None, list queues not None, list tags not None, list keys not None,
+    list properties not None, list groups not None,
+):
+    cdef OutColumn body = OutColumn("body", b"Z"), queue = OutColumn("queue", b"l", None, True)
+    cdef OutColumn tag = OutColumn("tag", b"U", None, True), key = OutColumn("item", b"U")
+    cdef OutColumn all_keys = OutColumn("keys", b"+L", [key])
+    cdef OutColumn name = OutColumn("key", b"U"), its = OutColumn("value", b"U")
+    cdef OutColumn pairs = OutColumn("entries", b"+s", [name, its])
+    cdef OutColumn maps = OutColumn("properties", b"+m", [pairs])
+    cdef OutColumn group = OutColumn("message_group", b"U", None, True)
+    cdef Py_ssize_t count = len(bodies)
+    for rows in (queues, tags, keys, properties, groups):
+        if len(rows) != count:
+            raise ValueError(f"there are {count} bodies, and {len(rows)} values of another column")
+    for row in range(count):
+        if bodies[row] is None:
+            raise TypeError("a body is None")
+        body.add_value(bodies[row])
+        queue.add_value(queues[row])
+        tag.add_value(tags[row])
+        for text in <list?>keys[row]:
+            key.add_value(<str?>text)
+        all_keys.end_list(key.count)
+        for text, value in (<dict?>properties[row]).items():
+            name.add_value(<str?>text)
+            its.add_value(<str?>value)
+        pairs.count = name.count
+        maps.end_list(name.count)
+        group.add_value(groups[row])
+    return ColumnBatch([body, queue, tag, all_keys, maps, group], count)

@@ -3,6 +3,7 @@
 from kvstore.core.arrow.column_batch import ColumnBatch
 from kvstore.core.arrow.given_columns import GivenColumns
 from kvstore.core.encoding import Encoder, PreparedBatch
+from kvstore.core.put_values import PutResult, PutStatus
 
 def prepare_columns(
     encoder: Encoder, topic: str, given: GivenColumns, now_ms: int
@@ -13,3 +14,6 @@ def prepare_columns(
 
 def result_columns(batch: PreparedBatch) -> ColumnBatch:
     """Places as columns: queue, offset, position, size, message_id; after `Tail.add`."""
+
+def row_results(batch: PreparedBatch, status: PutStatus) -> list[PutResult]:
+    """Places as objects, as `PreparedBatch.results` has them of messages; after `Tail.add`."""

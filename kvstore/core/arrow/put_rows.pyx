@@ -10,6 +10,7 @@ would refuse is refused; a body stays where it is until its record is written.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcmp
 
@@ -63,7 +64,8 @@ def result_columns(PreparedBatch batch not None):
     cdef OutColumn position = OutColumn("position", b"l"), size = OutColumn("size", b"l")
     cdef OutColumn message_id = OutColumn("message_id", b"U")
     cdef Row *row
-    cdef Py_ssize_t i, begin, end
+    cdef Span text
+    cdef Py_ssize_t i
     with nogil:
         for i in range(batch.count):
             row = &batch.rows[i]
@@ -71,11 +73,30 @@ def result_columns(PreparedBatch batch not None):
             offset.add_number(row.offset)
             position.add_number(row.position)
             size.add_number(row.size)
-            begin = end = row.properties_at + 9
-            while batch.properties[end] != 2:
-                end += 1
-            message_id.add_text(batch.properties + begin, end - begin)
+            text = _id_of(batch, row)
+            message_id.add_text(text.at, text.size)
     return ColumnBatch([queue, offset, position, size, message_id], batch.count)
+
+
+def row_results(PreparedBatch batch not None, status):
+    cdef Span text
+    cdef Py_ssize_t i
+    if not batch._ids:
+        for i in range(batch.count):
+            text = _id_of(batch, &batch.rows[i])
+            batch._ids.append(PyUnicode_DecodeUTF8(<const char *>text.at, text.size, NULL))
+            batch.rows[i].id_number = -1
+    return batch.results(status)
+
+
+cdef Span _id_of(PreparedBatch batch, const Row *row) noexcept nogil:
+    # It is the first property.
+    cdef Span found
+    cdef Py_ssize_t begin = row.properties_at + 9, end = row.properties_at + 9
+    while batch.properties[end] != 2:
+        end += 1
+    found.at, found.size = batch.properties + begin, end - begin
+    return found
 
 
 cdef int _add_row(PreparedBatch batch, Row *row, const Chunk *chunk, int64_t i) except -1 nogil:

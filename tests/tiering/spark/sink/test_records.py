@@ -21,6 +21,7 @@ from kvstore.errors import ConfigError
 from kvstore.record.compression import codec_flags, compress
 from kvstore.record.encode import encode_record
 from tests.record.strategies import hosts, stored_messages
+from tests.support.calls import calls_of
 from tests.support.clock import VirtualClock
 from tests.support.decoding import decode
 from tests.tiering.archive.samples import PROPERTY_FIELDS, record
@@ -72,6 +73,22 @@ def made(batch: pa.RecordBatch, maker: RecordMaker | None = None) -> list[bytes]
     """The records of a batch."""
     maker = maker or RecordMaker(VirtualClock())
     return [one for placed in maker.placed(batch) for one in placed.records.records()]
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_the_sink_makes_no_object_and_no_call_for_a_row(given: bool) -> None:
+    def calls(count: int) -> int:
+        rows: dict[str, Any] = {"topic": ["a"] * count, "body": [b"x" * 20] * count}
+        if given:
+            rows |= {"message_id": ["A1"] * count, "tag": ["b"] * count, "keys": [["k"]] * count}
+        batch = frame(**rows)
+        found: list[PlacedRecords] = []
+        made = calls_of(lambda: found.extend(RecordMaker(VirtualClock()).placed(batch)))
+        assert sum(len(placed.queue) for placed in found) == count
+        return made
+
+    calls(10)
+    assert calls(1000) == calls(100)
 
 
 def frame(**columns: Any) -> pa.RecordBatch:
