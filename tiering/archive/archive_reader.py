@@ -29,7 +29,7 @@ from kvstore.errors import ArchiveDamaged, FormatError, KeyMissing
 from kvstore.record.hashes import topic_byte
 from kvstore.record.key_filter import Filter
 from tiering.archive import indexes
-from tiering.archive.block import Block, BlockGroup, GroupBlocks
+from tiering.archive.block import Block, BlockGroup, GroupBlocks, GroupOrigin
 from tiering.archive.columns.header_fields import OffsetRanges
 from tiering.archive.columns.packed import I64
 from tiering.archive.directory import Directory, DirectoryRows, GroupExtent, Groups, decode_rows
@@ -228,8 +228,10 @@ class Archive:
             return BlockGroup(
                 data if bodies is None else data[: sizes[0] + sizes[1]], sizes,
                 self._stated_sizes(data, sizes), PLAIN, blocks,
-                topic_number=members.topics[0], secret=self._secret(topic, key_id),
-                archive=self.name, number=members.first, bodies=bodies,
+                GroupOrigin(
+                    self.name, members.first, members.topics[0], self._secret(topic, key_id)
+                ),
+                bodies=bodies,
             )  # fmt: skip
 
     def _stated_sizes(self, data: bytes | memoryview, sizes: Sizes) -> Sizes:

@@ -43,6 +43,17 @@ class GroupBlocks(NamedTuple):
     ranges: OffsetRanges
 
 
+class GroupOrigin(NamedTuple):
+    """The origin of a group, for its errors and its decryption: the archive, the number of the
+    first block, the topic's number, which is authenticated, and the topic's secret.
+    """
+
+    archive: str = ""
+    number: int = -1
+    topic_number: int = 0
+    secret: bytes | None = None
+
+
 class _JoinedBlocks(NamedTuple):
     """The records of a group that blocks share, cut into these when they are asked for; of a block
     that is alone, no records. The rest is as in `Block`.
@@ -54,13 +65,16 @@ class _JoinedBlocks(NamedTuple):
     may_lie: bool
 
 
+_NO_ORIGIN: Final = GroupOrigin()
+
+
 class BlockGroup:
     """A group as it was read; each of its blocks costs next to nothing.
 
-    `decoded_sizes` are those of its parts. `archive` and `number` (of the first block) are named in
-    its errors. Each part is checked and decoded when it is first needed; columns and bodies are
-    then kept, or, where blocks share the group, records instead of bodies. Where `bodies` reads the
-    last part, `data` is without that part. Any number of threads may use a group.
+    `decoded_sizes` are those of its parts. Each part is checked and decoded when it is first
+    needed; columns and bodies are then kept, or, where blocks share the group, records instead of
+    bodies. Where `bodies` reads the last part, `data` is without that part. Any number of threads
+    may use a group.
     """
 
     def __init__(
@@ -70,11 +84,8 @@ class BlockGroup:
         decoded_sizes: Sizes,
         coder: Coder,
         blocks: GroupBlocks,
+        origin: GroupOrigin = _NO_ORIGIN,
         *,
-        topic_number: int = 0,
-        secret: bytes | None = None,
-        archive: str = "",
-        number: int = -1,
         bodies: Callable[[], bytes] | None = None,
     ) -> None:
         self._data = bytes(data)
@@ -83,10 +94,8 @@ class BlockGroup:
         self.decoded_sizes = decoded_sizes
         self._coder = coder
         self.members = blocks
-        self._topic_number = topic_number if secret is not None else 0
-        self._secret = secret
-        self.archive = archive
-        self.number = number
+        self._origin = origin
+        self.number = origin.number
         self._columns: HeaderColumns | None = None
         self._payload: bytes | None = None
         self._joined: _JoinedBlocks | None = None
@@ -211,8 +220,8 @@ class BlockGroup:
             later() if later is not None and kind is PartKind.BODIES else part,
             size,
             kind=kind,
-            topic=self._topic_number,
-            secret=self._secret,
+            topic=self._origin.topic_number if self._origin.secret is not None else 0,
+            secret=self._origin.secret,
         )
         if len(payload) != size:
             raise ArchiveDamaged(f"a part should take {size} bytes, but takes {len(payload)}")
@@ -226,14 +235,14 @@ class BlockGroup:
         except ArchiveDamaged as error:
             if error.archive:
                 raise
-            where = "a block is"
-            if self.archive and self.blocks == 1:
-                where = f"block {self.number} of archive {self.archive} is"
-            elif self.archive:
+            where, archive = "a block is", self._origin.archive
+            if archive and self.blocks == 1:
+                where = f"block {self.number} of archive {archive} is"
+            elif archive:
                 last = self.number + self.blocks - 1
-                where = f"blocks {self.number} to {last} of archive {self.archive} are"
+                where = f"blocks {self.number} to {last} of archive {archive} are"
             text = f"{where} damaged: {error}"
-            raise ArchiveDamaged(text, self.archive, self.number) from None
+            raise ArchiveDamaged(text, archive, self.number) from None
 
 
 class Block:

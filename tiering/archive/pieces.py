@@ -25,7 +25,7 @@ from xxhash import xxh3_128
 
 from kvstore.errors import ArchiveDamaged, CallerError
 from tiering.archive.archive_reader import Archive
-from tiering.archive.block import BlockGroup, GroupBlocks
+from tiering.archive.block import BlockGroup, GroupBlocks, GroupOrigin
 from tiering.archive.block_writer import BlockWriter, TopicToWrite
 from tiering.archive.coder import Coder, rebound
 from tiering.archive.columns.header_fields import OffsetRanges
@@ -116,7 +116,7 @@ class PieceWriter:
                     [one.topic.name for one in topics], queues[mine].tolist(),
                     OffsetRanges(messages[mine], first[mine], last[mine]),
                 ),
-                topic_number=int(numbers[begin]), secret=topics[0].secret, number=begin,
+                GroupOrigin("", begin, int(numbers[begin]), topics[0].secret),
             )  # fmt: skip
             at, begin = end, begin + count
 

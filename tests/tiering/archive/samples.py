@@ -15,7 +15,7 @@ from kvstore.record.encode import encode_record
 from kvstore.record.layout import CRC_MASK, HOSTS_V6
 from kvstore.record.walk import Kind, extents, walk
 from tests.record.strategies import I32, I64, POSITIONS, U32, hosts
-from tiering.archive.block import Block, BlockGroup, GroupBlocks
+from tiering.archive.block import Block, BlockGroup, GroupBlocks, GroupOrigin
 from tiering.archive.block_writer import BlockRows, BlockSpan, EncodedGroup, encode_blocks
 from tiering.archive.coder import Coder
 from tiering.archive.columns.header_fields import OffsetRanges
@@ -156,7 +156,7 @@ def read(
         out.append(
             BlockGroup(
                 group.data, group.part_sizes, group.decoded_sizes, coder, blocks,
-                topic_number=5, secret=secret, archive="a.kvmq", number=at,
+                GroupOrigin("a.kvmq", at, 5, secret),
             )
         )  # fmt: skip
         at += group.blocks
