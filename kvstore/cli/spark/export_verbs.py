@@ -73,6 +73,7 @@ def export(
     SOURCE is a store's folder, with its log, or a folder or the URL of a bucket of archives. TARGET
     is a folder, or a URL that Spark can write to. Each message is exported once, however runs end.
     """
+    from tiering.spark.export import ExportForm
     from tiering.spark.export import export as run
     from tiering.spark.export.schemas import read_schemas
 
@@ -80,12 +81,15 @@ def export(
     if schema_file is not None:
         text = schema_file.read_text(encoding="utf-8", errors="replace")
         schemas = read_schemas(text, str(schema_file))
+    wanted = ExportForm(
+        format=form, schemas=schemas, infer=infer, keep_body=keep_body, table=table,
+        catalog=dict(catalog),
+    )  # fmt: skip
     with out.progress() as report, spark.session(report) as session:
         once = partial(
-            run, session, source, target, topics=_listed(topics),
+            run, session, source, target, wanted, topics=_listed(topics),
             options={**source_options(access), **dict(options)},
-            format=form, schemas=schemas, infer=infer, keep_body=keep_body, table=table,
-            catalog=dict(catalog), compact_to=file_size * _MEBIBYTE if compact else None,
+            compact_to=file_size * _MEBIBYTE if compact else None,
         )  # fmt: skip
         if not watch:
             _show(out, once())

@@ -1,7 +1,7 @@
 """Export: messages as files that every tool reads, each of them once.
 
-    from tiering.spark.export import export
-    export(spark, "data", "s3a://lake/messages", infer=["orders"])
+    from tiering.spark.export import ExportForm, export
+    export(spark, "data", "s3a://lake/messages", ExportForm(infer=["orders"]))
 
 Begin with `running`.
 
@@ -17,6 +17,6 @@ and the rooms below `spark`.
 
 from tiering.spark.export.commit import Counted
 from tiering.spark.export.parquet import Compacted
-from tiering.spark.export.running import Exporter, ExportReport, export
+from tiering.spark.export.running import Exporter, ExportForm, ExportReport, export
 
-__all__ = ["Compacted", "Counted", "ExportReport", "Exporter", "export"]
+__all__ = ["Compacted", "Counted", "ExportForm", "ExportReport", "Exporter", "export"]

@@ -90,50 +90,65 @@ class _TargetSettings(msgspec.Struct, frozen=True):
     version: int = 1
 
 
-class Exporter:
-    """An export's target, opened: `export_batch` is for Spark's `foreachBatch`.
+class ExportForm(msgspec.Struct, frozen=True, kw_only=True):
+    """The form in which messages are exported.
 
     `schemas` are by topic (docs/spark.md), `infer` the topics whose schema is to be found;
     `keep_body`: typed messages keep their body, too. `catalog` are pyiceberg's properties, `table`
-    the table's name. Raises SchemaIllegal, SchemaContradicts, ConfigError; ExportBroken if the
-    target's notes are damaged.
+    the table's name; only format iceberg has them. Raises ConfigError.
+    """
+
+    format: Format = "parquet"
+    schemas: Given | None = None
+    infer: Collection[str] = ()
+    keep_body: bool = False
+    catalog: Mapping[str, str] | None = None
+    table: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise ConfigError(
+                f"format is {shown(self.format)}; it must be one of {', '.join(FORMATS)}"
+            )
+        if self.format == "parquet" and (self.catalog or self.table):
+            raise ConfigError("a catalog or a table is given, which only format iceberg has")
+
+
+PARQUET: Final = ExportForm()
+
+
+class Exporter:
+    """An export's target, opened: `export_batch` is for Spark's `foreachBatch`. Raises
+    SchemaIllegal, SchemaContradicts, ConfigError; ExportBroken if the target's notes are damaged.
     """
 
     def __init__(
         self,
         spark: SparkSession,
         target: str,
+        form: ExportForm = PARQUET,
         *,
-        format: Format = "parquet",
-        schemas: Given | None = None,
-        infer: Collection[str] = (),
-        keep_body: bool = False,
-        catalog: Mapping[str, str] | None = None,
-        table: str | None = None,
         progress: Progress | None = None,
         folders: Folders | None = None,
     ) -> None:
-        if format not in FORMATS:
-            raise ConfigError(f"format is {shown(format)}; it must be one of {', '.join(FORMATS)}")
-        if format == "parquet" and (catalog or table):
-            raise ConfigError("a catalog or a table is given, which only format iceberg has")
         self._spark = spark
         self._progress = progress
         self.folders = folders or Folders(spark, target)
-        export = self._note_settings(format, (table or TABLE) if format == "iceberg" else None)
-        self._schemas = Schemas(self.folders, schemas, infer)
+        in_iceberg, table = form.format == "iceberg", form.table or TABLE
+        export = self._note_settings(form.format, table if in_iceberg else None)
+        self._schemas = Schemas(self.folders, form.schemas, form.infer)
         self.tables: IcebergTables | None = None
-        if format == "iceberg":
+        if in_iceberg:
             from tiering.spark.export.iceberg import IcebergTables  # noqa: PLC0415 # an extra's
 
             self.tables = IcebergTables(
-                self.folders, table or TABLE, dict(catalog or {}), self._schemas, export
+                self.folders, table, dict(form.catalog or {}), self._schemas, export
             )
         self._stager = Stager(
-            self.folders, self._schemas, keep_body=keep_body, twice=format == "iceberg"
+            self.folders, self._schemas, keep_body=form.keep_body, twice=in_iceberg
         )
         self._commits = Commits(self.folders, self.tables.append if self.tables else None)
-        self.report = ExportReport(target=target, format=format)
+        self.report = ExportReport(target=target, format=form.format)
         self.failed: Exception | None = None
         self._commits.begin()
 
@@ -257,15 +272,10 @@ def export(
     spark: SparkSession,
     source: str,
     target: str,
+    form: ExportForm = PARQUET,
     *,
     topics: Collection[str] | None = None,
     options: Mapping[str, str] | None = None,
-    format: Format = "parquet",
-    schemas: Given | None = None,
-    infer: Collection[str] = (),
-    keep_body: bool = False,
-    catalog: Mapping[str, str] | None = None,
-    table: str | None = None,
     compact_to: int | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
@@ -273,18 +283,15 @@ def export(
 
     `target` is a folder or a URL that Spark can write to; `topics` None: all; `options` are those
     of `format("kvmq")`; `compact_to`: put small files together afterwards, to files of about so
-    many bytes. For the rest see `Exporter`.
+    many bytes.
 
-    >>> export(spark, "data", "exported", infer=["orders"])  # doctest: +SKIP
+    >>> export(spark, "data", "exported", ExportForm(infer=["orders"]))  # doctest: +SKIP
 
     Raises SparkFailed for an error of the source, and the errors of Exporter.
     """
     if compact_to is not None:
-        _check_compaction(format, compact_to, LEAST)
-    exporter = Exporter(
-        spark, target, format=format, schemas=schemas, infer=infer, keep_body=keep_body,
-        catalog=catalog, table=table, progress=progress,
-    )  # fmt: skip
+        _check_compaction(form.format, compact_to, LEAST)
+    exporter = Exporter(spark, target, form, progress=progress)
     exporter.check_checkpoint()
     given = {"max_bytes_per_trigger": str(BATCH_BYTES), **(options or {})}
     if topics is not None:

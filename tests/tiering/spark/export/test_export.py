@@ -23,7 +23,7 @@ from tests.tiering.spark.conftest import SEGMENT
 from tests.tiering.spark.export.batches import HEADERS, Row, contents, frame, ids, read, row
 from tests.tiering.spark.export.test_commit import CrashError, Crashing
 from tiering.errors import ExportBroken, SchemaIllegal, SparkUnsuitable
-from tiering.spark.export import Compacted, Counted, Exporter, ExportReport, export
+from tiering.spark.export import Compacted, Counted, Exporter, ExportForm, ExportReport, export
 from tiering.spark.export.commit import CHECKPOINT
 from tiering.spark.export.hadoop import Folders
 
@@ -60,7 +60,7 @@ def test_a_topic_that_is_called_as_folders_of_nothing_are_is_read_by_its_name(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     topic = "__HIVE_DEFAULT_PARTITION__"
-    exporter = Exporter(spark, str(tmp_path), schemas={topic: "id BIGINT"})
+    exporter = Exporter(spark, str(tmp_path), ExportForm(schemas={topic: "id BIGINT"}))
     bodies = [b'{"id": 1}', b"no JSON"]
     exporter.export_batch(frame(spark, [row(n, topic, b) for n, b in enumerate(bodies)]), 0)
     one = exporter.report.topics[topic]
@@ -129,11 +129,11 @@ def test_a_crash_within_a_compaction_loses_and_doubles_nothing(
 def test_a_folder_has_one_kind_of_export(spark: SparkSession, tmp_path: Path) -> None:
     Exporter(spark, str(tmp_path / "out"))
     with pytest.raises(ConfigError, match="as parquet"):
-        Exporter(spark, str(tmp_path / "out"), format="iceberg")
+        Exporter(spark, str(tmp_path / "out"), ExportForm(format="iceberg"))
     with pytest.raises(ConfigError, match="only format iceberg"):
-        Exporter(spark, str(tmp_path / "out"), table="a.b")
+        Exporter(spark, str(tmp_path / "out"), ExportForm(table="a.b"))
     with pytest.raises(ConfigError, match="must be one of"):
-        Exporter(spark, str(tmp_path / "out"), format="csv")  # type: ignore[arg-type] # on purpose
+        ExportForm(format="csv")  # type: ignore[arg-type] # on purpose
     with pytest.raises(ConfigError, match="1 byte"):
         Exporter(spark, str(tmp_path / "out")).compact(target_bytes=0)
     # Without its checksum, which Hadoop would look at.
@@ -262,7 +262,7 @@ def test_a_run_that_ends_half_way_is_gone_on_with(
 def test_an_error_of_a_batch_is_kept_for_the_caller_that_runs_the_stream(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    exporter = Exporter(spark, str(tmp_path), infer=["events"])
+    exporter = Exporter(spark, str(tmp_path), ExportForm(infer=["events"]))
     with pytest.raises(SchemaIllegal, match="topic events") as failed:
         exporter.export_batch(frame(spark, [row(0, "events", b"plain")]), 0)
     assert exporter.failed is failed.value

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from kvstore.errors import ConfigError
 from tests.tiering.spark.export.batches import frame, read, row
 from tiering.errors import ExportBroken, SchemaContradicts, SchemaIllegal
-from tiering.spark.export import Exporter
+from tiering.spark.export import Exporter, ExportForm
 from tiering.spark.export.hadoop import Folders
 from tiering.spark.export.schemas import Schemas, broken, misfit, parse, read_schemas
 
@@ -54,7 +54,7 @@ def test_each_body_goes_one_way_and_those_set_aside_say_why(
 ) -> None:
     bodies = [*FIT, *UNFIT]
     rows = [row(n, body=body) for n, body in enumerate(bodies)] + [row(0, "plain", b"as it was")]
-    exporter = Exporter(spark, str(tmp_path), schemas={"orders": SCHEMA})
+    exporter = Exporter(spark, str(tmp_path), ExportForm(schemas={"orders": SCHEMA}))
     exporter.export_batch(frame(spark, rows), 0)
     typed = [one for one in read(tmp_path, "topic=orders") if one["topic"] == "orders"]
     assert [one["offset"] for one in typed] == list(range(len(FIT)))
@@ -88,7 +88,7 @@ def test_an_inferred_schema_is_pinned_and_later_bodies_are_held_against_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     first = [row(0, body=b'{"n": 1}'), row(1, body=b'{"s": "x"}'), row(2, body=b"plain")]
-    exporter = Exporter(spark, str(tmp_path), infer=["orders", "none"], keep_body=True)
+    exporter = Exporter(spark, str(tmp_path), ExportForm(infer=["orders", "none"], keep_body=True))
     exporter.export_batch(frame(spark, first), 0)
     again = Exporter(spark, str(tmp_path))
     again.export_batch(frame(spark, [row(3, body=b'{"n": "x"}'), row(4, body=b'{"n": 2}')]), 1)
@@ -99,8 +99,10 @@ def test_an_inferred_schema_is_pinned_and_later_bodies_are_held_against_it(
     assert found[0]["body"] == b'{"n": 1}'
     assert {one["offset"] for one in read(tmp_path / "_kvmq_rejected")} == {2, 3}
     with pytest.raises(SchemaContradicts, match=r"n string.*n bigint, s string"):
-        Exporter(spark, str(tmp_path), schemas={"orders": "n STRING"})
-    Exporter(spark, str(tmp_path), schemas={"orders": "n BIGINT, s STRING"}, infer=["more"])
+        Exporter(spark, str(tmp_path), ExportForm(schemas={"orders": "n STRING"}))
+    Exporter(
+        spark, str(tmp_path), ExportForm(schemas={"orders": "n BIGINT, s STRING"}, infer=["more"])
+    )
 
 
 def test_a_topic_without_objects_has_no_schema_to_infer(

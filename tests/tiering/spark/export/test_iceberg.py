@@ -12,7 +12,7 @@ from kvstore.errors import ConfigError
 from tests.tiering.spark.export.batches import frame, read, row
 from tests.tiering.spark.export.test_commit import CrashError, Crashing
 from tiering.errors import TableFailed
-from tiering.spark.export import Exporter
+from tiering.spark.export import Exporter, ExportForm
 from tiering.spark.export.commit import PENDING
 from tiering.spark.export.hadoop import Folders
 
@@ -32,7 +32,9 @@ def table_ids(exporter: Exporter, only: str | None = None) -> list[str]:
 
 
 def exporter_of(spark: SparkSession, folder: Path, folders: Folders | None = None) -> Exporter:
-    return Exporter(spark, str(folder), format="iceberg", schemas={LONG: "n INT"}, folders=folders)
+    return Exporter(
+        spark, str(folder), ExportForm(format="iceberg", schemas={LONG: "n INT"}), folders=folders
+    )
 
 
 def test_batches_are_commits_of_tables_and_one_that_comes_again_changes_nothing(
@@ -95,4 +97,4 @@ def test_a_catalog_that_fails_keeps_what_is_committed_for_the_next_export(
 def test_a_table_must_have_a_name_that_catalogs_take(spark: SparkSession, tmp_path: Path) -> None:
     for name in ("messages", "a.b;c", "a..b"):
         with pytest.raises(ConfigError, match=r"namespace\.table"):
-            Exporter(spark, str(tmp_path / name), format="iceberg", table=name)
+            Exporter(spark, str(tmp_path / name), ExportForm(format="iceberg", table=name))
