@@ -43,6 +43,7 @@ SCENARIOS: Final = (
     Scenario("pop", "popping:run_batch"),
     Scenario("pop_one", "popping:run_one"),
     Scenario("pop_threads", "popping:run_threads"),
+    Scenario("pop_shared", "sharing:run"),
     Scenario("pop_curve", "popping:run_curve", runs=1),
     Scenario("topics", "popping:run_topics"),
     Scenario("offsets", "popping:run_offsets", runs=1),

@@ -68,7 +68,7 @@ def test_scenarios_are_listed_and_an_unknown_one_is_wrong_usage() -> None:
         ("put_batch", "put_columns", "put_lines", "put", "pull", "get", "query"),
         ("put_sync", "sqlite"),
         ("index_many", "index_few", "--topics", 20),
-        ("pop", "pop_one", "pop_threads", "pop_curve"),
+        ("pop", "pop_one", "pop_threads", "pop_shared", "pop_curve"),
         ("topics", "offsets", "--topics", 20),
         ("archive_few", "archive_many", "archive_lz4", "tiering", "--topics", 20),
         ("tier_rate", "tier_rate_many", "--topics", 20, "--queues", 5),
