@@ -21,9 +21,6 @@ class Scan:
     end: int
     """The index behind the last record."""
     stop: Stop
-    owner_names: list[tuple[bytes, int]]
-    """The queues that the records belong to: topic, queue id."""
-
     def __len__(self) -> int: ...
     @property
     def positions(self) -> I64: ...
@@ -31,7 +28,18 @@ class Scan:
     def sizes(self) -> I64: ...
     @property
     def owners(self) -> I64:
-        """Numbers of `owner_names`, which came first in that order."""
+        """The number of each record's queue; queues are numbered as they came."""
+
+    @property
+    def topic_places(self) -> tuple[I64, I64]:
+        """The indexes in the buffer at which the topic of each queue begins, and behind it."""
+
+    @property
+    def queue_ids(self) -> I64:
+        """The id of each queue in its topic."""
+
+    def owner_names(self, buffer: Buffer) -> list[tuple[bytes, int]]:
+        """The topic and the id of each queue; `buffer` is that of the scan, else ValueError."""
 
     @property
     def offsets(self) -> I64: ...

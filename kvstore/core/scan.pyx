@@ -16,7 +16,7 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32
 from libc.stdlib cimport calloc, free, malloc, qsort, realloc
 from libc.string cimport memchr, memcmp, memcpy
 
-from kvstore.core.buffers cimport View, load_be32, load_be64, room_of, view_of
+from kvstore.core.buffers cimport View, load_be32, load_be64, numbers_of, room_of, view_of
 from kvstore.core.hashing cimport java_hash_of, xxh32_of
 from kvstore.core.records cimport (
     BLANK, BORN_V6, FIXED_SIZE, FLAGS_AT, OFFSET_AT, Parts, QUEUE_AT, RECORD, STORED_AT, Span,
@@ -67,7 +67,8 @@ cdef struct Found:
 cdef class Scan:
     cdef readonly Py_ssize_t end
     cdef readonly str stop
-    cdef readonly list owner_names
+    # The queues: where each one's topic begins in the buffer, its size, and the queue's id.
+    cdef object _owners
     cdef Py_ssize_t _count
     cdef object _table
     cdef object _keys
@@ -102,6 +103,30 @@ cdef class Scan:
     @property
     def tag_hashes(self):
         return self._table[TAGS, :self._count]
+
+    @property
+    def topic_places(self):
+        return self._owners[0], self._owners[0] + self._owners[1]
+
+    @property
+    def queue_ids(self):
+        return self._owners[2]
+
+    def owner_names(self, buffer):
+        cdef View view = view_of(buffer)
+        cdef View owners = numbers_of(self._owners)
+        cdef Py_ssize_t i, count = owners.count // 3
+        cdef list names = []
+        for i in range(count):
+            if owners.numbers[i] + owners.numbers[count + i] > view.size:
+                raise ValueError("not the buffer of the scan")
+            names.append((
+                PyBytes_FromStringAndSize(
+                    <const char *>view.bytes + owners.numbers[i], owners.numbers[count + i]
+                ),
+                owners.numbers[2 * count + i],
+            ))
+        return names
 
     @property
     def keys(self):
@@ -315,7 +340,7 @@ def scan(
     cdef int64_t begin = number_of(base), whole = INT64_MAX
     if whole_from is not None:
         whole = number_of(whole_from)
-    out.end, out.owner_names = at, []
+    out.end = at
     limit = max(0, min(limit, left // FIXED_SIZE + 1))
     while slots < 2 * limit:
         slots *= 2
@@ -324,7 +349,7 @@ def scan(
         begin = INT64_MIN  # the positions of no records
     if not left:
         out.stop = "end" if at == min(end, view.size) else "damaged" if at < 0 else "zeros"
-        out._keys = _empty(0, _uint64)
+        out._keys, out._owners = _empty(0, _uint64), _empty((3, 0), _int64)
         return out
     room = room_of(out._table)
     found.table, found.limit, found.count = room.numbers, limit, 0
@@ -339,11 +364,12 @@ def scan(
             &found, view.bytes, &out.end, at + left, begin, property_crc, with_names, whole
         )
         out._count = found.count
+        out._owners = _empty((3, found.owner_count), _int64)
+        room = room_of(out._owners)
         for i in range(found.owner_count):
-            topic = PyBytes_FromStringAndSize(
-                <const char *>found.owners[i].topic, found.owners[i].size
-            )
-            out.owner_names.append((topic, found.owners[i].queue))
+            room.numbers[i] = found.owners[i].topic - view.bytes
+            room.numbers[found.owner_count + i] = found.owners[i].size
+            room.numbers[2 * found.owner_count + i] = found.owners[i].queue
         if with_names:
             for i in range(found.count):
                 if found.table[TAGS * limit + i] == INT64_MIN:

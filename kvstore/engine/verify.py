@@ -332,9 +332,10 @@ class _Segment:
         rows[:, 5] = np.maximum(np.maximum.accumulate(stored_at), self.newest)
         self.newest = int(rows[-1, 5])
         is_live, levels, bytes_ = (np.zeros(covered, np.int64) for _ in range(3))
+        names = found.owner_names(buffer)
         order = np.argsort(owners, kind="stable")
         for mine in np.split(order, np.flatnonzero(np.diff(owners[order])) + 1):
-            raw, queue = found.owner_names[int(owners[mine[0]])]
+            raw, queue = names[int(owners[mine[0]])]
             name = raw.decode("utf-8", "replace")
             topic = self._topics.find(name)
             if topic is None:

@@ -109,11 +109,12 @@ class Replay:
         if not len(found):
             return
         owners, positions = found.owners, found.positions
-        known_from = self._look_up(found)
-        topics = [self._known.get(name) for name in found.owner_names]
+        names = found.owner_names(buffer)
+        known_from = self._look_up(found, names)
+        topics = [self._known.get(name) for name in names]
         since = np.array([0 if topic is None else topic.since for topic in topics], np.int64)
         bases = np.array([0 if topic is None else topic.base for topic in topics], np.int64)
-        queues = bases + np.array([queue for _, queue in found.owner_names], np.int64)
+        queues = bases + found.queue_ids
         is_ours = (np.arange(len(found)) >= known_from[owners]) & (positions >= since[owners])
         kinds = found.flags & TRANSACTION_MASK
         rows = np.empty((len(found), _FIELDS), np.int64)
@@ -124,19 +125,18 @@ class Replay:
         rows[:, 4] = found.tag_hashes
         rows[:, 5] = np.maximum(np.maximum.accumulate(found.stored_at), self.last_stored)
         self.last_stored = int(rows[-1, 5])
-        self._schedule(buffer, base, found, rows)
+        self._schedule(buffer, base, [topic for topic, _ in names], rows, owners)
         is_entry = is_ours & (kinds != PREPARED) & (kinds != ROLLBACK)
         if self._index.ahead is not None:
             is_entry &= ~_is_there(rows, self._index.ahead)
         self._add_entries(rows[is_entry], owners[is_entry], queues)
         self._add_keys(found, topics, rows, is_ours & (kinds != ROLLBACK))
 
-    def _look_up(self, found: Scan) -> I64:
+    def _look_up(self, found: Scan, names: list[tuple[bytes, int]]) -> I64:
         """Looks up the topics of queues that were not met before, in the order of the log. Gives
         the row from which on each queue's topic is known; a record of an unknown one is passed
         over, and with the next of the queue its topic is asked for again.
         """
-        names = found.owner_names
         known_from = np.zeros(len(names), np.int64)
         new = [number for number, name in enumerate(names) if name not in self._known]
         if not new:
@@ -159,10 +159,14 @@ class Replay:
             known_from[number] = row
         return known_from
 
-    def _schedule(self, buffer: Buffer, base: int, found: Scan, rows: I64) -> None:
-        """Gives messages that wait for a delay level the number that RocketMQ gives them."""
-        waiting = [n for n, (topic, _) in enumerate(found.owner_names) if topic == _SCHEDULE_TOPIC]
-        for row in np.flatnonzero(np.isin(found.owners, waiting)).tolist() if waiting else ():
+    def _schedule(
+        self, buffer: Buffer, base: int, topics: list[bytes], rows: I64, owners: I64
+    ) -> None:
+        """Gives messages that wait for a delay level the number that RocketMQ gives them;
+        `topics` are those of the queues that `owners` number.
+        """
+        waiting = [n for n, topic in enumerate(topics) if topic == _SCHEDULE_TOPIC]
+        for row in np.flatnonzero(np.isin(owners, waiting)).tolist() if waiting else ():
             at, size = int(rows[row, 2]) - base, int(rows[row, 3])
             stored_at, properties = facts(buffer, at, size)[4:]
             rows[row, 4] = scheduled_code(properties, stored_at)

@@ -5,6 +5,7 @@ A new function of the core gets a line in `FUZZERS`; `test_fuzz` fails until it 
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable, Iterable
 from itertools import accumulate, pairwise
@@ -621,6 +622,28 @@ def _masks(digest: int) -> bytes:
     return b"".join(mask.to_bytes(BLOCK_BYTES, "little") for mask in masks)
 
 
+# --- rows ---
+
+
+def _to_sort(rng: Random) -> Arguments:
+    size = rng.randint(8, 30)
+    rows = [
+        packing.signed(number & _MASK).to_bytes(8, sys.byteorder, signed=True)
+        + rng.randbytes(size - 8)
+        for number in _numbers(rng, _count(rng))
+    ]
+    return b"".join(rows), size
+
+
+def _sorted(rows: Any, size: int) -> Any:
+    data: bytes = memoryview(rows).tobytes()
+    if size < 8 or len(data) % size:
+        return ValueError
+    some = [data[at : at + size] for at in range(0, len(data), size)]
+    some.sort(key=lambda row: int.from_bytes(row[:8], sys.byteorder, signed=True))
+    return b"".join(some)
+
+
 FUZZERS: Final = {
     "columns.bits.pack": Fuzzer(_to_pack, _packed),
     "columns.bits.unpack": Fuzzer(
@@ -687,6 +710,7 @@ FUZZERS: Final = {
         lambda rng: ("id", "t", *(rng.getrandbits(60) for _ in range(4)), None),
         call=lambda *fields: repr(PutResult(*fields)),
     ),
+    "columns.sorting.sort_rows": Fuzzer(_to_sort, _sorted),
     "tail.Tail": Fuzzer(_added, call=_looked_at),
     **RECORD_FUZZERS,
     **POPPING_FUZZERS,

@@ -151,7 +151,8 @@ def _scan(
         buffer, at, end, base, limit, property_crc=property_crc, with_names=True, whole_from=late
     )
     rows, digests, is_unique = (column.tolist() for column in found.keys)
-    names = [found.owner_names[owner] for owner in found.owners.tolist()]
+    owners = found.owner_names(buffer)
+    names = [owners[owner] for owner in found.owners.tolist()]
     return (
         found.stop, found.end, names, found.positions, found.sizes, found.offsets, found.flags,
         found.stored_at, found.tag_hashes, sorted(zip(rows, digests, is_unique, strict=True)),

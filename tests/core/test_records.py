@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvstore.core import records as core
 from kvstore.core.messages import StoredMessage
-from kvstore.core.scan import scan
+from kvstore.core.scan import Scan, scan
 from kvstore.errors import RecordDamaged
 from kvstore.record.encode import blank, encode_record
 from tests.record.strategies import stored_messages
@@ -94,8 +94,7 @@ def test_a_scan_finds_what_the_plain_version_finds(
     assert (len(found), found.stop) == (len(expected), stop)
     assert found.end == sum(record.size for record in expected)
     names = [(record.topic, record.queue) for record in expected]
-    assert found.owner_names == list(dict.fromkeys(names))
-    assert [found.owner_names[owner] for owner in found.owners.tolist()] == names
+    _check_owners(found, data, names)
     assert found.positions.tolist() == [record.position for record in expected]
     assert found.sizes.tolist() == [record.size for record in expected]
     assert found.offsets.tolist() == [record.offset for record in expected]
@@ -122,8 +121,18 @@ def test_a_scan_numbers_many_queues_in_the_order_in_which_they_come() -> None:
         raw += encode_record(m)
         names.append((topic.encode(), queue))
     found = scan(raw, 0, len(raw), 0, 5000)
-    assert found.owner_names == list(dict.fromkeys(names))
-    assert [found.owner_names[owner] for owner in found.owners.tolist()] == names
+    _check_owners(found, raw, names)
+    with pytest.raises(ValueError, match="not the buffer"):
+        found.owner_names(raw[:200])
+
+
+def _check_owners(found: Scan, data: bytes, names: list[tuple[bytes, int]]) -> None:
+    owners = found.owner_names(data)
+    assert owners == list(dict.fromkeys(names))
+    assert [owners[owner] for owner in found.owners.tolist()] == names
+    starts, stops = (places.tolist() for places in found.topic_places)
+    topics = [data[a:b] for a, b in zip(starts, stops, strict=True)]
+    assert list(zip(topics, found.queue_ids.tolist(), strict=True)) == owners
 
 
 @given(logs() | st.tuples(st.just(0), st.binary(max_size=300)))

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from kvstore.core.columns.sorting import sort_rows
 from kvstore.files import Scratch
 
 ROWS_MAX: Final = 1 << 18
@@ -39,8 +40,8 @@ class _SortedRun(NamedTuple):
 
 
 class ExternalSort:
-    """Sorts rows of one numpy type: a structured one whose first field is the key, or a plain one.
-    All rows are added before the first pass.
+    """Sorts rows of one numpy type: a plain one, or a structured one whose first field is the key,
+    64 bits with a sign. All rows are added before the first pass.
     """
 
     def __init__(self, dtype: DTypeLike, scratch: MakeScratch) -> None:
@@ -98,7 +99,7 @@ class ExternalSort:
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if self._key is None:
             return np.sort(rows)
-        return rows[np.argsort(self._keys(rows), kind="stable")]
+        return np.frombuffer(sort_rows(rows, rows.itemsize), self._dtype)
 
     def _spill(self) -> None:
         """Writes the waiting rows to the scratch file, as a run."""

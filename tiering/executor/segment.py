@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.core.columns.packed_texts import number_texts
 from kvstore.core.names import BORN_HOST_V6, PREPARED, ROLLBACK, TRANSACTION_MASK
 from kvstore.core.scan import Scan
 from kvstore.record.layout import SIZE, STORED_AT, SYSTEM_FLAGS_AT, V6_EXTRA
@@ -76,7 +77,7 @@ def segment_parts(buffer: Buffer, base: int, end: int, begin: int = 0) -> Iterat
     yield SegmentRecords(_NONE, _NONE, _NONE, _NONE, _NONE, [], [])
     for found in walk(buffer, base, begin, end):
         if isinstance(found, Scan):
-            yield _part(found, base, numbers)
+            yield _part(buffer, found, base, numbers)
         elif found.kind is not Kind.BLANK:
             damage = Damage(found.position, found.size, _fault(found))
             yield SegmentRecords(_NONE, _NONE, _NONE, _NONE, _NONE, list(numbers), [damage])
@@ -86,17 +87,22 @@ def _fault(found: Extent) -> str:
     return found.reason or "zeros where records should be"
 
 
-def _part(found: Scan, base: int, numbers: dict[bytes, int]) -> SegmentRecords:
+def _part(buffer: Buffer, found: Scan, base: int, numbers: dict[bytes, int]) -> SegmentRecords:
     """The records of a scan; gives numbers to topics that have none."""
     owners = found.owners
-    topics = [numbers.setdefault(name, len(numbers)) for name, _ in found.owner_names]
-    queues = np.array([queue for _, queue in found.owner_names], np.int64)[owners]
+    starts, stops = found.topic_places
+    numbered = number_texts(buffer, starts, stops, len(starts))
+    assert numbered is not None, "there are not more topics than queues"
+    number_of, firsts = numbered
+    places = zip(starts[firsts].tolist(), stops[firsts].tolist(), strict=True)
+    topics = [numbers.setdefault(bytes(buffer[a:b]), len(numbers)) for a, b in places]
+    queues = found.queue_ids[owners]
     kind = found.flags & TRANSACTION_MASK
     is_loose = (kind == PREPARED) | (kind == ROLLBACK)
     return SegmentRecords(
         found.positions - base,
         found.sizes.copy(),
-        np.array(topics, np.int64)[owners],
+        np.array(topics, np.int64)[number_of][owners],
         np.where(is_loose, NO_QUEUE, queues),
         np.where(is_loose, found.positions, found.offsets),
         list(numbers),
