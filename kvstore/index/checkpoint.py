@@ -32,7 +32,15 @@ from kvstore.core.tail import Tail
 from kvstore.errors import FormatError
 from kvstore.index.families import Batch, Families
 from kvstore.index.key_parts import sort_pairs
-from kvstore.index.keys import META, QUEUE_MASK, RUNS, TAG_CODES, segment_range
+from kvstore.index.keys import (
+    META,
+    QUEUE_MASK,
+    RUNS,
+    TAG_CODES,
+    location_key,
+    location_value,
+    segment_range,
+)
 from kvstore.index.runs import Columns, count_of, pack_many, split_long, unpack_many
 
 I64 = NDArray[np.int64]
@@ -48,65 +56,80 @@ _CODE_0: Final = -(1 << 40)
 """The value of code 0; code n is this plus n."""
 
 
-Rows = tuple[list[bytes], list[bytes]]
-"""Keys and values."""
+KeysValues = tuple[list[bytes], list[bytes]]
+"""Keys and values of rows."""
 
 
-class RunRows(NamedTuple):
-    """Rows of `runs`, the ranges of queues that may need a location, and next offsets.
+class Ranges(NamedTuple):
+    """Entries of one queue each in one segment, without gaps: by queue, then by offset. Queues are
+    named by their keys in memory, topic id << 32 | queue id.
+    """
 
-    Queues are named by their keys in memory, topic id << 32 | queue id."""
+    queues: NDArray[np.uint64]
+    segments: I64
+    firsts: I64
+    """First offsets."""
+    ends: I64
+    """The offsets behind the last."""
+    stored_at: I64
+    """The store times of the first."""
 
-    rows: Rows
-    ranges: list[tuple[int, int, int, int]]
-    """Queue, segment, first offset, first store time."""
-    next_offsets: dict[int, int]
+    def _is_first(self) -> NDArray[np.bool_]:
+        """Which are the first of their queue."""
+        found = np.ones(len(self.queues), np.bool_)
+        found[1:] = self.queues[1:] != self.queues[:-1]
+        return found
+
+    def locations(self, last_segments: Callable[[list[int]], list[int]]) -> KeysValues:
+        """The locations that they need: those that begin another segment of their queue than the
+        one before. `last_segments` tells the segments in which queues ended before.
+        """
+        is_first = self._is_first()
+        before = np.roll(self.segments, 1)
+        before[is_first] = last_segments(self.queues[is_first].tolist())
+        new = before != self.segments
+        begins = zip(self.queues[new].tolist(), self.firsts[new].tolist(), strict=True)
+        keys = [location_key(queue >> 32, queue & QUEUE_MASK, first) for queue, first in begins]
+        values = map(location_value, self.segments[new].tolist(), self.stored_at[new].tolist())
+        return keys, list(values)
+
+    def heads(self) -> tuple[list[int], list[int], list[int]]:
+        """The queues, and the offsets and segments in which they end."""
+        is_last = np.roll(self._is_first(), -1)
+        columns = self.queues, self.ends, self.segments
+        queues, ends, segments = (column[is_last].tolist() for column in columns)
+        return queues, ends, segments
 
 
-def run_rows(tail: Tail, segment_size: int, coded: Callable[[I64], I64]) -> RunRows:
-    """The runs of a tail that gets no more entries; `coded` puts codes for tag hashes."""
+def run_rows(
+    tail: Tail, segment_size: int, coded: Callable[[I64], I64]
+) -> tuple[KeysValues, Ranges]:
+    """The rows of `runs` for a tail that gets no more entries, and the ranges they make up;
+    `coded` puts codes for tag hashes.
+    """
     total = len(tail)
-    if not total:
-        return RunRows(([], []), [], {})
     # By queue, and each queue's in the order of its offsets.
     queues_signed, offsets, positions, sizes, tag_hashes, stored_at = tail.entry_columns()
-    queue_keys = queues_signed.view(np.uint64)
+    queues = queues_signed.view(np.uint64)
+    of_entry = positions // segment_size
     border = np.ones(total, dtype=bool)
     # A gap in a queue's offsets, which only recovery makes, ends a run too.
-    border[1:] = (queue_keys[1:] != queue_keys[:-1]) | (offsets[1:] != offsets[:-1] + 1)
-    base = 0
-    first_segment = int(positions.min()) // segment_size
-    if first_segment == int(positions.max()) // segment_size:
-        base = first_segment * segment_size
-        begins = np.flatnonzero(border)
-        segments = np.full(len(begins), first_segment, dtype=np.int64)
-        relative = positions - base
-    else:
-        of_entry = positions // segment_size
-        border[1:] |= of_entry[1:] != of_entry[:-1]
-        begins = np.flatnonzero(border)
-        segments = of_entry[begins]
-        relative = positions - of_entry * segment_size
-    columns = Columns(relative, sizes, coded(tag_hashes), stored_at)
-    queues = queue_keys[begins].tolist()
-    lasts = np.append(begins[1:], total) - 1
-    next_offsets = dict(zip(queues, (offsets[lasts] + 1).tolist(), strict=True))
-    ranges = list(
-        zip(
-            queues, segments.tolist(), offsets[begins].tolist(), columns.stored_at[begins].tolist(),
-            strict=True,
-        )
-    )  # fmt: skip
+    border[1:] = (queues[1:] != queues[:-1]) | (offsets[1:] != offsets[:-1] + 1)
+    border[1:] |= of_entry[1:] != of_entry[:-1]
+    begins = np.flatnonzero(border)
+    segments = of_entry[begins]
+    ends = offsets[np.append(begins[1:], total) - 1] + 1 if total else begins
+    ranges = Ranges(queues[begins], segments, offsets[begins], ends, stored_at[begins])
+    columns = Columns(positions - of_entry * segment_size, sizes, coded(tag_hashes), stored_at)
     split = split_long(begins, total)
     if len(split) != len(begins):
         segments = segments[np.searchsorted(begins, split, side="right") - 1]
-    rows = pack_rows(columns, split, segments, queue_keys[split], offsets[split])
-    return RunRows(rows, ranges, next_offsets)
+    return pack_rows(columns, split, segments, queues[split], offsets[split]), ranges
 
 
 def pack_rows(
     columns: Columns, starts: I64, segments: I64, queues: NDArray[np.uint64], firsts: I64
-) -> tuple[list[bytes], list[bytes]]:
+) -> KeysValues:
     """Keys and values of `runs` for columns cut at `starts`; the other arguments have one value a
     run.
     """
@@ -207,7 +230,7 @@ def _cut(rows: list[tuple[bytes, bytes]]) -> _Cut:
     return _Cut(rows, queues, firsts, starts, split_long(starts[begin], total), total)
 
 
-def _repacked(cut: _Cut, segment: int) -> tuple[list[bytes], list[bytes]]:
+def _repacked(cut: _Cut, segment: int) -> KeysValues:
     begins = cut.begins
     columns, _ = unpack_many([value for _, value in cut.rows])
     owner = np.searchsorted(cut.starts, begins, side="right") - 1

@@ -23,7 +23,7 @@ from kvstore.core.queue_offsets import QueueOffsets
 from kvstore.core.tail import Tail
 from kvstore.index import handover
 from kvstore.index.archived import Arriving, Queue, Row
-from kvstore.index.checkpoint import Rows, TagCodes, key_pairs, repack, run_rows
+from kvstore.index.checkpoint import KeysValues, TagCodes, key_pairs, repack, run_rows
 from kvstore.index.dead_keys import DeadKeys
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import Gone, retire, retire_topic
@@ -40,7 +40,6 @@ from kvstore.index.keys import (
     META,
     OFFSET_MAX,
     PLACES,
-    QUEUE_MASK,
     SEALED,
     TAG_CODES,
     U32,
@@ -48,8 +47,6 @@ from kvstore.index.keys import (
     Ahead,
     Checkpoint,
     checkpoint_value,
-    location_key,
-    location_value,
     read_ahead,
     read_checkpoint,
 )
@@ -64,6 +61,8 @@ from kvstore.index.queue_locations import Head, QueueLocations
 
 HEADS_CACHED_MAX: Final = 1 << 19
 """QueueLocations whose end is kept in memory."""
+_HEADS_AT_ONCE: Final = 4096
+"""Heads cached at once after a checkpoint: other threads run in between."""
 POSITION_MAX: Final = (1 << 63) - 1
 """Above every position."""
 
@@ -90,7 +89,8 @@ class Index:
         self.set_segment_size(segment_size)
         self.tails = Tails(Tail(0), None)
         self.tags = TagCodes(None)
-        self._heads: dict[int, Head] = {}
+        self._heads: dict[int, tuple[int, int]] = {}
+        """The fields of a `Head` for each queue: a checkpoint makes tens of thousands."""
         self.offsets = QueueOffsets(lambda queue: self.checkpointed_end(queue).next_offset)
         """The offsets that the next puts get; under the log's lock. It knows each queue that has
         entries in a tail: a store begins to put with an empty one.
@@ -194,13 +194,13 @@ class Index:
                 # A value that was read while a checkpoint was being written may be old: it is used,
                 # but not kept.
                 if version == self._version:
-                    self._cache_head(queue, found)
-        return found
+                    self._cache_heads([queue], [found])
+        return Head._make(found)
 
-    def _cache_head(self, queue: int, head: Head) -> None:
-        if len(self._heads) >= HEADS_CACHED_MAX:
+    def _cache_heads(self, queues: Sequence[int], heads: Iterable[tuple[int, int]]) -> None:
+        if len(self._heads) + len(queues) > HEADS_CACHED_MAX:
             self._forget_heads()
-        self._heads[queue] = head
+        self._heads.update(zip(queues, heads, strict=True))
 
     def _forget_heads(self) -> None:
         # From here on the queues of a new topic may have entries in RocksDB.
@@ -242,14 +242,13 @@ class Index:
             frozen = self.tails.frozen
             batch = self.families.batch()
             parts: Parts | None = None
-            located: dict[int, int] = {}
-            next_offsets: dict[int, int] = {}
             pieces = list[Piece]()
+            heads = list[int](), list[int](), list[int]()
             if frozen is not None:
-                runs, ranges, next_offsets = run_rows(frozen, self.segment_size, self.tags.coded)
+                runs, ranges = run_rows(frozen, self.segment_size, self.tags.coded)
                 parts, key_rows = self._key_rows(batch, frozen)
-                locations, located = self._locations(ranges)
-                pieces = pieces_of(runs, locations, key_rows)
+                pieces = pieces_of(runs, ranges.locations(self._last_segments), key_rows)
+                heads = ranges.heads()
             self._changing()
             for piece in write_ahead(
                 self.families, self.tags, pieces, self.checkpoint, checkpoint, self.ahead,
@@ -269,17 +268,18 @@ class Index:
             # From here on the rows are found in RocksDB. The notes about them change first; then
             # the tail may go.
             self._changing()
-            self.locations.changed(located)
+            self.locations.changed(heads[0])
             if parts is not None:
                 self.keys.written(parts)
-            with self._heads_lock:
-                for queue, segment in located.items():
-                    self._cache_head(queue, Head(next_offsets[queue], segment))
+            for at in range(0, len(heads[0]), _HEADS_AT_ONCE):
+                queues, ends, segments = (column[at : at + _HEADS_AT_ONCE] for column in heads)
+                with self._heads_lock:
+                    self._cache_heads(queues, zip(ends, segments, strict=True))
             self.checkpoint = checkpoint
             self.ahead = ahead
             self.tails = Tails(self.tails.active, None)
 
-    def _key_rows(self, batch: Batch, frozen: Tail) -> tuple[Parts | None, list[Rows]]:
+    def _key_rows(self, batch: Batch, frozen: Tail) -> tuple[Parts | None, list[KeysValues]]:
         """The rows of parts with a tail's keys, but for their heads, which go into `batch`, and the
         parts that there are then; None: as before.
         """
@@ -287,23 +287,16 @@ class Index:
         if not pairs:
             return None, []
         self.keys.drop_headless()
-        parts, rows = self.keys.parts(), list[Rows]()
+        parts, rows = self.keys.parts(), list[KeysValues]()
         for segment, (hashes, positions) in pairs.items():
             parts, added = self.keys.add(batch, parts, segment, hashes, positions)
             rows += added
         return parts, rows
 
-    def _locations(self, ranges: list[tuple[int, int, int, int]]) -> tuple[Rows, dict[int, int]]:
-        """The locations that a tail's runs need, in order, and the last segment of each queue."""
-        keys, values = list[bytes](), list[bytes]()
-        located: dict[int, int] = {}
-        for queue, segment, first, stored_at in ranges:
-            last = located.get(queue)
-            if (self.checkpointed_end(queue).segment if last is None else last) != segment:
-                keys.append(location_key(queue >> 32, queue & QUEUE_MASK, first))
-                values.append(location_value(segment, stored_at))
-            located[queue] = segment
-        return (keys, values), located
+    def _last_segments(self, queues: Iterable[int]) -> list[int]:
+        """The segments of the last locations of some queues."""
+        known = self._heads.get
+        return [(known(queue) or self.checkpointed_end(queue))[1] for queue in queues]
 
     def _note_ahead(self, ahead: Ahead) -> None:
         self.ahead = ahead

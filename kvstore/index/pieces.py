@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from kvstore.index.checkpoint import Rows, TagCodes
+from kvstore.index.checkpoint import KeysValues, TagCodes
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import (
     AHEAD,
@@ -45,7 +45,7 @@ from kvstore.index.keys import (
     read_run_key,
 )
 
-_PIECE: Final = 1 << 20
+_PIECE: Final = 1 << 18
 _ROW: Final = 512
 """The size of a piece, in bytes of values and so many for each row: RocksDB takes it in some ms, in
 which no other thread runs.
@@ -62,7 +62,7 @@ class Piece(NamedTuple):
     offset: int
 
 
-def pieces_of(runs: Rows, locations: Rows, keys: Iterable[Rows]) -> list[Piece]:
+def pieces_of(runs: KeysValues, locations: KeysValues, keys: Iterable[KeysValues]) -> list[Piece]:
     """The pieces of a checkpoint, at least one. A location goes with the run that begins it."""
     found: list[Piece] = []
     run_keys, run_values = runs

@@ -10,15 +10,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pytest
 
 import kvstore
 from kvstore import FormatTooNew, Message, Store, StoreConfig
+from kvstore.core.packed_pairs import pack_block
 from kvstore.engine.verify import verify
 from kvstore.index import families as families_module
 from kvstore.index import pieces
 from kvstore.index.families import Batch, check_format
-from kvstore.index.keys import AHEAD, FORMAT, FORMAT_AHEAD, FORMAT_VERSION, META, PLACES, RUNS, U32
+from kvstore.index.key_parts import read_parts
+from kvstore.index.keys import (
+    AHEAD,
+    FORMAT,
+    FORMAT_AHEAD,
+    FORMAT_VERSION,
+    MESSAGE_KEYS,
+    META,
+    PLACES,
+    RUNS,
+    U32,
+    block_key,
+)
 from kvstore.opening import viewing
 from tests.support import inside
 from tests.support.clock import VirtualClock
@@ -53,9 +67,11 @@ def filled(path: Path) -> Store:
     store = kvstore.open(path, config=CONFIG)
     inside.stop_housekeepers(store)
     store.create_topic("t", QUEUES)
+    store.create_topic("lone", 1)
     add(store, 0, HELD)
     store.checkpoint()
     add(store, HELD, ALL - HELD)
+    store.put("lone", b"", queue=0)
     assert inside.log(store).end > SEGMENT > inside.index(store).checkpoint.position
     return store
 
@@ -63,13 +79,15 @@ def filled(path: Path) -> Store:
 def assert_has(store: Store, count: int) -> None:
     """The first `count` messages, each once, and an index that says so."""
     held = read_all(store)
+    assert len(held.pop(("lone", 0))) == 1
+    assert store.recovery.damage == []
     assert sum(len(found) for found in held.values()) == count
     for (_, queue), found in held.items():
         numbers = [int(m.body[: len(m.body) // 20]) for m in found]
         assert numbers == list(range(queue, count, QUEUES))
         assert [m.offset for m in found] == list(range(len(found)))
     assert len(store.query("t", "all", limit=10 * count)) == count
-    for n in (0, HELD - 1, HELD, count - 1):
+    for n in range(count):
         assert [m.body for m in store.query("t", f"k{n}")] == [b"%d" % n * 20]
     assert store.verify().problems == []
 
@@ -105,15 +123,20 @@ def cuts(tmp_path: Path) -> list[Path]:
 
 
 def test_a_kill_behind_any_piece_leaves_each_message_once(cuts: list[Path]) -> None:
+    replayed = []
     for path in cuts:
         with kvstore.open(path, config=CONFIG) as store:
             assert_has(store, ALL)
+            replayed.append(store.recovery.entries)
             assert inside.families(store).get(META, AHEAD) is None
             add(store, ALL, 50)
             store.seal()
             assert_has(store, ALL + 50)
         with kvstore.open(path, config=CONFIG) as store:
             assert_has(store, ALL + 50)
+    assert replayed == sorted(replayed, reverse=True)
+    assert replayed[0] < ALL - HELD
+    assert replayed[-1] == 0
 
 
 @pytest.mark.parametrize("tail", [2000, 5000, 1 << 30])
@@ -135,7 +158,10 @@ def test_a_second_kill_behind_any_write_of_the_recovery_changes_nothing(
 
         with monkeypatch.context() as patched:
             patched.setattr(families_module.Families, "write", watched)
-            kvstore.open(path, config=config).close()
+            with kvstore.open(path, config=config) as store:
+                assert_has(store, ALL)
+                pairs = [len(inside.keys(store).pairs(segment)[1]) for segment in (0, 1)]
+                assert sum(pairs) == 3 * ALL + 1, "an id and two keys of each, the id of one"
         assert again
         for left in again[:: max(len(again) // 4, 1)]:
             with kvstore.open(left, config=CONFIG) as store:
@@ -206,7 +232,7 @@ def test_a_view_beside_it_counts_what_the_checkpoint_covers(cuts: list[Path]) ->
         reach = viewing.reach(path, CONFIG, None)
         assert reach.position < SEGMENT
         assert sum(end for _, end in reach.queues.values()) == HELD
-    assert sum(end for _, end in viewing.reach(last, CONFIG, None).queues.values()) == ALL
+    assert sum(end for _, end in viewing.reach(last, CONFIG, None).queues.values()) == ALL + 1
 
 
 def test_what_rows_ahead_name_is_never_cut_from_the_log(cuts: list[Path]) -> None:
@@ -235,7 +261,7 @@ def test_all_is_read_and_verified_between_two_pieces(tmp_path: Path) -> None:
             nonlocal looks
             write(batch, sync=sync)
             looks += 1
-            assert sum(map(len, read_all(store).values())) == ALL
+            assert sum(map(len, read_all(store).values())) == ALL + 1
             assert len(store.query("t", "all", limit=10 * ALL)) == ALL
             assert verify(inside.engine(store).context, None, archives=False).problems == []
 
@@ -278,6 +304,25 @@ def test_a_rebuild_of_a_checkpoint_that_was_cut_short_has_each_message_once(
         kvstore.rebuild(path, config=CONFIG)
         with kvstore.open(path, config=CONFIG) as store:
             assert_has(store, ALL)
+
+
+def test_rows_of_a_part_without_a_head_are_gone_with_the_next_checkpoint(cuts: list[Path]) -> None:
+    """Or a part that gets the same number would have them."""
+    path = cuts[-2]
+    families = families_module.Families(path / "index", read_only=False, create=False)
+    parts, _, headless = read_parts(families, families.iter(MESSAGE_KEYS))
+    assert len(parts) == 1
+    assert headless
+    batch, strays = families.batch(), [block_key(prefix, 5, 0) for prefix in headless]
+    for key in strays:
+        batch.put(MESSAGE_KEYS, key, pack_block(5, np.array([5]), np.array([7])))
+    families.write(batch)
+    families.close()
+    with kvstore.open(path, config=CONFIG) as store:
+        assert_has(store, ALL)
+        assert [inside.families(store).get(MESSAGE_KEYS, key) for key in strays] == [None] * len(
+            strays
+        )
 
 
 def test_a_small_checkpoint_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def test_a_queue_that_goes_on_where_the_one_before_ends_keeps_its_own_entries(op
 
 
 @pytest.mark.parametrize(
-    "step", ["locations.changed", "keys.written", "tags.written", "_cache_head"]
+    "step", ["locations.changed", "keys.written", "tags.written", "_cache_heads"]
 )
 def test_a_checkpoint_that_was_struck_behind_its_write_puts_no_key_twice(
     opens: Opens, monkeypatch: pytest.MonkeyPatch, step: str
@@ -197,6 +197,32 @@ def test_the_tail_stays_small_by_itself(opens: Opens) -> None:
         store.put_batch(batch("t", 20))
         stats = store.stats()
         assert stats.end_position - stats.checkpointed_position < 30_000
+
+
+def test_puts_wait_for_a_checkpoint_only_when_two_tails_are_full(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a housekeeper: each put that finds two tails full writes one, no other does."""
+    tail = 10_000
+    store = opens(StoreConfig(segment_size=SEGMENT, checkpoint_bytes=tail))
+    inside.stop_housekeepers(store)
+    store.create_topic("t")
+    writer, log, index = inside.writer(store), inside.log(store), inside.index(store)
+    checkpoint, waited = store.checkpoint, 0
+
+    def watched() -> None:
+        nonlocal waited
+        waited += 1
+        checkpoint()
+
+    monkeypatch.setattr(writer, "_checkpoint_now", watched)
+    due = 0
+    for _ in range(600):
+        due += log.end - index.checkpoint.position >= 2 * tail
+        store.put("t", bytes(100), queue=0)
+        assert waited == due
+        assert log.end - index.checkpoint.position < 2 * tail + 1000
+    assert waited > 3
 
 
 def test_a_clean_close_leaves_nothing_to_recover(opens: Opens) -> None:
