@@ -21,8 +21,8 @@ from zlib_ng.zlib_ng import crc32
 
 from bench.figure import Figure, Options
 from kvstore.core.messages import StoredMessage
-from kvstore.record.encode import encode_record
 from kvstore.record.layout import CRC_MASK
+from tests.reference.encode import encode_record
 from tiering.archive.block import BlockGroup, GroupBlocks
 from tiering.archive.block_writer import BlockRows, BlockSpan, EncodedGroup, cut, encode_blocks
 from tiering.archive.coder import CodecName, Coder

@@ -25,9 +25,9 @@ from zlib_ng.zlib_ng import crc32
 
 from bench.figure import Figure, Options
 from kvstore.core.messages import StoredMessage
-from kvstore.record.encode import encode_record
 from kvstore.record.layout import CRC_MASK
 from kvstore.record.properties import encode_properties
+from tests.reference.encode import encode_record
 from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.block import Block
 from tiering.archive.coder import CodecName

@@ -14,10 +14,10 @@ from kvstore.core import messages, records
 from kvstore.core.messages import StoredMessage
 from kvstore.core.scan import scan
 from kvstore.errors import FormatError, RecordDamaged
-from kvstore.record.encode import blank, encode_record
 from tests.core.fuzzing import Arguments, Fuzzer
 from tests.reference import packing
 from tests.reference import records as plain
+from tests.reference.encode import blank, encode_record
 from tests.support.property_crc import with_property_crc
 from tests.support.queue_reading import NO_BOUND
 

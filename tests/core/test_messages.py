@@ -17,11 +17,11 @@ from kvstore.core.names import RESERVED
 from kvstore.core.packed_runs import DecodedRuns
 from kvstore.core.tail import Tail
 from kvstore.errors import FormatError, MessageIllegal, RecordDamaged
-from kvstore.record.encode import encode_record
 from tests.core.record_fuzzers import plain_message
 from tests.core.test_records import answer, logs
 from tests.record.strategies import stored_messages
 from tests.reference import records as plain
+from tests.reference.encode import encode_record
 from tests.support.property_crc import with_property_crc
 from tests.support.queue_reading import read_queue
 

@@ -14,9 +14,9 @@ from kvstore.core import records as core
 from kvstore.core.messages import StoredMessage
 from kvstore.core.scan import Scan, scan
 from kvstore.errors import RecordDamaged
-from kvstore.record.encode import blank, encode_record
 from tests.record.strategies import stored_messages
 from tests.reference import records as plain
+from tests.reference.encode import blank, encode_record
 from tests.support.property_crc import with_property_crc
 
 T = TypeVar("T")

@@ -9,8 +9,8 @@ from zlib_ng.zlib_ng import crc32
 
 from kvstore.core.messages import StoredMessage
 from kvstore.core.names import BORN_HOST_V6, COMPRESSED, STORE_HOST_V6
-from kvstore.record.encode import encode_record
 from kvstore.record.layout import CRC_MASK, HOSTS_V6
+from tests.reference.encode import encode_record
 
 U32: Final = st.integers(0, 2**32 - 1)
 I32: Final = st.integers(-(2**31), 2**31 - 1)

@@ -14,9 +14,9 @@ from kvstore.core.records import check_record
 from kvstore.core.scan import scan
 from kvstore.errors import RecordDamaged
 from kvstore.record import layout
-from kvstore.record.encode import blank, encode_record
 from kvstore.record.ids import pack_host
 from tests.record.strategies import stored_messages
+from tests.reference.encode import blank, encode_record
 from tests.support.property_crc import with_property_crc
 
 BASE: Final = 5 << 30

@@ -17,9 +17,9 @@ from kvstore.core.records import check_record
 from kvstore.errors import MessageIllegal, PropertiesTooLarge, RecordDamaged
 from kvstore.record import layout
 from kvstore.record.compression import codec_flags, compress
-from kvstore.record.encode import blank, encode_record
 from kvstore.record.ids import pack_host
 from tests.record.strategies import stored_messages
+from tests.reference.encode import blank, encode_record
 from tests.support.decoding import decode
 from tests.support.queue_reading import read_queue
 

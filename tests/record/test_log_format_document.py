@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from kvstore.record.encode import encode_record
+from tests.reference.encode import encode_record
 from tests.support.decoding import decode
 
 DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "log-format.md"

@@ -9,8 +9,8 @@ from zlib_ng.zlib_ng import crc32
 from kvstore.core.messages import StoredMessage
 from kvstore.core.names import PROPERTY_CRC
 from kvstore.core.records import check_record, decode_properties, property_crc_suffix
-from kvstore.record.encode import encode_record
 from kvstore.record.layout import PROPERTY_CRC_SIZE
+from tests.reference.encode import encode_record
 from tests.support.decoding import decode
 from tests.support.property_crc import with_property_crc
 

@@ -16,11 +16,11 @@ from kvstore.core.names import DELAY_LEVEL
 from kvstore.core.records import check_record, decode_properties
 from kvstore.core.scan import scan
 from kvstore.errors import RecordDamaged
-from kvstore.record.encode import encode_record
 from kvstore.record.hashes import tags_code
 from kvstore.record.ids import parse_position_id
 from kvstore.record.properties import encode_properties
 from tests.fixtures import NAMES, Fixture, unpack_fixture
+from tests.reference.encode import encode_record
 from tests.support.decoding import decode
 
 

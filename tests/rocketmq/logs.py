@@ -8,8 +8,8 @@ from typing import Final
 from zlib_ng.zlib_ng import crc32
 
 from kvstore.core.messages import StoredMessage
-from kvstore.record.encode import blank, encode_record
 from kvstore.record.layout import CRC_MASK
+from tests.reference.encode import blank, encode_record
 
 SEGMENT: Final = 4096
 NOW: Final = 1_795_000_000_000

@@ -15,8 +15,8 @@ import pytest
 
 import kvstore
 from kvstore import Store
-from kvstore.record.encode import blank
 from tests.fixtures import NAMES, Fixture, unpack_fixture
+from tests.reference.encode import blank
 from tests.rocketmq.logs import NOW, make_store, record, segment
 from tests.support.calls import calls_of
 

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 from hypothesis import strategies as st
 
 from kvstore.core.messages import StoredMessage
-from kvstore.record.encode import encode_record
 from kvstore.record.properties import encode_properties
 from tests.record.strategies import stored_messages
+from tests.reference.encode import encode_record
 from tests.rocketmq.logs import NOW, record
 from tiering.archive.archive_reader import Archive
 from tiering.archive.columns.records import RecordBatch

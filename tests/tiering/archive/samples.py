@@ -11,10 +11,10 @@ from zlib_ng.zlib_ng import crc32
 
 from kvstore.core.messages import StoredMessage
 from kvstore.core.names import BORN_HOST_V6, STORE_HOST_V6
-from kvstore.record.encode import encode_record
 from kvstore.record.layout import CRC_MASK, HOSTS_V6
 from kvstore.record.walk import Kind, extents, walk
 from tests.record.strategies import I32, I64, POSITIONS, U32, hosts
+from tests.reference.encode import encode_record
 from tiering.archive.block import Block, BlockGroup, GroupBlocks, GroupOrigin
 from tiering.archive.block_writer import BlockRows, BlockSpan, EncodedGroup, encode_blocks
 from tiering.archive.coder import Coder

@@ -15,8 +15,8 @@ from kvstore.core.names import BORN_HOST_V6, STORE_HOST_V6
 from kvstore.core.records import facts
 from kvstore.errors import ArchiveDamaged, RecordDamaged
 from kvstore.record.compression import codec_flags, compress
-from kvstore.record.encode import encode_record
 from tests.fixtures import NAMES, unpack_fixture
+from tests.reference.encode import encode_record
 from tests.support.decoding import decode as decode_record
 from tests.support.property_crc import with_property_crc
 from tests.tiering.archive.samples import (

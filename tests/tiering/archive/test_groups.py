@@ -16,9 +16,9 @@ from zlib_ng.zlib_ng import crc32
 from kvstore.core.columns.group_heads import decode_heads
 from kvstore.core.messages import StoredMessage
 from kvstore.errors import ArchiveDamaged
-from kvstore.record.encode import encode_record
 from kvstore.record.layout import CRC_MASK
 from tests.reference import group_columns as plain
+from tests.reference.encode import encode_record
 from tests.tiering.archive.samples import ORDINARY, TOPIC, encode, messages, read, record
 from tiering.archive.block import BlockGroup
 from tiering.archive.coder import Coder

@@ -13,8 +13,8 @@ import tiering
 from kvstore import Message, MessageNotFound, Store, StoreConfig, StoredMessage
 from kvstore.api.founding import rebuild
 from kvstore.errors import OffsetNotFound
-from kvstore.record.encode import blank
 from tests.fixtures import unpack_fixture
+from tests.reference.encode import blank
 from tests.rocketmq.logs import NOW, make_store, record
 from tests.support.clock import VirtualClock
 from tiering import Policy, Worker

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.record.encode import encode_record
 from tests.record.strategies import I32, I64, U32
+from tests.reference.encode import encode_record
 from tests.support.decoding import decode
 from tests.tiering.archive.samples import TOPIC, encode, read, record
 from tiering.archive.coder import Coder

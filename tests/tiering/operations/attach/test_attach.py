@@ -28,7 +28,7 @@ from kvstore import (
 )
 from kvstore.core.records import property_crc_suffix
 from kvstore.files import LocalFiles
-from kvstore.record.encode import encode_record
+from tests.reference.encode import encode_record
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.contents import read_all, read_queue

@@ -19,8 +19,8 @@ from kvstore.core.messages import StoredMessage
 from kvstore.core.names import BORN_HOST_V6, CODEC_MASK, COMPRESSED, STORE_HOST_V6
 from kvstore.errors import ConfigError
 from kvstore.record.compression import codec_flags, compress
-from kvstore.record.encode import encode_record
 from tests.record.strategies import hosts, stored_messages
+from tests.reference.encode import encode_record
 from tests.support.calls import calls_of
 from tests.support.clock import VirtualClock
 from tests.support.decoding import decode

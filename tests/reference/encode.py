@@ -1,9 +1,8 @@
 """Encode: a `StoredMessage` with its body as stored becomes the bytes of its record.
 
-The idea: the exact inverse of `decode(...)`, for archives that take records apart
-and put them together again, and as the reference for the put path, which has a faster loop of its
-own. This module also makes blank records. (RocketMQ: MessageExtEncoder,
-CommitLog's DefaultAppendMessageCallback.)
+The idea: the plain inverse of `kvstore.core.messages.decode`, by which the core's encoding of puts
+is judged, and which makes the records that tests and benchmarks read. This module also makes blank
+records. (RocketMQ: MessageExtEncoder, CommitLog's DefaultAppendMessageCallback.)
 
 Invariant: `encode_record(decode(raw, ...)) == raw` for every record.
 """
