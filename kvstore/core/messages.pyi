@@ -64,6 +64,12 @@ class StoredMessage:
         """Shows the message under another topic, and with other properties if some are given."""
 
     @property
+    def body_view(self) -> memoryview:
+        """A read-only view of the body; slices of it are no copies. It keeps the body in memory,
+        also when the message is gone and its segment left the log.
+        """
+
+    @property
     def properties(self) -> dict[str, str]:
         """All properties of the record, by name."""
 

@@ -14,6 +14,7 @@ the buffer, and reading a field never touches the disk; `QueueReader` gives what
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.memoryview cimport PyMemoryView_FromObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
@@ -73,10 +74,11 @@ def unpack_host(bytes raw not None):
 cdef class StoredMessage:
     """A message as the log holds it.
 
-    `body` is as it was put (decompressed). `position` and `size` are bytes in the log, `offset` the
-    place in the queue; times are milliseconds since the epoch. `properties` are all the record's
-    properties, the system's own (KEYS, TAGS, UNIQ_KEY ...) included; `user_properties` are only the
-    caller's. Hosts are `(address, port)`. Two are equal if all fields of their records are.
+    `body` is as it was put (decompressed), and `body_view` a view of it. `position` and `size` are
+    bytes in the log, `offset` the place in the queue; times are milliseconds since the epoch.
+    `properties` are all the record's properties, the system's own (KEYS, TAGS, UNIQ_KEY ...)
+    included; `user_properties` are only the caller's. Hosts are `(address, port)`. Two are equal if
+    all fields of their records are.
     """
 
     __match_args__ = (
@@ -187,6 +189,10 @@ cdef class StoredMessage:
         return self._properties
 
     @property
+    def body_view(self):
+        return PyMemoryView_FromObject(self.body)
+
+    @property
     def user_properties(self):
         return {name: value for name, value in self.properties.items() if name not in RESERVED}
 
@@ -276,7 +282,9 @@ cdef StoredMessage _decoded(
     # The record that `left` bytes begin with.
     global _topic
     cdef Parts p
-    cdef Kind found = measure(record, left, number_of(position), &p)
+    cdef Kind found
+    fetch_ahead(record, min(left, FETCHED))
+    found = measure(record, left, number_of(position), &p)
     if found == RECORD and property_crc:
         found = check_whole(record, &p)
     if found == RECORD and check_crc:

@@ -376,8 +376,11 @@ class Index:
 
     def find_in_tails(self, key_hash: int, end: int) -> list[int]:
         """Positions of records in the tails that may have a key, newest first."""
-        found = [p for t in self.tails.oldest_first() for p in t.find_key(key_hash) if p < end]
-        return sorted(set(found), reverse=True) if found else found
+        active, frozen = self.tails
+        found = active.find_key(key_hash)
+        if frozen is not None:
+            found += frozen.find_key(key_hash)
+        return sorted({p for p in found if p < end}, reverse=True) if found else found
 
     # --- upkeep ---
 

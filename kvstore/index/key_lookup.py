@@ -175,36 +175,50 @@ class MessageKeys:
 
     # --- looking ---
 
-    def find(self, low: int, high: int, first: int, last: int) -> Iterator[int]:
+    def find(self, low: int, high: int, first: int, last: int, since: int = 0) -> Iterator[int]:
         """Log positions of records with a key hash from `low` to `high`, newest first, each once.
-        All those in segments `first` to `last` are among them.
+        All those in segments `first` to `last`, from position `since` on, are among them.
         """
         self.parts()
-        stretch = range(first * self._segment_size, (last + 1) * self._segment_size)
-        known = self._known(self._readable, low, stretch) if low == high else None
-        return self._read(low, high, stretch) if known is None else iter(known)
+        stretch = range(max(first * self._segment_size, since), (last + 1) * self._segment_size)
+        refused: set[int] = set()
+        if low == high:
+            found = self._known(self._readable, low, stretch, refused)
+            if found is not None:
+                return iter(found)
+        return self._read(low, high, stretch, refused)
 
-    def _known(self, parts: Parts, wanted: int, stretch: range) -> list[int] | None:
+    def _known(
+        self, parts: Parts, wanted: int, stretch: range, refused: set[int]
+    ) -> list[int] | None:
         """The result of `find` by memory alone; None if it can't tell. Rows of parts do not change
         while they are in memory, so it is that of the moment at which these were the parts.
+        `refused` gets the serials of parts that don't have the hash.
         """
-        digest = wanted >> _DIGEST_SHIFT
-        found: set[int] = set()
-        for part in parts:
-            if self._is_beside(part, stretch):
+        size, start, stop = self._segment_size, stretch.start, stretch.stop
+        digest, filters, blocks = wanted >> _DIGEST_SHIFT, self._filters, self._blocks
+        found: list[int] = []
+        is_whole = True
+        # Unpacked: reading a part's fields by name takes longer than asking its filter.
+        for _, segment, _, _, filter_blocks, _, _, serial, end in parts:
+            base = segment * size
+            if base >= stop or end * size <= start:
                 continue
-            base, piece = part.segment * self._segment_size, piece_of(part, digest)
-            data = self._filters.get((part.serial, piece))
+            piece = piece_of(filter_blocks, digest)
+            data = filters.get((serial, piece))
             if data is None:
-                return None
-            if _may_hold(data, part, piece, digest):
-                positions = self._blocks.positions(part.serial, piece, wanted)
-                if positions is None:
-                    return None
-                found.update(base + p for p in positions if base + p in stretch)
-        return sorted(found, reverse=True)
+                is_whole = False
+            elif not may_hold(data, 0, filter_blocks, piece * PIECE_BLOCKS, digest, FILTER_HASHES):
+                refused.add(serial)
+            elif (positions := blocks.positions(serial, piece, wanted)) is None:
+                is_whole = False
+            else:
+                found += [base + p for p in positions if start <= base + p < stop]
+        if not is_whole:
+            return None
+        return sorted(set(found), reverse=True) if len(found) > 1 else found
 
-    def _read(self, low: int, high: int, stretch: range) -> Iterator[int]:
+    def _read(self, low: int, high: int, stretch: range, refused: set[int]) -> Iterator[int]:
         before, version = self._readable, self._blocks.version
         it = self._families.iter(MESSAGE_KEYS)
         # The iterator sees one moment. The parts of that moment are among those noted before and
@@ -218,7 +232,7 @@ class MessageKeys:
         for together in self._groups_of(every):
             found = list[Iterator[int]]()
             for part in together:
-                if self._is_beside(part, stretch):
+                if part.serial in refused or self._is_beside(part, stretch):
                     continue
                 if not is_one or self._may_hold(it, part, digest):
                     positions = partial(self._positions, it, part, stretch, version)
@@ -243,11 +257,12 @@ class MessageKeys:
         return part.segment * size >= stretch.stop or part.end * size <= stretch.start
 
     def _may_hold(self, it: RdictIter, part: Part, digest: int) -> bool:
-        piece = piece_of(part, digest)
+        piece = piece_of(part.filter_blocks, digest)
         data = self._filters.get((part.serial, piece))
         if data is None:
             data = self._read_filter(it, part, piece)
-        return _may_hold(data, part, piece, digest)
+        # No bytes, where the row is damaged or the part is gone, say nothing.
+        return may_hold(data, 0, part.filter_blocks, piece * PIECE_BLOCKS, digest, FILTER_HASHES)
 
     def _read_filter(self, it: RdictIter, part: Part, piece: int) -> bytes:
         data = self._filter_row(it, part, piece)
@@ -305,7 +320,7 @@ class MessageKeys:
             value = it.value()
             found = find_in_block(first, value, wanted, wanted)
             if first < wanted:
-                piece = piece_of(part, first >> _DIGEST_SHIFT)
+                piece = piece_of(part.filter_blocks, first >> _DIGEST_SHIFT)
                 self._blocks.add(version, part.serial, piece, (first, value))
             if first == wanted and found and found[0][1] >= end:
                 key = self._behind_blocks_of(it, part, wanted, end, sequence)
@@ -547,13 +562,6 @@ class MessageKeys:
         if self._filter_row(it, part, piece) != filter_piece(part, piece, digests_of(hashes)):
             raise FormatError("a filter is not that of its keys")
         return hashes, positions
-
-
-def _may_hold(data: bytes, part: Part, piece: int, digest: int) -> bool:
-    """Whether a piece of a part's filter may have a digest. There are no bytes, which say nothing,
-    where the row is damaged or the part is gone.
-    """
-    return may_hold(data, 0, part.filter_blocks, piece * PIECE_BLOCKS, digest, FILTER_HASHES)
 
 
 def _rank(part: Part, segment: int) -> int:

@@ -133,9 +133,9 @@ def new_part(level: int, segment: int, number: int, pairs: int, first: int) -> P
 # --- pieces ---
 
 
-def piece_of(part: Part, digest: int) -> int:
-    """The piece that a digest belongs to: the upper 32 bits of a key's hash."""
-    return (digest * part.filter_blocks >> 32) // PIECE_BLOCKS
+def piece_of(filter_blocks: int, digest: int) -> int:
+    """The piece of a part's filter that a digest belongs to: the upper 32 bits of a key's hash."""
+    return (digest * filter_blocks >> 32) // PIECE_BLOCKS
 
 
 def piece_start(part: Part, piece: int) -> int:

@@ -12,6 +12,8 @@ id is said not to exist only if every archive that may have it could be asked.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, repeat
 from typing import Final, TypeVar
 
 from kvstore.errors import (
@@ -29,7 +31,7 @@ from kvstore.message import StoredMessage
 from kvstore.meta.topics import Topic
 from kvstore.read.cold import READ_ERRORS, with_next
 from kvstore.read.reader import Reader
-from kvstore.record.hashes import key_hash, key_hash_range
+from kvstore.record.hashes import key_hash_range
 from kvstore.record.ids import parse_position_id
 
 T = TypeVar("T")
@@ -110,12 +112,9 @@ class Finder:
             raise CallerError(f"key is {shown(key)}; it must be a text")
         if type(limit) is not int or limit < 1:
             raise CallerError(f"limit is {shown(limit)}; it must be at least 1")
-        _check_times(begin, end)
-        mark = self._reader.mark()
-        found = self._query(topic, key, begin, end, limit)
-        if self._has_moved(mark):
-            return self._between_moves(lambda: self._query(topic, key, begin, end, limit))
-        return found
+        if begin is not None or end is not None:
+            _check_times(begin, end)
+        return self._between_moves(partial(self._query, topic, key, begin, end, limit))
 
     def _has_moved(self, mark: int) -> bool:
         reader = self._reader
@@ -135,19 +134,18 @@ class Finder:
     def _query(
         self, topic: Topic, key: str, begin: int | None, end: int | None, limit: int
     ) -> list[StoredMessage]:
-        low = key_hash(topic.name.encode(), key.encode("utf-8", "surrogatepass"))
+        low = key_hash_range(key.encode("utf-8", "surrogatepass"))[0] | topic.hash_byte
         found: list[StoredMessage] = []
         lost: list[ArchiveDamaged] = []
+        is_timed = begin is not None or end is not None
         for position, archive in self._candidates(low, low, begin, end, lost, since=topic.since):
             # A record that is passed over for its time is not decoded for it.
-            if archive < 0 and self._is_of_other_time(position, begin, end):
+            if is_timed and archive < 0 and self._is_of_other_time(position, begin, end):
                 continue
             message = self._candidate(position, archive, lost)
             if message is None or message.topic != topic.name:
                 continue
-            if (begin is not None and message.stored_at < begin) or (
-                end is not None and message.stored_at > end
-            ):
+            if is_timed and not _is_between(message.stored_at, begin, end):
                 continue
             # Another key may have led here, which says nothing of keys that are not indexed.
             level = topic.key_level_at(position)
@@ -158,13 +156,11 @@ class Finder:
         return found
 
     def _is_of_other_time(self, position: int, begin: int | None, end: int | None) -> bool:
-        if begin is None and end is None:
-            return False
         try:
             time = self._reader.stored_at(position)
         except (SegmentDamaged, RecordDamaged):
             return False  # the reading of the record says why
-        return (begin is not None and time < begin) or (end is not None and time > end)
+        return not _is_between(time, begin, end)
 
     def _candidate(
         self, position: int, archive: int, lost: list[ArchiveDamaged]
@@ -223,20 +219,20 @@ class Finder:
         that has each (-1: the log). The errors of archives that could not be asked go to `lost`.
         """
         visible = self._reader.visible_end()
-        in_tails = [p for p in self._index.find_in_tails(low, visible) if p >= since]
-        for position in in_tails:
-            yield position, -1
+        in_tails = self._index.find_in_tails(low, visible)
+        found = self._in_log(low, high, begin, end, visible, since)
+        cold = self._reader.cold
+        if cold is not None:
+            with_archive = cold.candidates(low, high, begin, end, found, lost, since)
+        else:
+            with_archive = zip(found, repeat(-1))
+        if not in_tails:
+            return with_archive
+        newest = [(p, -1) for p in in_tails if p >= since]
         # A position that a checkpoint moves from tail to RocksDB between the two looks must not
         # come twice.
         seen = frozenset(in_tails)
-        found = self._in_log(low, high, begin, end, visible, since)
-        cold = self._reader.cold
-        if cold is None:
-            yield from ((position, -1) for position in found if position not in seen)
-            return
-        for position, archive in cold.candidates(low, high, begin, end, found, lost, since):
-            if position not in seen:
-                yield position, archive
+        return chain(newest, (one for one in with_archive if one[0] not in seen))
 
     def _in_log(
         self, low: int, high: int, begin: int | None, end: int | None, visible: int, since: int
@@ -245,17 +241,15 @@ class Finder:
         segments that may have messages of a time.
         """
         segments, size = self._log.segments, self._log.segment_size
-        first, last = self._reader.first_segment(), visible // size
+        first, last = segments.oldest, visible // size
         if begin is not None or end is not None:
             first, last = self._of_time(begin, end)
-        first = max(first, since // size)
-        for position in self._index.keys.find(low, high, first, last):
-            if position < since:
-                return
-            number = position // size
+
+        def is_held(position: int) -> bool:
             # The keys of a segment that left the log may be among those of others.
-            if first <= number <= last and position < visible and segments.has(number):
-                yield position
+            return position < visible and segments.has(position // size)
+
+        return filter(is_held, self._index.keys.find(low, high, first, last, since))
 
     def _of_time(self, begin: int | None, end: int | None) -> tuple[int, int]:
         """The first and the last of the log's segments that may have messages of a time."""
@@ -283,6 +277,10 @@ class Finder:
             else:
                 low = at + 1
         return low
+
+
+def _is_between(time: int, begin: int | None, end: int | None) -> bool:
+    return (begin is None or time >= begin) and (end is None or time <= end)
 
 
 def _check_times(begin: int | None, end: int | None) -> None:

@@ -126,6 +126,19 @@ def test_a_message_keeps_no_reference_to_the_buffer() -> None:
     assert [m.body for m in found] == [b"body", b"body"]
 
 
+def test_a_view_of_the_body_can_only_be_read_and_outlives_the_message() -> None:
+    raw = bytearray(encode_record(message(position=0, body=b"a long body")))
+    m = decode(raw, 0, len(raw), 0, False)
+    view = m.body_view
+    assert view.obj is m.body
+    assert view.readonly
+    raw[:] = bytes(len(raw))
+    del m
+    assert bytes(view[2:6]) == b"long"
+    with pytest.raises(TypeError, match="read-only"):
+        view[0] = 1
+
+
 @given(stored_messages())
 def test_a_message_is_copied_pickled_and_hashed_like_a_value(m: StoredMessage) -> None:
     for again in (copy.copy(m), copy.deepcopy(m), pickle.loads(pickle.dumps(m)), m.__replace__()):
