@@ -65,8 +65,8 @@ class StoredMessage:
 
     @property
     def body_view(self) -> memoryview:
-        """A read-only view of the body; slices of it are no copies. It keeps the body in memory,
-        also when the message is gone and its segment left the log.
+        """A read-only view of the body, which can be sliced without a copy. The view keeps the body
+        in memory, also when the message is gone and its segment left the log.
         """
 
     @property

@@ -74,8 +74,8 @@ def unpack_host(bytes raw not None):
 cdef class StoredMessage:
     """A message as the log holds it.
 
-    `body` is as it was put (decompressed), and `body_view` a view of it. `position` and `size` are
-    bytes in the log, `offset` the place in the queue; times are milliseconds since the epoch.
+    `body` is as it was put (decompressed), `body_view` a view of these bytes. `position` and `size`
+    are bytes in the log, `offset` the place in the queue; times are milliseconds since the epoch.
     `properties` are all the record's properties, the system's own (KEYS, TAGS, UNIQ_KEY ...)
     included; `user_properties` are only the caller's. Hosts are `(address, port)`. Two are equal if
     all fields of their records are.
