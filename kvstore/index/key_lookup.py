@@ -193,12 +193,11 @@ class MessageKeys:
     ) -> list[int] | None:
         """The result of `find` by memory alone; None if it can't tell. Rows of parts do not change
         while they are in memory, so it is that of the moment at which these were the parts.
-        `refused` gets the serials of parts that don't have the hash.
+        `refused` gets the serials of parts that were asked and don't have the hash.
         """
         size, start, stop = self._segment_size, stretch.start, stretch.stop
         digest, filters, blocks = wanted >> _DIGEST_SHIFT, self._filters, self._blocks
         found: list[int] = []
-        is_whole = True
         # Unpacked: reading a part's fields by name takes longer than asking its filter.
         for _, segment, _, _, filter_blocks, _, _, serial, end in parts:
             base = segment * size
@@ -207,15 +206,14 @@ class MessageKeys:
             piece = piece_of(filter_blocks, digest)
             data = filters.get((serial, piece))
             if data is None:
-                is_whole = False
-            elif not may_hold(data, 0, filter_blocks, piece * PIECE_BLOCKS, digest, FILTER_HASHES):
+                return None
+            if not may_hold(data, 0, filter_blocks, piece * PIECE_BLOCKS, digest, FILTER_HASHES):
                 refused.add(serial)
-            elif (positions := blocks.positions(serial, piece, wanted)) is None:
-                is_whole = False
-            else:
-                found += [base + p for p in positions if start <= base + p < stop]
-        if not is_whole:
-            return None
+                continue
+            positions = blocks.positions(serial, piece, wanted)
+            if positions is None:
+                return None
+            found += [base + p for p in positions if start <= base + p < stop]
         return sorted(set(found), reverse=True) if len(found) > 1 else found
 
     def _read(self, low: int, high: int, stretch: range, refused: set[int]) -> Iterator[int]:
