@@ -127,10 +127,18 @@ def test_whatever_operation_fails_what_was_acknowledged_is_there_and_nothing_els
     assert hit > len(cases) // 2
 
 
+def make_next_segment(store: Store) -> None:
+    """Else the housekeeper makes it at a time of its own, now and then amid the path."""
+    log = inside.log(store)
+    if log.needs_next():
+        log.prepare_next()
+
+
 def counted(path: Path, done: Done) -> list[str]:
     files = EveryFile()
     with kvstore.open(path, config(files, done)) as store:
         put(store, HELD, done.first, SIZE)
+        make_next_segment(store)
         begin = len(files.effects)
         done.work(store)
         return [e.kind for e in files.effects[begin:]]
@@ -142,6 +150,7 @@ def check(path: Path, done: Done, fault: Fault, left: Path, number: int) -> int:
     store = kvstore.open(path, config(files, done))
     held, maybe = HELD + done.first, 0
     put(store, HELD, done.first, SIZE)
+    make_next_segment(store)
     files.fail(fault.kind, nth=fault.nth, error=fault.error, half=fault.half)
     try:
         done.work(store)
