@@ -281,7 +281,8 @@ class PartReader:
         first, last = log_part.begin - base, log_part.end - base
         with mapped(self._opener.files, log_part) as buffer:
             begin = boundary(buffer, log_part.known - base, first, used)
-            end = boundary(buffer, begin or 0, last, used)
+            # Where the part is the rest of the log, no size need be followed to find its end.
+            end = used if last >= used else boundary(buffer, begin or 0, last, used)
             found = read_segment(buffer, base, used if end is None else end, begin or 0)
             self._opener.read += log_part.end - log_part.begin
             for damage in found.damage:

@@ -15,6 +15,7 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThanOrEqual, In, Less
 import kvstore
 from kvstore import ConfigError, Message, StoreConfig, StoredMessage, StoreNotFound
 from kvstore.errors import ArchiveDamaged
+from tests.support.calls import calls_of
 from tests.support.clock import VirtualClock
 from tests.tiering.spark.conftest import SEGMENT, tiered
 from tiering import NothingToRestore
@@ -73,6 +74,25 @@ def test_every_message_is_there_once_whatever_tier_it_is_in(
         assert len(rows) == len(held)
         assert {row["position"]: row for row in rows} == {p: as_row(m) for p, m in held.items()}
         assert all(head["version"] == 1 for head in headers)
+
+
+def test_a_task_makes_no_object_and_no_call_for_a_live_message(tmp_path: Path) -> None:
+    def calls(count: int) -> int:
+        path = tmp_path / str(count)
+        with kvstore.open(path, StoreConfig(segment_size=4 << 20)) as store:
+            store.create_topic("orders", queues=1)
+            some = [Message("orders", b"x", keys=[f"k{n}"], tag="paid") for n in range(count)]
+            store.put_batch(some)
+        given = read_options({"path": str(path)})
+        [split] = plan_splits(listing(given), QueryFilter.of(given), given, Opener(given))
+        reader = PartReader(given, QueryFilter.of(given), SCHEMA.names)
+        batches: list[pa.RecordBatch] = []
+        made = calls_of(lambda: batches.extend(reader.batches(split)))
+        assert sum(batch.num_rows for batch in batches) == count
+        return made
+
+    calls(10)
+    assert calls(5000) - calls(1000) < 1000
 
 
 def test_what_was_read_of_an_archive_before_it_went_is_there(
