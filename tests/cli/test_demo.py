@@ -9,7 +9,8 @@ import pytest
 
 import kvstore
 from kvstore.cli.trial import demo as module
-from kvstore.cli.trial.demo import Source
+from kvstore.cli.trial import killed_writer
+from kvstore.cli.trial.demo_source import Source
 from tests.cli.conftest import Kvmq
 from tiering.catalog.tiers import Tiers
 
@@ -20,7 +21,7 @@ STEPS = ["put", "pull", "get, find, query", "pop", "archive", "read archives", "
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The child that is killed ends as soon as it has written something; samples are smaller."""
-    monkeypatch.setattr(module, "_LIFE_S", 0.0)
+    monkeypatch.setattr(killed_writer, "_LIFE_S", 0.0)
     monkeypatch.setattr(module, "_SAMPLE", 200)
     monkeypatch.setattr(module, "_ARCHIVED_SAMPLE", 40)
 

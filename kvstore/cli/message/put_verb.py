@@ -1,8 +1,8 @@
 """The verb `put`: messages from a command line, from lines, from JSON lines.
 
 The idea: some lines at once become columns, and are put as such; lines of different topics are put
-one topic after the other, in their order. A line at fault ends the run with its number. The lines
-before it are put, those beside it too, and the error says how many.
+one topic after the other, in their order. A line at fault ends the run with its number. All lines
+before it are put, and the error says how many.
 """
 
 from __future__ import annotations

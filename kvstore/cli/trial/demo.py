@@ -1,20 +1,17 @@
 """The verb `demo`: the store's main jobs on real input, with every answer checked.
 
-The input is read twice. The first reading is put. The second is compared with the store's answers,
-so that the store is held against the files themselves. Begin at `_run`: it is the list of steps.
+The input is read twice. The first reading is put, the second is compared with the store's answers.
+Begin at `_run`: it is the list of steps.
 
-Invariants: a check that finds a fault notes it and goes on. No child process outlives the demo. The
-sample of messages is the same each time, so a check that failed can be run again as it was.
+Invariants: a check that finds a fault notes it and goes on. The sample of messages is the same each
+time, so a check that failed can be run again as it was.
 """
 
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
-import sysconfig
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
@@ -29,6 +26,8 @@ import kvstore
 from kvstore import Message, PutResult, Store, StoreConfig, StoredMessage, StoreError, TopicConfig
 from kvstore.cli.terminal.options import LocalPath
 from kvstore.cli.terminal.output import Output, Report, exit_if, output_option, size_text
+from kvstore.cli.trial.demo_source import QUEUES, Source, at_hand
+from kvstore.cli.trial.killed_writer import write_and_kill
 from kvstore.cli.trial.measure import index_sizes, rocketmq_queue_files
 from kvstore.clock import SystemClock
 
@@ -36,17 +35,13 @@ _CONFIG: Final = StoreConfig(segment_size=64 << 20)
 """Small segments, so that the demo seals some; a segment of 1 GiB would take all of its input."""
 _BATCH: Final = 64
 _PULL: Final = 32
-_QUEUES: Final = 8
 _SAMPLE: Final = 1_000
 _ARCHIVED_SAMPLE: Final = 200
 _POPPED_MAX: Final = 20_000
 _GROUP: Final = "demo-workers"
 _KILLED: Final = "kvmq_demo_killed"
-_LIFE_S: Final = 1.0
-"""The child writes for so long before it is killed."""
-_PROBLEMS_KEPT: Final = 5
-"""Of one step, and so many characters of each."""
-_PROBLEM_LENGTH: Final = 300
+_PROBLEMS_KEPT, _PROBLEM_LENGTH = 5, 300
+"""Of one step, and characters of each."""
 
 Queue = tuple[str, int]
 Sampled = list[tuple[Message, PutResult]]
@@ -67,47 +62,6 @@ class Step(msgspec.Struct):
             self.problems.append(problem[:_PROBLEM_LENGTH])
 
 
-class Source:
-    """Lines of files as messages: the same messages at each reading, each with its queue."""
-
-    def __init__(self, files: Sequence[Path], limit: int | None) -> None:
-        self.root = Path(sysconfig.get_path("stdlib"))
-        self.files = list(files) or _library(self.root)
-        self.title = ", ".join(map(str, files)) or f"the standard library in {self.root}"
-        self._limit = limit
-
-    def messages(self) -> Iterator[Message]:
-        """One message a line: topic = module, key = file, tag = first word."""
-        return islice(self._all(), self._limit)
-
-    def _all(self) -> Iterator[Message]:
-        seen: Counter[str] = Counter()
-        for path in self.files:
-            is_inside = path.is_relative_to(self.root)
-            name = path.relative_to(self.root) if is_inside else Path(path.name)
-            topic = _only(name.parts[0].removesuffix(".py"), "_-")[:127] or "lines"
-            key = "_".join(name.as_posix().split())
-            queue = seen[topic] % _QUEUES
-            seen[topic] += 1
-            with path.open("rb") as lines:
-                for number, line in enumerate(lines, 1):
-                    first = (line.split(maxsplit=1) or [b""])[0].decode(errors="replace")
-                    yield Message(
-                        topic, line.rstrip(b"\r\n"), queue=queue, keys=(key,),
-                        tag=_only(first, "_")[:32] or "other", properties={"line": str(number)},
-                    )  # fmt: skip
-
-
-def _library(root: Path) -> list[Path]:
-    other = {"site-packages", "dist-packages"}
-    found = (path for path in root.rglob("*.py") if not other & set(path.relative_to(root).parts))
-    return sorted(path for path in found if path.is_file())
-
-
-def _only(text: str, besides: str) -> str:
-    return "".join(c for c in text if c.isascii() and (c.isalnum() or c in besides))
-
-
 @click.command()
 @click.argument("files", nargs=-1, type=LocalPath(exists=True, dir_okay=False, allow_dash=True))
 @click.option("--dir", "folder", type=LocalPath(file_okay=False),
@@ -126,7 +80,7 @@ def demo(
     standard input). Exit code 1 if any check fails.
     """
     folder = _new_folder(folder)
-    source = Source([_at_hand(path, folder) for path in files], limit)
+    source = Source([at_hand(path, folder) for path in files], limit)
     if next(source.messages(), None) is None:
         raise click.UsageError(f"{source.title} has no line; give a file that has some")
     begin = SystemClock().monotonic()
@@ -156,16 +110,6 @@ def _new_folder(folder: Path | None) -> Path:
         raise click.UsageError(f"{folder} is not empty; the demo makes a new store")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def _at_hand(given: Path, folder: Path) -> Path:
-    """A file that can be read twice: standard input is copied into the folder."""
-    if str(given) != "-":
-        return given
-    path = folder / "stdin.txt"
-    with path.open("wb") as copy:
-        shutil.copyfileobj(sys.stdin.buffer, copy)
-    return path
 
 
 def _run(folder: Path, source: Source, progress: Report) -> tuple[list[Step], dict[str, int]]:
@@ -204,7 +148,7 @@ def _run(folder: Path, source: Source, progress: Report) -> tuple[list[Step], di
                     now.fault(f"{before} became {after}")
         store.create_topic(_KILLED, queues=1)
     with step("kill -9", "a child that writes with flush=sync; acknowledged messages") as now:
-        now.count = acknowledged = _write_and_kill(folder)
+        now.count = acknowledged = write_and_kill(folder, _KILLED)
         if not acknowledged:
             now.fault("the child wrote nothing")
     with step("recover", "acknowledged messages are there, in order, once") as now:
@@ -230,7 +174,7 @@ def _put(store: Store, source: Source, queues: Counter[Queue], step: Step) -> Sa
     messages = source.messages()
     while batch := list(islice(messages, _BATCH)):
         new = sorted({message.topic for message in batch} - {topic for topic, _ in queues})
-        store.create_topics([TopicConfig(name=name, queues=_QUEUES) for name in new])
+        store.create_topics([TopicConfig(name=name, queues=QUEUES) for name in new])
         for message, result in zip(batch, store.put_batch(batch), strict=True):
             queues[result.topic, result.queue] += 1
             # A reservoir: each of the messages so far is in the sample with the same chance.
@@ -325,32 +269,6 @@ def _archive(store: Store, step: Step) -> dict[str, int]:
     if done.failed or not done.segments:
         step.fault(f"failed: {done.failed}")
     return {"log of these": done.raw_bytes, "archives": done.bytes}
-
-
-_WRITER: Final = """
-import sys, kvstore
-with kvstore.open(sys.argv[1], kvstore.StoreConfig(flush="sync")) as store:
-    done = 0
-    while True:
-        messages = [kvstore.Message(sys.argv[2], b"%012d" % (done + i), queue=0) for i in range(32)]
-        done = store.put_batch(messages)[-1].offset + 1
-        print(done, flush=True)
-"""
-
-
-def _write_and_kill(folder: Path) -> int:
-    """How many messages the child acknowledged before it was killed."""
-    command = [sys.executable, "-c", _WRITER, str(folder), _KILLED]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        try:
-            first = child.stdout.readline()
-            SystemClock().sleep(_LIFE_S)
-        finally:
-            child.kill()
-        # The kill may cut the last line.
-        whole = [int(line) for line in (first, *child.stdout) if line.endswith("\n")]
-    return max(whole, default=0)
 
 
 def _sizes(folder: Path, queues: Counter[Queue]) -> dict[str, int]:
