@@ -24,18 +24,22 @@ def files() -> Files:
 
 
 @pytest.fixture
-def store(
-    tmp_path: Path, clock: VirtualClock, files: Files, request: pytest.FixtureRequest
-) -> Iterator[Store]:
+def empty(tmp_path: Path, clock: VirtualClock, files: Files) -> Iterator[Store]:
+    """A store without topics, with small segments."""
+    with kvstore.open(tmp_path / "store", config(clock, files=files)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def store(empty: Store, clock: VirtualClock, request: pytest.FixtureRequest) -> Store:
     """A store of 300 messages that are two days old, unless the mark `filled` says otherwise."""
     mark = request.node.get_closest_marker("filled")
     said = mark.kwargs if mark else {}
-    with kvstore.open(tmp_path / "store", config(clock, files=files)) as opened:
-        for topic, queues in QUEUES.items():
-            opened.create_topic(topic, queues=queues)
-        fill(opened, said.get("count", 300))
-        clock.advance(said.get("days", 2) * 86_400.0)
-        yield opened
+    for topic, queues in QUEUES.items():
+        empty.create_topic(topic, queues=queues)
+    fill(empty, said.get("count", 300))
+    clock.advance(said.get("days", 2) * 86_400.0)
+    return empty
 
 
 @pytest.fixture(scope="session")

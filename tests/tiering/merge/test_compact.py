@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -187,11 +187,10 @@ Table = dict[str, bytes]
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "store", config(clock)) as opened:
-        opened.create_topic("table", queues=1, kind="compacted")
-        opened.create_topic("other", queues=1)
-        yield opened
+def store(empty: Store) -> Store:
+    empty.create_topic("table", queues=1, kind="compacted")
+    empty.create_topic("other", queues=1)
+    return empty
 
 
 def put(store: Store, key: str, body: bytes) -> None:

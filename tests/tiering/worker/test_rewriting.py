@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import kvstore
 from kvstore import ConfigError, Message, Store
 from kvstore.errors import CallerError, KeyMissing
 from kvstore.files import LocalFiles
 from tests.support.clock import VirtualClock
-from tests.tiering.stores import config
 from tiering import ArchiveInfo, KeyFile, Policy, Worker
 from tiering.archive.archive_reader import Archive
 from tiering.archive.tail import FileSource
@@ -23,12 +21,11 @@ POLICY = Policy(hot_for=DAY, warm="archive", clock_doubt=0.0, tombstones_for=DAY
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
+def store(empty: Store) -> Store:
     """A table of a few keys, and a topic beside it."""
-    with kvstore.open(tmp_path / "store", config(clock)) as opened:
-        opened.create_topic("table", queues=1, kind="compacted")
-        opened.create_topic("plain", queues=1)
-        yield opened
+    empty.create_topic("table", queues=1, kind="compacted")
+    empty.create_topic("plain", queues=1)
+    return empty
 
 
 def archive(store: Store, clock: VirtualClock, worker: Worker, *keys: str) -> None:

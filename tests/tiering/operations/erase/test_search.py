@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,25 +33,24 @@ class Noting(Inline):
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
+def store(empty: Store, clock: VirtualClock) -> Store:
     """Six archives with messages of "events", the last of which has some of "orders" as well; and
     one of each in the active segment.
     """
-    with kvstore.open(tmp_path / "store", config(clock)) as opened:
-        for topic in ("events", "orders"):
-            opened.create_topic(topic, queues=3)
-        with Worker(opened, NOW, executor=Inline()) as worker:
-            for number in range(6):
-                put(opened, "events", 20)
-                if number == 5:
-                    put(opened, "orders", 3)
-                opened.seal()
-                clock.advance(1)
-                assert worker.run_once().failed == {}
-            assert len(worker.archives()) == 6
-        put(opened, "events", 1)
-        put(opened, "orders", 1)
-        yield opened
+    for topic in ("events", "orders"):
+        empty.create_topic(topic, queues=3)
+    with Worker(empty, NOW, executor=Inline()) as worker:
+        for number in range(6):
+            put(empty, "events", 20)
+            if number == 5:
+                put(empty, "orders", 3)
+            empty.seal()
+            clock.advance(1)
+            assert worker.run_once().failed == {}
+        assert len(worker.archives()) == 6
+    put(empty, "events", 1)
+    put(empty, "orders", 1)
+    return empty
 
 
 def put(store: Store, topic: str, count: int) -> None:
