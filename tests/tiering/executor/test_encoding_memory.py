@@ -53,12 +53,22 @@ def encoding(folder: Path, segment_size: int) -> Callable[[], EncodedSegment]:
 
 
 def peak_of(work: Callable[[], T]) -> tuple[T, int]:
-    """The result, and the bytes of memory that the work took at most."""
-    tracemalloc.start()
-    try:
-        return work(), tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    """The result, and the bytes of memory that the work took at most: the less of two tries, since
+    other threads of the process add to one now and then.
+    """
+    peaks = []
+    for _ in range(2):
+        tracemalloc.start()
+        try:
+            result = work()
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    return result, min(peaks)
+
+
+def _problems(archive: Archive) -> list[Problem]:
+    return list(archive_problems(archive))
 
 
 def test_encoding_and_checking_take_a_few_bytes_of_filter_and_ranks_for_each_message(
@@ -69,7 +79,7 @@ def test_encoding_and_checking_take_a_few_bytes_of_filter_and_ranks_for_each_mes
         (tmp_path / name).mkdir()
         made, encoded = peak_of(encoding(tmp_path / name, size))
         archive = Archive.open(FileSource(made.archives[0].path, LocalFiles()))
-        problems, checked = peak_of(partial(list[Problem], archive_problems(archive)))
+        problems, checked = peak_of(partial(_problems, archive))
         assert problems == []
         found.append((made.messages, encoded, checked))
     (few, *little), (many, *much) = found
