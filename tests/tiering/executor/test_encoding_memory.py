@@ -56,15 +56,16 @@ def peak_of(work: Callable[[], T]) -> tuple[T, int]:
     """The result, and the bytes of memory that the work took at most: the less of two tries, since
     other threads of the process add to one now and then.
     """
-    peaks = []
-    for _ in range(2):
-        tracemalloc.start()
-        try:
-            result = work()
-            peaks.append(tracemalloc.get_traced_memory()[1])
-        finally:
-            tracemalloc.stop()
-    return result, min(peaks)
+    (result, first), (_, second) = _peak_once(work), _peak_once(work)
+    return result, min(first, second)
+
+
+def _peak_once(work: Callable[[], T]) -> tuple[T, int]:
+    tracemalloc.start()
+    try:
+        return work(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def _problems(archive: Archive) -> list[Problem]:
