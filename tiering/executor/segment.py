@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.core.columns.packed_texts import number_texts
 from kvstore.core.names import BORN_HOST_V6, PREPARED, ROLLBACK, TRANSACTION_MASK
 from kvstore.core.scan import Scan
 from kvstore.record.layout import SIZE, STORED_AT, SYSTEM_FLAGS_AT, V6_EXTRA
 from kvstore.record.walk import Extent, Kind, walk
 from tiering.archive.columns.packed import I64
+from tiering.archive.columns.records import different_texts
 from tiering.archive.layout import NO_QUEUE
 
 if TYPE_CHECKING:
@@ -90,12 +90,8 @@ def _fault(found: Extent) -> str:
 def _part(buffer: Buffer, found: Scan, base: int, numbers: dict[bytes, int]) -> SegmentRecords:
     """The records of a scan; gives numbers to topics that have none."""
     owners = found.owners
-    starts, stops = found.topic_places
-    numbered = number_texts(buffer, starts, stops, len(starts))
-    assert numbered is not None, "there are not more topics than queues"
-    number_of, firsts = numbered
-    places = zip(starts[firsts].tolist(), stops[firsts].tolist(), strict=True)
-    topics = [numbers.setdefault(bytes(buffer[a:b]), len(numbers)) for a, b in places]
+    names, number_of = different_texts(buffer, *found.topic_places)
+    topics = [numbers.setdefault(name, len(numbers)) for name in names]
     queues = found.queue_ids[owners]
     kind = found.flags & TRANSACTION_MASK
     is_loose = (kind == PREPARED) | (kind == ROLLBACK)

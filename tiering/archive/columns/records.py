@@ -107,9 +107,17 @@ class RecordBatch(NamedTuple):
 
 def slices(buffer: Buffer, starts: Column, stops: Column) -> list[bytes]:
     """The bytes from each start to its stop."""
-    if isinstance(buffer, (bytearray, memoryview)):
-        buffer = bytes(buffer)
-    return [buffer[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
+    return [bytes(buffer[a:b]) for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+
+def different_texts(buffer: Buffer, starts: Column, stops: Column) -> tuple[list[bytes], Column]:
+    """The different ones of the texts from each start to its stop, as they came first, and the
+    number of each.
+    """
+    found = number_texts(buffer, starts, stops, len(starts))
+    assert found is not None, "there are no more different texts than texts"
+    numbers, firsts = found
+    return slices(buffer, starts[firsts], stops[firsts]), numbers
 
 
 class Fields:
@@ -244,10 +252,7 @@ class Fields:
         """The different topics, as they came first, and the number of every record's topic."""
         stops = self._properties_at - PROPERTIES_SIZE.size
         starts = stops - self.topic_size
-        found = number_texts(self._buffer, starts, stops, self.count)
-        assert found is not None, "there are no more topics than records"
-        numbers, firsts = found
-        return slices(self._buffer, starts[firsts], stops[firsts]), numbers
+        return different_texts(self._buffer, starts, stops)
 
     def records(self, start: int, stop: int) -> bytes:
         """The whole records of these rows, side by side."""
