@@ -10,7 +10,7 @@ from pathlib import Path
 
 import kvstore
 from bench.figure import Figure, Options
-from bench.loads import load_store
+from bench.loads import load_of, load_store
 from bench.memory import Peak
 from kvstore.cli.trial.measure import Load, index_sizes
 
@@ -35,13 +35,7 @@ def run_few(folder: Path, options: Options) -> list[Figure]:
 
 
 def _run(folder: Path, options: Options, load: Load, target: float) -> list[Figure]:
-    load = Load(
-        messages=options.messages or load.messages,
-        body=load.body if options.size is None else options.size,
-        topics=options.topics or load.topics,
-        queues=options.queues or load.queues,
-        tags=options.tags,
-    )
+    load = load_of(options, load)
     with Peak() as peak:
         timed = load_store(folder / "store", load)
     with kvstore.open(folder / "store", read_only=True) as store:

@@ -5,8 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import kvstore
+from bench.figure import Options
 from kvstore import Message, Store
 from kvstore.cli.trial.measure import Load, Timed, create_topics, put_batches, put_timed
+
+
+def load_of(options: Options, own: Load) -> Load:
+    """A scenario's own load, as far as the options don't change it."""
+    return Load(
+        messages=options.messages or own.messages,
+        body=own.body if options.size is None else options.size,
+        topics=options.topics or own.topics,
+        queues=options.queues or own.queues,
+        tags=options.tags,
+    )
 
 
 def load_store(folder: Path, load: Load) -> Timed:

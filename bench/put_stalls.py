@@ -12,6 +12,7 @@ from pathlib import Path
 
 import kvstore
 from bench.figure import Figure, Options
+from bench.loads import load_of
 from kvstore import StoreConfig
 from kvstore.cli.trial.measure import Load, create_topics, messages
 
@@ -29,13 +30,7 @@ def run_many(folder: Path, options: Options) -> list[Figure]:
 
 
 def _run(folder: Path, options: Options, load: Load) -> list[Figure]:
-    load = Load(
-        messages=options.messages or load.messages,
-        body=load.body if options.size is None else options.size,
-        topics=options.topics or load.topics,
-        queues=options.queues or load.queues,
-        tags=options.tags,
-    )
+    load = load_of(options, load)
     times = _put(folder / "with", load, StoreConfig())
     alone = _put(folder / "without", load, StoreConfig(checkpoint_bytes=_NEVER))
     name = f"put, {load.topics:,} x {load.queues} queues"
