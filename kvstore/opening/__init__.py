@@ -5,6 +5,5 @@ index's end (`replay`), looking at a store from outside. An index is made in one
 `store_folder.found_index`, of a source: a RocketMQ folder (`adopting`), archives (`restoring`), or
 an index that can't be used any more (`rebuild`). Not in here: the calls that open (`api.store`,
 `api.founding`). Begin with `store_folder`, then `recovery`. `tiering` imports `restoring` and
-`viewing` alone. May import `rocketmq`, `index`, `log`, `meta` and the rooms
-below them.
+`viewing` alone. May import `rocketmq`, `index`, `log`, `meta` and the rooms below them.
 """
