@@ -13,51 +13,19 @@ interpreter. The log's visible end, not the end of the tail, bounds what a reade
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
 from kvstore.core.buffers cimport View, grown, index_of, lower_bound, numbers_of, room_of
 from kvstore.core.encoding cimport PreparedBatch, Row
 from kvstore.core.number_map cimport NumberMap
 from kvstore.core.queue_offsets cimport QueueOffsets
+from kvstore.core.radix_sort cimport Keyed, sort_keyed
 from kvstore.core.records cimport BLANK_LEAST
 
 import numpy as np
 
 cdef object _empty = np.empty
 cdef object _int64 = np.dtype(np.int64)
-
-
-cdef void _sort_by_queue(
-    const Entry *entries, Py_ssize_t count, Py_ssize_t *order, Py_ssize_t *spare
-) noexcept nogil:
-    # The entries' places, by queue and then as they came: a radix sort by the bytes that differ.
-    cdef Py_ssize_t ends[256]
-    cdef Py_ssize_t *into = spare
-    cdef Py_ssize_t *swap
-    cdef Py_ssize_t i, byte
-    cdef uint64_t differing = 0
-    cdef int shift
-    cdef Py_ssize_t *given = order
-    for i in range(count):
-        given[i] = i
-        differing |= entries[i].queue ^ entries[0].queue
-    for shift in range(0, 64, 8):
-        if not differing >> shift & 0xFF:
-            continue
-        memset(ends, 0, sizeof(ends))
-        for i in range(count):
-            ends[entries[i].queue >> shift & 0xFF] += 1
-        for byte in range(1, 256):
-            ends[byte] += ends[byte - 1]
-        for i in range(count - 1, -1, -1):
-            byte = entries[given[i]].queue >> shift & 0xFF
-            ends[byte] -= 1
-            into[ends[byte]] = given[i]
-        swap = given
-        given = into
-        into = swap
-    if given != order:
-        memcpy(order, given, count * sizeof(Py_ssize_t))
 
 
 cdef inline int64_t _offset(const QueueEntries *queue, Py_ssize_t at) noexcept:
@@ -294,18 +262,22 @@ cdef class Tail:
         cdef View room = room_of(table)
         cdef int64_t *out = room.numbers
         cdef Entry *entry
-        cdef Py_ssize_t *order = <Py_ssize_t *>grown(NULL, 2 * count + 1, sizeof(Py_ssize_t))
+        # By queue; each queue's entries stay in the order of the log.
+        cdef Keyed *keyed = <Keyed *>grown(NULL, 2 * count + 1, sizeof(Keyed))
+        cdef Keyed *ordered
         with nogil:
-            _sort_by_queue(self._entries, count, order, order + count)
             for i in range(count):
-                entry = self._entries + order[i]
+                keyed[i].key, keyed[i].row = self._entries[i].queue, i
+            ordered = sort_keyed(keyed, keyed + count, count)
+            for i in range(count):
+                entry = self._entries + ordered[i].row
                 out[i] = <int64_t>entry.queue
                 out[count + i] = entry.offset
                 out[2 * count + i] = entry.position
                 out[3 * count + i] = entry.size
                 out[4 * count + i] = entry.tag_hash
                 out[5 * count + i] = entry.stored_at
-        free(order)
+        free(keyed)
         return table
 
     def key_columns(self):
