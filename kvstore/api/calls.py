@@ -105,18 +105,7 @@ class Calls(ColumnCalls):
         engine = self._engine
         if engine.is_closed:
             self._check_open()
-        try:
-            used = engine.topics.known[topic]
-        except (KeyError, TypeError):
-            used = engine.topics.get(topic)
-        reader = engine.reader
-        active, frozen = reader.index.tails
-        log = reader.log
-        found = reader.in_memory.get(
-            active, frozen, used.name, used.base, used.read_queues, queue, offset,
-            log.durable if reader.flushed_only else log.end,
-        )  # fmt: skip
-        return reader.get(used, queue, offset) if found is None else found
+        return engine.reader.get(engine.topics.get(topic), queue, offset)
 
     def pull(
         self,

@@ -77,8 +77,7 @@ class Topics:
         self._host_size = host_size
         self._log_end = log_end
         self._read_only = read_only
-        self.known: dict[str, Topic] = {}
-        """Topics in use by name: those that were asked for lately."""
+        self._cache: dict[str, Topic] = {}
         self.changed: Callable[[], None] = lambda: None
         """Called after a topic was altered or deleted: values computed from it are out of date."""
         self.removing: list[Removing] = []
@@ -102,10 +101,10 @@ class Topics:
         """Notes where recovery found the log's end: positions in older rows are clamped to it."""
         with self._lock:
             self._recovered, self._fresh_from = end, self.next_id
-            for topic in list(self.known.values()):
+            for topic in list(self._cache.values()):
                 within = self._within(topic.info)
                 if within is not topic.info:
-                    del self.known[topic.name]
+                    del self._cache[topic.name]
                     self._remember(within)
 
     def _within(self, info: TopicInfo) -> TopicInfo:
@@ -132,7 +131,7 @@ class Topics:
     def get(self, name: str) -> Topic:
         """A topic in use; `TopicNotFound`."""
         try:
-            return self.known[name]  # nearly every call ends here, at a third of `find`'s cost
+            return self._cache[name]  # nearly every call ends here, at a third of `find`'s cost
         except (KeyError, TypeError):
             pass
         found = self.find(name)
@@ -167,7 +166,7 @@ class Topics:
         """A topic in use, or None."""
         if not isinstance(name, str):
             raise MessageIllegal(f"the topic is {shown(name)}; it must be a text")
-        return self.known.get(name) or self._read(name)
+        return self._cache.get(name) or self._read(name)
 
     def _read(self, name: str) -> Topic | None:
         try:
@@ -186,10 +185,10 @@ class Topics:
     def _remember(self, info: TopicInfo) -> Topic:
         topic = Topic(info, self._host_size)
         with self._lock:
-            if len(self.known) >= CACHED_MAX:
-                self.known.clear()
+            if len(self._cache) >= CACHED_MAX:
+                self._cache.clear()
             # Two readers of one row must share the topic: `spread` counts.
-            return self.known.setdefault(info.name, topic)
+            return self._cache.setdefault(info.name, topic)
 
     # --- changes ---
 
@@ -274,7 +273,7 @@ class Topics:
             self._count += more
 
     def _exists(self, name: str) -> bool:
-        return name in self.known or self._families.get(TOPICS, name.encode()) is not None
+        return name in self._cache or self._families.get(TOPICS, name.encode()) is not None
 
     def alter(
         self,
@@ -307,7 +306,7 @@ class Topics:
 
     def _replace(self, new: TopicInfo) -> None:
         # Before it is written: a read meanwhile, or after a failure, takes the row.
-        self.known.pop(new.name, None)
+        self._cache.pop(new.name, None)
         self.changed()
         if new.id < self._fresh_from:
             self._altered.add(new.id)
@@ -323,7 +322,7 @@ class Topics:
         """
         infos = [self.get(name).info for name in dict.fromkeys(names)]
         for info in infos:
-            self.known.pop(info.name, None)
+            self._cache.pop(info.name, None)
         self.changed()
         end = U64.pack(self._log_end())
         for info in infos:
@@ -337,7 +336,7 @@ class Topics:
         """Forgets the topics of `put_removal`, whose batch was written."""
         self.changed()
         for info in infos:
-            self.known.pop(info.name, None)
+            self._cache.pop(info.name, None)
             if self._names is not None:
                 self._names.pop(info.id, None)
             self._counted(-1)
@@ -424,7 +423,7 @@ class Topics:
         None if the record belongs to a topic that was deleted after it.
         """
         name = raw.decode("utf-8", "replace")
-        found = self.known.get(name) or self._read(name)
+        found = self._cache.get(name) or self._read(name)
         if found is None:
             dropped = self._families.get(META, _DROPPED + raw)
             if dropped is not None and position < U64.unpack(dropped)[0]:
@@ -446,7 +445,7 @@ class Topics:
             with self._lock:
                 info = grown(found.info, queue)
                 self._write([info], self.next_id)
-                self.known.pop(name, None)
+                self._cache.pop(name, None)
                 found = self._remember(info)
         return found
 

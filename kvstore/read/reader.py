@@ -61,13 +61,13 @@ class Reader:
         index: Index,
         config: StoreConfig,
     ) -> None:
-        self.log = log
-        self.index = index
+        self._log = log
+        self._index = index
         self._check_crc = config.check_crc
         self._check_property_crc = config.check_property_crc
-        self.flushed_only = config.visibility == "flushed"
+        self._flushed_only = config.visibility == "flushed"
         self._unpack = partial(decompress, limit=max(config.max_body, 64 << 20))
-        self.in_memory = QueueReader(
+        self._in_memory = QueueReader(
             index.locations.decoded,
             # A staged record is not in the map that its segment may have.
             {} if config.write_mode == "staged" else log.segments.maps,
@@ -87,11 +87,11 @@ class Reader:
 
     def visible_end(self) -> int:
         """The log position up to which readers may read."""
-        return self.log.durable if self.flushed_only else self.log.end
+        return self._log.durable if self._flushed_only else self._log.end
 
     def first_segment(self) -> int:
         """The oldest segment there is."""
-        return self.log.segments.oldest
+        return self._log.segments.oldest
 
     def look_again(self, *, is_missing: bool = False) -> None:
         """Learns which messages left the log, if another process writes it. `is_missing`: a message
@@ -103,8 +103,8 @@ class Reader:
     def read_from(self, archived: Archived) -> None:
         """Reads messages whose locations name archives through `archived` from now on."""
         look_again = partial(self.look_again, is_missing=True)
-        self.cold = Cold(self.index, archived, self.first_segment, look_again)
-        self.index.archived_below = self.cold.below
+        self.cold = Cold(self._index, archived, self.first_segment, look_again)
+        self._index.archived_below = self.cold.below
 
     def at_hand(self, kept: AtHand) -> AbstractContextManager[object]:
         """Around a look under a lock that others want: see `AtHand`."""
@@ -112,7 +112,7 @@ class Reader:
 
     def mark(self) -> int:
         """A mark for `moved_on`: taken before a look."""
-        return self.log.segments.removals + self.index.moves
+        return self._log.segments.removals + self._index.moves
 
     def moved_on(self, mark: int) -> bool:
         """Whether segments went, or messages moved to another tier, since `mark`: a message that
@@ -125,12 +125,12 @@ class Reader:
         """A queue's first held offset and its next one."""
         self.check_open()
         end = self.visible_end()
-        high = self.index.next_offset(key, end)
-        return Bounds(min(self.index.min_offset(key, self.first_segment(), end), high), high)
+        high = self._index.next_offset(key, end)
+        return Bounds(min(self._index.min_offset(key, self.first_segment(), end), high), high)
 
     def next_offset(self, key: int) -> int:
         """A queue's next offset alone."""
-        return self.index.next_offset(key, self.visible_end())
+        return self._index.next_offset(key, self.visible_end())
 
     def positions(self, topic: Topic, queue: int, offset: int, limit: int) -> list[int]:
         """Positions of up to `limit` entries from `offset`, which is inside the bounds; at least
@@ -140,10 +140,10 @@ class Reader:
         """
         key = topic.base + queue
         end, first = self.visible_end(), self.first_segment()
-        found = self.index.positions(key, offset, limit, first, end)
+        found = self._index.positions(key, offset, limit, first, end)
         if not found:
-            last = self.index.next_offset(key, end)
-            behind = self.index.after(key, offset, first)
+            last = self._index.next_offset(key, end)
+            behind = self._index.after(key, offset, first)
             behind = last if behind is None else min(behind, last)
             raise RecordDamaged(
                 f"offsets {offset} to {behind - 1} of queue {queue} of {topic.name!r} were lost to "
@@ -164,13 +164,13 @@ class Reader:
         """Appends up to `limit` messages from `offset` on to `out`: those that the log has, up to
         damage, whose records have `max_bytes` together (one may have more, if `out` is empty).
         """
-        key, index, end = topic.base + queue, self.index, self.visible_end()
+        key, index, end = topic.base + queue, self._index, self.visible_end()
         left = NO_BOUND if max_bytes is None else max_bytes
         stop, at = len(out) + limit, offset
         while True:
             before = len(out)
             active, frozen = index.tails
-            left = self.in_memory.read(
+            left = self._in_memory.read(
                 active, frozen, topic.name, key, at, stop - before, end, left, out
             )
             at += len(out) - before
@@ -210,25 +210,25 @@ class Reader:
         """
         key = topic.base + queue
         end, first = self.visible_end(), self.first_segment()
-        number = position // self.log.segment_size
-        for location in self.index.locations.locations_from(key, offset, first):
+        number = position // self._log.segment_size
+        for location in self._index.locations.locations_from(key, offset, first):
             if location.first > offset and number < location.segment < NOWHERE:
                 return location.first
         # No entry has a location yet: it may still be in the tail.
-        stop = (number + 1) * self.log.segment_size
+        stop = (number + 1) * self._log.segment_size
         at: int | None = offset
         while at is not None:
-            found = self.index.positions(key, at, _LOOKED_THROUGH, first, end)
+            found = self._index.positions(key, at, _LOOKED_THROUGH, first, end)
             if found and found[-1] >= stop:
                 return at + bisect_left(found, stop)
-            at = at + len(found) if found else self.index.after(key, at, first)
-        return self.index.next_offset(key, end)
+            at = at + len(found) if found else self._index.after(key, at, first)
+        return self._index.next_offset(key, end)
 
     # --- records ---
 
     def record(self, position: int) -> StoredMessage:
         """The record at a position of the log."""
-        buffer, at, end = self.log.span(position)
+        buffer, at, end = self._log.span(position)
         return decode(
             buffer, at, end, position, self._check_crc, self._unpack, self._check_property_crc
         )
@@ -265,7 +265,16 @@ class Reader:
         )
 
     def get(self, topic: Topic, queue: int, offset: int) -> StoredMessage:
-        """See `Store.get`, which asks `in_memory` first."""
+        """See `Store.get`."""
+        active, frozen = self._index.tails
+        found = self._in_memory.get(
+            active, frozen, topic.name, topic.base, topic.read_queues, queue, offset,
+            self.visible_end(),
+        )  # fmt: skip
+        return self._get(topic, queue, offset) if found is None else found
+
+    def _get(self, topic: Topic, queue: int, offset: int) -> StoredMessage:
+        """`get` of a message that memory alone does not find."""
         key = topic.key(queue)
         if type(offset) is not int:
             raise CallerError(f"offset is {shown(offset)}; it must be a whole number")
@@ -304,13 +313,13 @@ class Reader:
         return self.read_at(position)
 
     def _read_at(self, position: int) -> StoredMessage:
-        low, high = self.log.first, self.visible_end()
-        number = position // self.log.segment_size
-        if self.cold is not None and 0 <= position < high and not self.log.segments.has(number):
+        low, high = self._log.first, self.visible_end()
+        number = position // self._log.segment_size
+        if self.cold is not None and 0 <= position < high and not self._log.segments.has(number):
             found = self.cold.archived.at(position)
             if found is not None:
                 return found
-            if number in self.log.segments.left or number in self.index.gone().segments:
+            if number in self._log.segments.left or number in self._index.gone().segments:
                 raise MessageNotFound(
                     f"no record began at {position}: what stood there is in archives"
                 )
@@ -321,7 +330,7 @@ class Reader:
         try:
             return self.record(position)
         except RecordDamaged as e:
-            buffer, at, end = self.log.span(position)
+            buffer, at, end = self._log.span(position)
             # Where not even a magic number has room, no record ever began.
             magic = BLANK.unpack_from(buffer, at)[1] if at + BLANK.size <= end else None
             if magic == BLANK_MAGIC:
@@ -338,22 +347,22 @@ class Reader:
         """Store time of a sealed, checkpointed segment's last message, ms: that of the first
         message behind it, or of the nearest that can be told; never less than the message's own.
         """
-        for later in self.log.segments.numbers:
+        for later in self._log.segments.numbers:
             if later > number:
                 found = self.segment_time(later)
                 if found is not None:
                     return found
         # No message came since: then the newest store time the index knows of is this segment's.
         # Its first record may be far older than its last, and nobody may lose a message for that.
-        return self.index.checkpoint.stored_at or None
+        return self._index.checkpoint.stored_at or None
 
     def segment_time(self, number: int) -> int | None:
         """Store time of a segment's first record, if that can be told."""
-        position = number * self.log.segment_size
-        if position >= self.log.end:
+        position = number * self._log.segment_size
+        if position >= self._log.end:
             return None
         try:
-            buffer, at, _ = self.log.span(position)
+            buffer, at, _ = self._log.span(position)
             if BLANK.unpack_from(buffer, at)[1] not in (MAGIC_V1, MAGIC_V2):
                 return None
             return self.stored_at(position)
@@ -387,7 +396,7 @@ class Reader:
         is_archived, behind = False, high
         gap: int | None = None
         start = self._before(topic.base + queue, time, low, high)
-        for location in self.index.locations.locations_from(
+        for location in self._index.locations.locations_from(
             topic.base + queue, start, self.first_segment()
         ):
             # Locations narrow it to one segment or archive, so that no other one is touched.
@@ -414,7 +423,7 @@ class Reader:
         low = self._first_in_log(topic, queue, time, low, end)
         if gap is None or low < gap:
             return low
-        beyond = self.index.after(topic.base + queue, gap, self.first_segment())
+        beyond = self._index.after(topic.base + queue, gap, self.first_segment())
         return self._first_in_log(topic, queue, time, min(beyond or high, high), high)
 
     def _before(self, key: int, time: int, low: int, high: int) -> int:
@@ -424,7 +433,7 @@ class Reader:
         start = low
         while low < high:
             middle = (low + high) // 2
-            span = self.index.locations.location_at(key, middle, self.first_segment())
+            span = self._index.locations.location_at(key, middle, self.first_segment())
             if span is None:
                 low = middle + 1
                 continue
@@ -451,7 +460,7 @@ class Reader:
 
     def stored_at(self, position: int) -> int:
         """The store time of the record at a position of the log; the rest is not decoded."""
-        buffer, at, end = self.log.span(position)
+        buffer, at, end = self._log.span(position)
         size: int = BLANK.unpack_from(buffer, at)[0]
         if size > end - at:
             raise RecordDamaged(
@@ -461,5 +470,5 @@ class Reader:
 
     def check_open(self) -> None:
         """Raises `StoreClosed` after the log was closed."""
-        if self.log.closed:
-            raise StoreClosed(f"{self.log.folder.parent} was closed; open it again")
+        if self._log.closed:
+            raise StoreClosed(f"{self._log.folder.parent} was closed; open it again")
