@@ -28,23 +28,30 @@ class _Meeting:
     def __init__(self, families: Families, size: int) -> None:
         self._families = families
         self._size = size
+        self._lock = threading.Lock()
         self._rows: list[KeyValue] = []
         self._waiters: list[threading.Lock] = []
 
     def write(self, row: KeyValue) -> None:
         """Returns when the row is written, with those of all others."""
-        self._rows.append(row)
-        if len(self._rows) < self._size:
-            waiter = threading.Lock()
-            waiter.acquire()
+        waiter = threading.Lock()
+        waiter.acquire()
+        with self._lock:
+            self._rows.append(row)
             self._waiters.append(waiter)
+            together = None
+            if len(self._rows) == self._size:
+                together = self._rows, self._waiters
+                self._rows, self._waiters = [], []
+        if together is None:
             waiter.acquire()
             return
-        rows, waiters = self._rows, self._waiters
-        self._rows, self._waiters = [], []
-        self._families.write_rows((LOCKS, rows), (OFFSETS, [_OFFSET]))
-        for waiter in waiters:
-            waiter.release()
+        rows, waiters = together
+        try:
+            self._families.write_rows((LOCKS, rows), (OFFSETS, [_OFFSET]))
+        finally:
+            for one in waiters:
+                one.release()
 
 
 def run(folder: Path, options: Options) -> list[Figure]:
