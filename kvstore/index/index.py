@@ -89,8 +89,7 @@ class Index:
         self.set_segment_size(segment_size)
         self.tails = Tails(Tail(0), None)
         self.tags = TagCodes(None)
-        self._heads: dict[int, tuple[int, int]] = {}
-        """The fields of a `Head` for each queue: a checkpoint makes tens of thousands."""
+        self._heads: dict[int, Head] = {}
         self.offsets = QueueOffsets(lambda queue: self.checkpointed_end(queue).next_offset)
         """The offsets that the next puts get; under the log's lock. It knows each queue that has
         entries in a tail: a store begins to put with an empty one.
@@ -195,9 +194,9 @@ class Index:
                 # but not kept.
                 if version == self._version:
                     self._cache_heads([queue], [found])
-        return Head._make(found)
+        return found
 
-    def _cache_heads(self, queues: Sequence[int], heads: Iterable[tuple[int, int]]) -> None:
+    def _cache_heads(self, queues: Sequence[int], heads: Iterable[Head]) -> None:
         if len(self._heads) + len(queues) > HEADS_CACHED_MAX:
             self._forget_heads()
         self._heads.update(zip(queues, heads, strict=True))
@@ -274,7 +273,7 @@ class Index:
             for at in range(0, len(heads[0]), _HEADS_AT_ONCE):
                 queues, ends, segments = (column[at : at + _HEADS_AT_ONCE] for column in heads)
                 with self._heads_lock:
-                    self._cache_heads(queues, zip(ends, segments, strict=True))
+                    self._cache_heads(queues, map(Head, ends, segments))
             self.checkpoint = checkpoint
             self.ahead = ahead
             self.tails = Tails(self.tails.active, None)
@@ -296,7 +295,7 @@ class Index:
     def _last_segments(self, queues: Iterable[int]) -> list[int]:
         """The segments of the last locations of some queues."""
         known = self._heads.get
-        return [(known(queue) or self.checkpointed_end(queue))[1] for queue in queues]
+        return [(known(queue) or self.checkpointed_end(queue)).segment for queue in queues]
 
     def _note_ahead(self, ahead: Ahead) -> None:
         self.ahead = ahead
