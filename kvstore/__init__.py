@@ -31,6 +31,7 @@ from kvstore.errors import (
     CallerError,
     ConfigError,
     Damaged,
+    DelayEnded,
     DiskFull,
     FilterIllegal,
     FlushFailed,
@@ -89,6 +90,7 @@ from kvstore.opening.recovery import Progress, RecoveryReport
 from kvstore.pop.progress import GroupStats
 from kvstore.read.sql import SqlFilter, sql
 from kvstore.rocketmq.export import ExportReport
+from kvstore.timing.delayed_message import DelayedMessage, DelayedPage, DelayStats
 
 __version__ = "0.1.0"
 
@@ -134,6 +136,10 @@ __all__ = [
     "ConfigError",
     "ConfigImport",
     "Damaged",
+    "DelayEnded",
+    "DelayStats",
+    "DelayedMessage",
+    "DelayedPage",
     "DiskFull",
     "ExportReport",
     "FilterIllegal",

@@ -150,6 +150,10 @@ class _Calls:
     offset_history = _awaited(SyncStore.offset_history)
     reset_offset = _awaited(SyncStore.reset_offset)
     lag = _awaited(SyncStore.lag)
+    cancel = _awaited(SyncStore.cancel)
+    change_delay = _awaited(SyncStore.change_delay)
+    timer = _awaited(SyncStore.timer)
+    timers = _awaited(SyncStore.timers)
 
 
 class Store(_Calls):
@@ -305,6 +309,10 @@ class Store(_Calls):
     # --- calls that only a store has ---
 
     find_in = _awaited(SyncStore.find_in)
+    cancel_in = _awaited(SyncStore.cancel_in)
+    change_delay_in = _awaited(SyncStore.change_delay_in)
+    timer_in = _awaited(SyncStore.timer_in)
+    timers_in = _awaited(SyncStore.timers_in)
     topics_of = _awaited(SyncStore.topics_of)
     groups_of = _awaited(SyncStore.groups_of)
     create_namespace = _awaited(SyncStore.create_namespace)

@@ -208,6 +208,14 @@ class ReceiptExpired(CallerError):
     """
 
 
+class DelayEnded(CallerError):
+    """The message does not wait any more: it was delivered, or cancelled if `is_cancelled`."""
+
+    def __init__(self, message: str, is_cancelled: bool) -> None:
+        super().__init__(message)
+        self.is_cancelled = is_cancelled
+
+
 class InFlight(CallerError):
     """Messages are locked that this call would make unread again."""
 

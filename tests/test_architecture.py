@@ -41,7 +41,7 @@ KVSTORE: Final = (
     ("log", "index"),
     ("meta",),
     ("read",),
-    ("pop",),
+    ("pop", "timing"),
     ("rocketmq",),
     ("opening",),
     ("engine",),

@@ -57,7 +57,11 @@ from kvstore.index.keys import (
     read_location,
     read_part_prefix,
     read_run_key,
+    read_timer,
+    read_timer_count,
     run_key,
+    timer_count_key,
+    timer_key,
 )
 from kvstore.index.runs import RUN_MAX, Columns, count_of, pack_many, unpack
 from kvstore.record.hashes import key_hash, key_hash_range
@@ -117,7 +121,18 @@ def row(*cells: object) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["run-key", "location", "archived", "nowhere", "block-key", "block", "checkpoint"]
+    "name",
+    [
+        "run-key",
+        "location",
+        "archived",
+        "nowhere",
+        "block-key",
+        "block",
+        "timer",
+        "timer-count",
+        "checkpoint",
+    ],
 )
 def test_the_fields_of_an_example_in_keys_are_its_bytes_in_order(name: str) -> None:
     text = page("keys.md")
@@ -208,6 +223,15 @@ def test_the_rows_of_topics_and_groups_have_the_fields_that_groups_lists() -> No
         part = text.partition(f"## {heading}\n")[2].partition("\n## ")[0]
         fields = re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE)
         assert fields == list(kind.__struct_fields__)
+
+
+def test_a_message_that_waits_is_what_keys_says() -> None:
+    raw = example(page("keys.md"), "timer")
+    assert read_timer(raw[:16], raw[16:]) == (1767326645680, 7516262768, 12, 412)
+    assert timer_key(1767326645680, 7516262768) == raw[:16]
+    raw = example(page("keys.md"), "timer-count")
+    assert timer_count_key(12) == raw[:16]
+    assert read_timer_count(raw[:16], raw[16:]) == (12, 3000)
 
 
 def test_the_checkpoint_is_what_keys_says() -> None:

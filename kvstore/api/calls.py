@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, NoReturn
 from msgspec import UNSET, UnsetType
 
 from kvstore.api.column_calls import ColumnCalls
+from kvstore.api.timing_calls import TimingCalls
 from kvstore.config import QUEUES_DEFAULT, Codec, KeyIndex, Retention
 from kvstore.core.popping.receipts import Popped
 from kvstore.engine import group_offsets, topic_changes
@@ -40,7 +41,7 @@ from kvstore.record.validate import attributes_of, listed
 _NO_WAIT: Final = 0.0
 
 
-class Calls(ColumnCalls):
+class Calls(ColumnCalls, TimingCalls):
     """The calls, see the module. `engine` has the parts of the open store."""
 
     def __reduce__(self) -> NoReturn:
@@ -66,12 +67,18 @@ class Calls(ColumnCalls):
         flags: int = 0,
         message_id: str | None = None,
         born_at: int | None = None,
+        deliver_at: int | None = None,
+        delay: float | None = None,
+        delay_level: int | None = None,
     ) -> PutResult:
         """Puts one message; see `put_batch`, of which this is a batch of one, and `Message` for the
         fields.
 
         >>> store.put("orders", b"...", tag="paid", keys=["o-17"]).offset  # doctest: +SKIP
         0
+        >>> reminder = store.put("orders", b"...", delay=3 * 86400)  # doctest: +SKIP
+        >>> store.cancel(reminder.message_id)  # doctest: +SKIP
+        True
         """
         message = Message(
             topic,
@@ -84,6 +91,9 @@ class Calls(ColumnCalls):
             flags,
             message_id,
             born_at,
+            deliver_at,
+            delay,
+            delay_level,
         )
         return self._engine.writer.put_batch((message,))[0]
 
@@ -386,16 +396,17 @@ class Calls(ColumnCalls):
             may_shrink=partial(topic_changes.check_empty, self._engine),
         )
 
-    def delete_topic(self, name: str) -> None:
+    def delete_topic(self, name: str) -> int:
         """Deletes a topic: its index and the rows that groups have of the topic go at once, its
-        records with their segments. `TopicNotFound`.
+        records with their segments. Its delayed messages are not delivered any more; returns how
+        many there were. `TopicNotFound`.
         """
-        self.delete_topics([name])
+        return self.delete_topics([name])
 
-    def delete_topics(self, names: Iterable[str]) -> None:
-        """Deletes topics, all or none, in one batch."""
+    def delete_topics(self, names: Iterable[str]) -> int:
+        """Deletes topics, all or none, in one batch; see `delete_topic`."""
         self._engine.log.check_writable()
-        topic_changes.delete(self._engine, listed("names", names), [])
+        return topic_changes.delete(self._engine, listed("names", names), [])
 
     # --- groups ---
 

@@ -37,6 +37,7 @@ from kvstore.meta.topics import TopicConfig, TopicInfo
 from kvstore.pop.progress import GroupStats
 from kvstore.record.put.explain import as_batch
 from kvstore.record.validate import listed
+from kvstore.timing.delayed_message import DelayedMessage, DelayedPage
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -121,6 +122,10 @@ def _own_pulled(namespace: str, result: PullResult) -> PullResult:
 def _own_put(namespace: str, result: PutResult) -> PutResult:
     result.topic = _bare(namespace, result.topic)
     return result
+
+
+def _own_delayed(namespace: str, delayed: DelayedMessage) -> DelayedMessage:
+    return msgspec.structs.replace(delayed, topic=_bare(namespace, delayed.topic))
 
 
 def _own_topic(namespace: str, info: TopicInfo) -> TopicInfo:
@@ -276,6 +281,35 @@ class Namespace:
         """See `Store.find`."""
         with _speaking(self.name):
             return _own_message(self.name, self._store.find_in(self.name, message_id))
+
+    def cancel(self, message_id: str) -> bool:
+        """See `Store.cancel`."""
+        with _speaking(self.name):
+            return self._store.cancel_in(self.name, message_id)
+
+    def change_delay(
+        self, message_id: str, *, deliver_at: int | None = None, delay: float | None = None
+    ) -> int:
+        """See `Store.change_delay`."""
+        with _speaking(self.name):
+            return self._store.change_delay_in(
+                self.name, message_id, deliver_at=deliver_at, delay=delay
+            )
+
+    def timer(self, message_id: str) -> DelayedMessage:
+        """See `Store.timer`."""
+        with _speaking(self.name):
+            return _own_delayed(self.name, self._store.timer_in(self.name, message_id))
+
+    def timers(
+        self, topic: str | None = None, *, limit: int = 64, after: tuple[int, int] | None = None
+    ) -> DelayedPage:
+        """See `Store.timers`."""
+        with _speaking(self.name):
+            whole = _unless_none(self.name, topic)
+            page = self._store.timers_in(self.name, whole, limit=limit, after=after)
+            own = [_own_delayed(self.name, one) for one in page.messages]
+            return msgspec.structs.replace(page, messages=own)
 
     def topics(self) -> list[TopicInfo]:
         """The namespace's topics, by name."""

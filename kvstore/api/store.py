@@ -184,8 +184,10 @@ class Store(Calls):
         """Figures about the store as it is now."""
         self._check_open()
         engine = self._engine
-        unread = engine.upkeep.deleted_unread if engine.log.writable else 0
-        return collect(engine.context, self.recovery, engine.tiers, unread, self.threads)
+        unread, delays = 0, engine.timer_rows.stats
+        if engine.log.writable:
+            unread, delays = engine.upkeep.deleted_unread, engine.timers.stats
+        return collect(engine.context, self.recovery, engine.tiers, unread, self.threads, delays())
 
     def catalog(self) -> Catalog:
         """Which archives there are; `tiering` reads the rows."""

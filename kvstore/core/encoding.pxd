@@ -43,9 +43,15 @@ cdef struct Row:
     uint32_t system_flags
     # The number of a unique id made here; -1 for a given id.
     int64_t id_number
-
-
-cdef int refuse(const char *why) except -1 nogil
+    # Of a message that waits: the time at which it is due, and the queue it goes to; due 0: it does
+    # not wait.
+    int64_t due
+    uint64_t target
+    # Of a record that ends the wait of another: the other's position + 1, due time and topic; 0: it
+    # ends none.
+    int64_t ends
+    int64_t ended_due
+    uint32_t ended_topic
 
 
 @cython.final
@@ -59,6 +65,8 @@ cdef class PutRoute:
     # -1: as the encoder's.
     cdef Py_ssize_t compress_above
     cdef object compression
+    # Whether it is the topic in which delayed messages wait.
+    cdef readonly bint holds_pending
     # The turn of the next message that names no queue.
     cdef uint64_t _turn
 
@@ -76,6 +84,9 @@ cdef class Encoder:
     cdef bytes _transient
     cdef Limits limits
     cdef object _compression
+    # By how many ms the time may be ahead of that of a put.
+    cdef int64_t cut_ms
+    cdef PutRoute _hold(self, PreparedBatch batch, Py_ssize_t i)
     cdef PutRoute route(self, object topic)
     cdef int _add_body(self, PreparedBatch batch, Row *row, object body, PutRoute route) except -1
     cdef Py_ssize_t compress_above(self, PutRoute route) noexcept
@@ -100,6 +111,8 @@ cdef class PreparedBatch:
     cdef list routes
     cdef list _ids
     cdef readonly int64_t stored_at
+    # The first of the due times; 0: no message waits.
+    cdef readonly int64_t first_due
     # How many rows have offsets.
     cdef Py_ssize_t _numbered
     cdef Encoder _encoder
@@ -127,6 +140,7 @@ cdef class PreparedBatch:
     cdef int end_name(self, Py_ssize_t begin) except -1 nogil
     cdef int _add_group(self, Row *row, object group) except -1
     cdef int end_group(self, Row *row, Py_ssize_t begin) except -1 nogil
+    cdef int add_delay(self, Row *row, const uint8_t *topic, Py_ssize_t size) except -1 nogil
     cdef int measure_row(self, Row *row) except -1 nogil
     cdef int _write(self) except -1
     cdef void _write_around(self, uint8_t *out, Row *row, PutRoute route) noexcept

@@ -19,6 +19,7 @@ class PutRoute:
     """A record's bytes without body and properties."""
     key_level: int
     """The keys that go into the key index: 0 none, 1 the unique id, 2 all keys as well."""
+    holds_pending: bool
 
     def __init__(
         self,
@@ -30,10 +31,12 @@ class PutRoute:
         key_level: int,
         compress_above: int | None,
         compression: str | None,
+        holds_pending: bool = False,
     ) -> None:
         """`magic` and `wire` (the topic's length and name) are the record's, of which a packed host
         takes `host_size` bytes: 8 or 20, else ValueError, as for no queues. Bodies above
         `compress_above` bytes are compressed with the codec `compression`; None: as in all topics.
+        Messages that wait are put by the route that `holds_pending`, and callers put none there.
         """
 
 class _Routes(Protocol):
@@ -45,6 +48,7 @@ class _Routes(Protocol):
         sizes: Sequence[int],
         record_max: int,
     ) -> list[PutRoute]: ...
+    def timer_route(self) -> PutRoute: ...
 
 @final
 class Encoder:
@@ -65,11 +69,12 @@ class Encoder:
         compress_above: int | None,
         compression: str,
         property_crc: bool,
+        cut_ms: int = 0,
     ) -> None:
         """`routes` is a dict of topic and route whose other methods make those that it has not;
         `compress` gives a compressed body and its system flags. `host` is packed, 8 or 20 bytes;
         `reserved` are names that properties may not have, and those that begin with `transient`
-        are left out. Sizes are bytes.
+        are left out. Sizes are bytes. The time may be `cut_ms` ahead of the time of a put.
         """
 
     def prepare(self, messages: Sequence[Message], now_ms: int) -> PreparedBatch:
@@ -84,6 +89,8 @@ class PreparedBatch:
     count: int
     records: bytes
     stored_at: int
+    first_due: int
+    """The first of the due times of messages that wait, in ms; 0: none waits."""
 
     def __len__(self) -> int:
         """The number of messages."""

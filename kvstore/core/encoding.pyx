@@ -17,15 +17,18 @@ from cpython.dict cimport PyDict_GetItemWithError, PyDict_Next
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcmp, memcpy, memmove, memset
+from libc.string cimport memcmp, memcpy, memmove
 
 from kvstore.core.buffers cimport grown, store_be32, store_be64
 from kvstore.core.crc cimport crc32_of
 from kvstore.core.hashing cimport java_hash_of, xxh32_of
+from kvstore.core.put_fields cimport (
+    DUE_DIGITS, QUEUE_DIGITS, due_of, is_delayed, message_of, number_within, refuse, write_digits,
+)
 from kvstore.core.put_values cimport Message, PutResult
 from kvstore.core.queue_offsets cimport QueueOffsets
 from kvstore.core.records cimport CRC_PROPERTY, RECORD_CRC_MASK, write_crc_property
-from kvstore.core.texts cimport NameSet
+from kvstore.core.texts cimport NameSet, WORD, copy_text
 from kvstore.core.unique_ids cimport ID_DIGITS, UniqueIds, write_id_number
 
 from collections.abc import Mapping
@@ -34,7 +37,6 @@ from kvstore.core.put_values import NO_PROPERTIES
 
 cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
-    int64_t PyLong_AsLongLongAndOverflow(object number, int *overflow) except? -1
     bint PyUnicode_Check(object text)
     Py_ssize_t PY_SSIZE_T_MAX
 
@@ -48,23 +50,16 @@ cdef enum:
     ALL_KEYS = 2
     # Bytes of a batch from which other threads run meanwhile.
     LONG = 1 << 16
-    # Bytes of a word that is checked at once.
-    WORD = 8
 
 cdef object _mapping = Mapping
 cdef object _no_properties = NO_PROPERTIES
-
-
-cdef int refuse(const char *why) except -1 nogil:
-    with gil:
-        raise ValueError(why.decode())
 
 
 @cython.final
 cdef class PutRoute:
     def __init__(
         self, base, write_queues, host_size, magic, bytes wire not None, key_level, compress_above,
-        compression,
+        compression, bint holds_pending=False,
     ):
         self.base = base
         self.write_queues = write_queues
@@ -78,6 +73,7 @@ cdef class PutRoute:
         self.key_level = key_level
         self.compress_above = -1 if compress_above is None else compress_above
         self.compression = compression
+        self.holds_pending = holds_pending
 
 
 @cython.final
@@ -85,7 +81,7 @@ cdef class Encoder:
     def __init__(
         self, routes, UniqueIds ids not None, compress, bytes host not None, *,
         frozenset reserved not None, bytes transient not None, max_body, max_record,
-        max_properties, compress_above, compression, property_crc,
+        max_properties, compress_above, compression, property_crc, cut_ms=0,
     ):
         if len(host) not in (8, 20):
             raise ValueError("a packed host takes 8 or 20 bytes")
@@ -105,21 +101,25 @@ cdef class Encoder:
         self.limits.compress_above = PY_SSIZE_T_MAX if compress_above is None else compress_above
         self._compression = compression
         self.limits.property_crc = property_crc
+        self.cut_ms = cut_ms
 
     def prepare(self, messages, int64_t now_ms):
         # A tuple: what runs on the way may change the caller's list.
         cdef tuple given = tuple(messages)
         cdef PreparedBatch batch = PreparedBatch.__new__(PreparedBatch)
-        cdef Py_ssize_t i
+        cdef Py_ssize_t i, size
+        cdef const uint8_t *name
         cdef Message message
         cdef object topic = None
         cdef PutRoute route = None
         batch.begin(len(given), self)
         for i in range(batch.count):
-            message = <Message>given[i] if type(given[i]) is Message else _read(given[i])
+            message = <Message>given[i] if type(given[i]) is Message else message_of(given[i])
             if route is None or message.topic is not topic:
                 topic = message.topic
                 route = self.route(topic)
+                if route is not None and route.holds_pending:
+                    refuse("the topic is the store's own")
             batch.topics.append(topic)
             batch.routes.append(route)
             self._add_body(batch, &batch.rows[i], message.body, route)
@@ -131,6 +131,11 @@ cdef class Encoder:
             batch._add_tag(&batch.rows[i], message.tag)
             batch._add_properties(message.properties)
             batch._add_group(&batch.rows[i], message.message_group)
+            if is_delayed(message):
+                batch.rows[i].due = due_of(message, now_ms, self.cut_ms)
+                if batch.rows[i].due:
+                    name = <const uint8_t *>PyUnicode_AsUTF8AndSize(topic, &size)
+                    batch.add_delay(&batch.rows[i], name, size)
             batch.rows[i].properties_size = batch.properties_size - batch.rows[i].properties_at
             batch.measure_row(&batch.rows[i])
         self.finish(batch)
@@ -159,11 +164,26 @@ cdef class Encoder:
             if route.overhead != FIXED_BESIDE + 2 * len(self._host) + len(route._wire):
                 refuse("a route for hosts of another size")
             _choose_queue(&batch.rows[i], route)
+            if batch.rows[i].due:
+                route = self._hold(batch, i)
             batch.rows[i].size += route.overhead
             if batch.rows[i].size > self.limits.record:
                 refuse("the record is too large")
         batch._write()
         return 0
+
+    cdef PutRoute _hold(self, PreparedBatch batch, Py_ssize_t i):
+        # The route by which a delayed message waits. Its queue's number ends its properties.
+        cdef Row *row = &batch.rows[i]
+        cdef Py_ssize_t end = row.properties_at + row.properties_size
+        cdef PutRoute held = self.routes.timer_route()
+        row.target = row.queue_key
+        write_digits(<uint32_t>row.target, QUEUE_DIGITS, batch.properties + end - 1 - QUEUE_DIGITS)
+        row.queue_key = held.base
+        batch.routes[i] = held
+        if batch.first_due == 0 or row.due < batch.first_due:
+            batch.first_due = row.due
+        return held
 
     cdef PutRoute route(self, object topic):
         cdef PyObject *found = PyDict_GetItemWithError(self.routes, topic)
@@ -204,29 +224,11 @@ cdef class Encoder:
         return 0
 
 
-cdef Message _read(object message):
-    # Of a class derived from Message, which may compute fields.
-    if not isinstance(message, Message):
-        refuse("not all are messages")
-    return Message(*[getattr(message, name) for name in Message.__match_args__])
-
-
 cdef int _add_numbers(Row *row, object queue, object flags, object born_at) except -1:
-    row.queue = -1 if queue is None else _number(queue, 0xFFFFFFFF)
-    row.flags = <uint32_t>_number(flags, 0xFFFFFFFF)
-    row.born_at = -1 if born_at is None else _number(born_at, 0x7FFFFFFFFFFFFFFF)
+    row.queue = -1 if queue is None else number_within(queue, 0xFFFFFFFF)
+    row.flags = <uint32_t>number_within(flags, 0xFFFFFFFF)
+    row.born_at = -1 if born_at is None else number_within(born_at, 0x7FFFFFFFFFFFFFFF)
     return 0
-
-
-cdef int64_t _number(object given, int64_t largest) except -1:
-    cdef int overflow = 0
-    cdef int64_t found
-    if type(given) is not int:
-        refuse("not a whole number")
-    found = PyLong_AsLongLongAndOverflow(given, &overflow)
-    if overflow or not 0 <= found <= largest:
-        refuse("a number out of its range")
-    return found
 
 
 cdef int _choose_queue(Row *row, PutRoute route) except -1:
@@ -283,27 +285,13 @@ cdef class PreparedBatch:
     cdef int add_text(self, const uint8_t *at, Py_ssize_t size, bint blanks) except -1 nogil:
         # Adds a text that is not empty and has none of the characters that separate; 1 if it has
         # more than ASCII. The copy is checked: nobody can change it.
-        cdef Py_ssize_t i = 0
-        cdef uint64_t ones = 0x0101010101010101, high_bits = 0x8080808080808080
-        cdef uint64_t word, found = 0, beyond = 0, blank
-        cdef uint8_t *copy
-        # The last word goes on behind the text, with letters.
+        cdef int found
         self._reserve(size + WORD)
-        copy = self.properties + self.properties_size
-        memcpy(copy, at, size)
-        memset(copy + size, c"A", WORD)
-        while i < size:
-            memcpy(&word, copy + i, WORD)
-            beyond |= word
-            # The high bit of a byte is set where it is less than 3, or the blank.
-            found |= word - 3 * ones & ~word
-            blank = word ^ c" " * ones
-            found |= 0 if blanks else blank - ones & ~blank
-            i += WORD
-        if found & high_bits or not size:
+        found = copy_text(self.properties + self.properties_size, at, size, blanks)
+        if found < 0:
             refuse("an empty text, or a separator in a text")
         self.properties_size += size
-        return 1 if beyond & high_bits else 0
+        return found
 
     cdef int _add_str(self, object text, bint blanks) except -1:
         cdef const char *at
@@ -434,6 +422,15 @@ cdef class PreparedBatch:
         row.group_hash = xxh32_of(self.properties + begin, self.properties_size - begin)
         return self.add(b"\x02", 1)
 
+    cdef int add_delay(self, Row *row, const uint8_t *topic, Py_ssize_t size) except -1 nogil:
+        # The properties of a message that waits, behind its others; its queue is known later.
+        cdef uint8_t digits[DUE_DIGITS]
+        self.add(b"TIMER_OUT_MS\x01", 13)
+        self.add(<const char *>digits, write_digits(row.due, DUE_DIGITS, digits))
+        self.add(b"\x02REAL_TOPIC\x01", 12)
+        self.add(<const char *>topic, size)
+        return self.add(b"\x02REAL_QID\x010000000000\x02", 21)
+
     cdef int measure_row(self, Row *row) except -1 nogil:
         # The row's size without its topic's overhead, when it has its body and its properties.
         cdef Py_ssize_t size = row.properties_size
@@ -482,8 +479,9 @@ cdef class PreparedBatch:
         store_be32(out + 36, row.system_flags)
         memcpy(out + 48, packed, host)
         memcpy(out + 56 + host, packed, host)
-        # Reconsume times and prepared position.
-        memset(out + 56 + 2 * host, 0, 12)
+        # Reconsume times; then where the pending message is whose wait this one ends.
+        store_be32(out + 56 + 2 * host, 0)
+        store_be64(out + 60 + 2 * host, <uint64_t>row.ends)
         store_be32(out + 68 + 2 * host, <uint32_t>row.body_size)
         out += 72 + 2 * host + row.body_size
         memcpy(out, PyBytes_AS_STRING(route._wire), wire)
@@ -577,6 +575,8 @@ cdef class PreparedBatch:
             result.topic = self.topics[i]
             result.queue = <uint32_t>self.rows[i].queue_key
             result.offset = self.rows[i].offset
+            if self.rows[i].due:
+                result.queue, result.offset = <uint32_t>self.rows[i].target, -1
             result.position = self.rows[i].position
             result.size = self.rows[i].size
             result.status = status

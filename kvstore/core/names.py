@@ -76,6 +76,8 @@ TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 """When to deliver, in ms since the epoch."""
 TIMER_OUT_MS: Final = "TIMER_OUT_MS"
+TIMER_BEFORE_MS: Final = "TIMER_BEFORE_MS"
+"""When the message was due that this one replaces (docs/timing.md)."""
 TIMER_ENQUEUE_MS: Final = "TIMER_ENQUEUE_MS"
 TIMER_DEQUEUE_MS: Final = "TIMER_DEQUEUE_MS"
 TIMER_ROLL_TIMES: Final = "TIMER_ROLL_TIMES"
@@ -122,6 +124,7 @@ RESERVED: Final[frozenset[str]] = frozenset(
         TIMER_DELAY_MS,
         TIMER_DELIVER_MS,
         TIMER_OUT_MS,
+        TIMER_BEFORE_MS,
         TIMER_ENQUEUE_MS,
         TIMER_DEQUEUE_MS,
         TIMER_ROLL_TIMES,

@@ -14,6 +14,9 @@ cdef class Message:
     cdef public object flags
     cdef public object message_id
     cdef public object born_at
+    cdef public object deliver_at
+    cdef public object delay
+    cdef public object delay_level
 
 
 cdef class PutResult:

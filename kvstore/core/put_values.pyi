@@ -23,7 +23,11 @@ class Message:
     None lets the store spread messages over the topic's write queues, or keep one `message_group`
     together. `tag` is one word for filters, `keys` are what `query` finds, `properties` are text
     pairs. `flags` is a 32-bit number of the caller's own. `message_id` None makes a unique one.
-    `born_at` is in milliseconds since the epoch; None means now."""
+    `born_at` is in milliseconds since the epoch; None means now.
+
+    One of the last three delays the message: until the time `deliver_at` (ms since the epoch), by
+    `delay` seconds, or by the level `delay_level` of RocketMQ (1 to 18: 1 s to 2 h). It is not in
+    its queue before that. A time that has passed is now; 40 years are the longest delay."""
 
     __match_args__: ClassVar[tuple[str, ...]]
     topic: str
@@ -36,6 +40,9 @@ class Message:
     flags: int
     message_id: str | None
     born_at: int | None
+    deliver_at: int | None
+    delay: float | None
+    delay_level: int | None
 
     def __init__(
         self,
@@ -49,13 +56,16 @@ class Message:
         flags: int = 0,
         message_id: str | None = None,
         born_at: int | None = None,
+        deliver_at: int | None = None,
+        delay: float | None = None,
+        delay_level: int | None = None,
     ) -> None: ...
     def __replace__(self, **changes: object) -> Self:
         """The message with other values in some of its fields."""
 
 class PutResult:
     """Where a message went: `position` and `size` are bytes in the log, `offset` its place in its
-    queue.
+    queue; -1 for a delayed message, which gets its place there when it is delivered.
     """
 
     __match_args__: ClassVar[tuple[str, ...]]

@@ -50,6 +50,10 @@ class Scan:
     @property
     def stored_at(self) -> I64: ...
     @property
+    def prepared_positions(self) -> I64:
+        """The prepared positions of the headers."""
+
+    @property
     def tag_hashes(self) -> I64:
         """The Java hashes of the tags, 0 for no tag. Only of a scan `with_names`."""
 

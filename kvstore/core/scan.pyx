@@ -30,7 +30,7 @@ cdef object _int64 = np.dtype(np.int64)
 cdef object _uint64 = np.dtype(np.uint64)
 
 cdef enum:
-    COLUMNS = 7
+    COLUMNS = 8
     PAGE = 4096
     # Keys of one record up to which each is compared with those before it.
     FEW = 16
@@ -43,6 +43,7 @@ cdef enum Column:
     OFFSETS
     FLAGS
     STORED
+    PREPARED
     TAGS
 
 
@@ -99,6 +100,10 @@ cdef class Scan:
     @property
     def stored_at(self):
         return self._table[STORED, :self._count]
+
+    @property
+    def prepared_positions(self):
+        return self._table[PREPARED, :self._count]
 
     @property
     def tag_hashes(self):
@@ -296,6 +301,7 @@ cdef str _run(
             row[STORED * found.limit] = <int64_t>load_be64(
                 record + STORED_AT + V6_EXTRA * (flags & BORN_V6 != 0)
             )
+            row[PREPARED * found.limit] = <int64_t>load_be64(record + p.body_at - 12)
             if with_names and _read_names(found, record + p.properties_at, p.properties_size):
                 lacks_memory = True
                 break

@@ -5,6 +5,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from kvstore.core.encoding cimport PreparedBatch
 from kvstore.core.number_map cimport NumberMap
+from kvstore.core.pending_tail cimport PendingTail
 
 
 cdef struct Entry:
@@ -35,6 +36,7 @@ cdef struct QueueEntries:
 @cython.final
 cdef class Tail:
     cdef readonly int64_t start
+    cdef readonly PendingTail timers
     cdef Entry *_entries
     cdef Py_ssize_t _count
     cdef Py_ssize_t _room

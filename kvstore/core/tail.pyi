@@ -1,4 +1,4 @@
-"""Entries and keys that were not yet checkpointed; see tail.pyx."""
+"""Entries, keys and pending messages that were not yet checkpointed; see tail.pyx."""
 
 from typing import final
 
@@ -8,6 +8,62 @@ from numpy.typing import NDArray
 from kvstore.core.encoding import PreparedBatch
 from kvstore.core.queue_offsets import QueueOffsets
 
+Waiting = tuple[int, int, int, int]
+"""A pending message: due time in ms, position, the id of its topic, and the bytes of its record."""
+
+@final
+class PendingTail:
+    """The messages of one tail that wait for a time, and the waits that ended in it."""
+
+    def __len__(self) -> int:
+        """How many messages wait."""
+
+    def add_found(self, rows: NDArray[np.int64]) -> None:
+        """Adds pending messages that were found in the log: rows of due time, position, topic id
+        and size. ValueError for rows of another width.
+        """
+
+    def end_found(self, rows: NDArray[np.int64]) -> None:
+        """Ends waits by records that were found in the log: rows of position and due time of the
+        pending message, topic id, and the position of the record that ends it. ValueError as above.
+        """
+
+    def first_due(self) -> int | None:
+        """The due time, ms, of the next message; None if none waits."""
+
+    def take_due(
+        self, until: int, limit: int, end: int, later: PendingTail | None
+    ) -> list[Waiting]:
+        """Takes up to `limit` messages that are due at `until` or before, in due order, and whose
+        records are below position `end`. `later` is the tail behind this one, in which waits may
+        have ended. They are not taken again before `give_back`.
+        """
+
+    def give_back(self) -> None:
+        """Lets messages be taken again that were taken and still wait."""
+
+    def has_ended(self, position: int) -> bool:
+        """Whether the wait of the message at a position ended in this tail."""
+
+    def __contains__(self, position: int) -> bool:
+        """Whether this tail has the message at a position, and it waits."""
+
+    def pending(self, due: int, position: int, end: int, limit: int) -> list[Waiting]:
+        """The first `limit` messages behind a due time and position, in that order, whose records
+        are below `end`.
+        """
+
+    def counts(self) -> dict[int, int]:
+        """By topic id, how many more messages wait than before this tail; it may be less than 0."""
+
+    def rows(self) -> tuple[list[bytes], list[bytes]]:
+        """Keys and values of the rows of `timers` for the messages that wait (docs/keys.md)."""
+
+    def ended_keys(self) -> list[bytes]:
+        """The keys of rows whose messages wait no more, and that are in RocksDB, or in the tail
+        before this one.
+        """
+
 @final
 class Tail:
     """One tail, which knows every record from log position `start` on. A queue is named by its key
@@ -15,6 +71,8 @@ class Tail:
     """
 
     start: int
+    timers: PendingTail
+    """The messages of this tail that wait, and the waits that ended in it."""
 
     def __init__(self, start: int) -> None: ...
     def __len__(self) -> int:
@@ -46,8 +104,9 @@ class Tail:
         """
 
     def take_back(self, batch: PreparedBatch, offsets: QueueOffsets, position: int) -> None:
-        """Undoes `add`, whether or not it was done: the entries and keys from `position` on go, and
-        `offsets` has those of the batch again. The records are not in the log.
+        """Undoes `add`, whether or not it was done: the entries, keys and pending messages from
+        `position` on go, and `offsets` has those of the batch again. The records are not in the
+        log.
         """
 
     def tell_ends(self, offsets: QueueOffsets) -> None:

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, binding=False
-"""Tail: entries and keys that were appended to the log but not yet checkpointed.
+"""Tail: entries, keys and pending messages that were appended but not yet checkpointed.
 
 The idea: two growing columns of fixed-size entries, in log order; a put adds a few numbers a
 message. A reader's question about a queue or a key needs a view by queue or by hash. The view is
@@ -18,11 +18,15 @@ from libc.string cimport memcpy
 from kvstore.core.buffers cimport View, grown, index_of, lower_bound, numbers_of, room_of
 from kvstore.core.encoding cimport PreparedBatch, Row
 from kvstore.core.number_map cimport NumberMap
+from kvstore.core.pending_tail cimport PendingTail
 from kvstore.core.queue_offsets cimport QueueOffsets
 from kvstore.core.radix_sort cimport Keyed, sort_keyed
 from kvstore.core.records cimport BLANK_LEAST
 
 import numpy as np
+
+# Callers know it as a part of a tail.
+globals()["PendingTail"] = PendingTail
 
 cdef object _empty = np.empty
 cdef object _int64 = np.dtype(np.int64)
@@ -42,6 +46,7 @@ cdef class Tail:
         self.start = start
         self._queue_slots = NumberMap()
         self._last_keys = NumberMap()
+        self.timers = PendingTail()
 
     def __dealloc__(self):
         # A tail whose making failed has no maps.
@@ -107,6 +112,8 @@ cdef class Tail:
             entry.tag_hash = row.tag_hash
             entry.stored_at = batch.stored_at
             entry += 1
+            if row.due or row.ends:
+                self.timers.note(row)
             for hashed in range(hashed, row.hashes_end):
                 key.queue = row.queue_key
                 key.position = row.position
@@ -143,6 +150,7 @@ cdef class Tail:
             self._count -= 1
         while self._key_count and self._keys[self._key_count - 1].position >= position:
             self._key_count -= 1
+        self.timers.take_back(position)
         self._forget_views()
 
     def tell_ends(self, QueueOffsets offsets not None):

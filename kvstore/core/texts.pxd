@@ -15,4 +15,12 @@ cdef class NameSet:
     cdef bint has(self, const uint8_t *at, Py_ssize_t size) noexcept nogil
 
 
+cdef enum:
+    # Bytes of a word that is checked at once.
+    WORD = 8
+
+
 cdef bint is_utf8(const uint8_t *at, Py_ssize_t size) noexcept nogil
+cdef int copy_text(
+    uint8_t *copy, const uint8_t *at, Py_ssize_t size, bint blanks
+) noexcept nogil

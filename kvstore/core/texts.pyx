@@ -1,14 +1,14 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, binding=False
-"""Texts: whether bytes are UTF-8, and whether they are one of a few names.
+"""Texts: whether bytes are UTF-8, one of a few names, or a text that a property may have.
 
-The idea: both are asked of bytes that are no objects of Python, while other threads run.
+The idea: all are asked of bytes that are no objects of Python, while other threads run.
 
 Invariant: `is_utf8` says what Python's own strict decoder says.
 """
 
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint64_t
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp, memcpy, memset
 
 from kvstore.core.hashing cimport xxh32_of
 
@@ -66,3 +66,27 @@ cdef bint is_utf8(const uint8_t *at, Py_ssize_t size) noexcept nogil:
                 return False
         at += more + 1
     return True
+
+
+cdef int copy_text(
+    uint8_t *copy, const uint8_t *at, Py_ssize_t size, bint blanks
+) noexcept nogil:
+    # Copies a text to where it and one more word have room, and checks the copy: -1 if it is empty
+    # or has one of the characters that separate, 1 if it has more than ASCII, else 0.
+    cdef Py_ssize_t i = 0
+    cdef uint64_t ones = 0x0101010101010101, high_bits = 0x8080808080808080
+    cdef uint64_t word, found = 0, beyond = 0, blank
+    memcpy(copy, at, size)
+    # The last word goes on behind the text, with letters.
+    memset(copy + size, c"A", WORD)
+    while i < size:
+        memcpy(&word, copy + i, WORD)
+        beyond |= word
+        # The high bit of a byte is set where it is less than 3, or the blank.
+        found |= word - 3 * ones & ~word
+        blank = word ^ c" " * ones
+        found |= 0 if blanks else blank - ones & ~blank
+        i += WORD
+    if found & high_bits or not size:
+        return -1
+    return 1 if beyond & high_bits else 0

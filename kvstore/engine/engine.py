@@ -59,6 +59,9 @@ from kvstore.process.background import Background
 from kvstore.process.locks import Signal
 from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
+from kvstore.timing.delivery import DeliveryThread
+from kvstore.timing.timer_rows import TimerRows
+from kvstore.timing.timers import Timers, TimingContext, WaitingList
 
 _log = logging.getLogger("kvmq")
 
@@ -149,6 +152,17 @@ class Engine:
         self.finder = Finder(self.reader, self.log, self.index, self.topics.find)
         tables = InflightTables(self.index.families, self.offsets, self.reader.bounds)
         self.group_progress = GroupProgress(self.reader, self.topics, self.offsets, tables)
+        self.timing = TimingContext(
+            self.log,
+            self.index,
+            self.topics,
+            self.reader,
+            self.finder,
+            config.clock,
+            config.check_crc,
+        )
+        self.timer_rows = TimerRows(self.index)
+        self.waiting_list = WaitingList(self.timing, self.timer_rows)
         has_archives = next(self.index.families.rows(ARCHIVES, b""), None) is not None
         if has_archives or self.index.gone().segments:
             self.reader.read_from(self.archives())
@@ -234,7 +248,19 @@ class Engine:
             self.context, self.upkeep, self.archives, on_arrival=self.waiting.everybody
         )
         """The calls of a tiering worker."""
+        self._open_timers(config)
         self.housekeepers = self._begin_housekeeping(config)
+        self.delivery = DeliveryThread(self.timers, config.clock)
+        self._ending.callback(self.delivery.stop)
+        self.threads.append(self.delivery.thread)
+
+    def _open_timers(self, config: StoreConfig) -> None:
+        self.timers = Timers(
+            self.timing, self.timer_rows, self.waiting_list, self.writer, self.checkpoint
+        )
+        self.writer.on_delayed = self.timers.added
+        self.upkeep.before_leaving = self.timers.leave
+        self.topics.removing.append(self.timer_rows.put_removal)
 
     def _begin_housekeeping(self, config: StoreConfig) -> list[Housekeeper]:
         clock, wake, interval = config.clock, self.log.prepare_wanted, HOUSEKEEPING_INTERVAL
@@ -317,6 +343,7 @@ class Engine:
         with self._ending:
             if self.log.writable:
                 self.waiting.close()
+                self.delivery.stop()
                 for one in self.housekeepers:
                     one.stop()
                 self._finish()

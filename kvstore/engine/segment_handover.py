@@ -260,6 +260,8 @@ class SegmentHandover:
                     f"segments {list(segments)} can't be handed over: {wrong or 'none'} not there, "
                     "or not sealed and in a checkpoint; ask `sealed` which are"
                 )
+            self._upkeep.before_leaving(segments)
+            there = self._log.segments.numbers
             is_erased = erase or self.config.secure_erase
             gone = set(over)
             unread = [(n, unread_in(self._index.families, n, gone)) for n in segments if gone]

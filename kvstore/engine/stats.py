@@ -23,6 +23,7 @@ from kvstore.index.keys import RUNS, read_run_key, segment_range
 from kvstore.index.runs import HEADER, count_of, unpack_many
 from kvstore.opening.recovery import Progress, RecoveryReport
 from kvstore.process.background import Background, ThreadStats
+from kvstore.timing.delayed_message import DelayStats
 
 _ENTRIES: Final = 1 << 17
 """Entries that are unpacked at a time."""
@@ -36,7 +37,8 @@ class StoreStats(msgspec.Struct, frozen=True):
     1. `refuses_puts` is why puts are refused now; None if they are not. `deleted_unread` counts
     messages that retention deleted since the opening and that no group had read. `recovery` is what
     opening the store did. `tiers` are the archives' (the log's is not among them). `threads` are
-    those that work by themselves in this process; a store that is opened read-only has none."""
+    those that work by themselves in this process; a store that is opened read-only has none.
+    `delays` are of delayed messages."""
 
     path: str
     topics: int
@@ -57,6 +59,7 @@ class StoreStats(msgspec.Struct, frozen=True):
     refuses_puts: str | None = None
     deleted_unread: int = 0
     threads: list[ThreadStats] = []
+    delays: DelayStats = DelayStats()
 
 
 def collect(
@@ -65,6 +68,7 @@ def collect(
     archived: Archived | None,
     deleted_unread: int,
     threads: Sequence[Background],
+    delays: DelayStats,
 ) -> StoreStats:
     """Collects all figures once."""
     log, index = context.log, context.index
@@ -90,6 +94,7 @@ def collect(
         refuses_puts=log.refusal(),
         deleted_unread=deleted_unread,
         threads=[thread.stats() for thread in threads],
+        delays=delays,
     )
 
 

@@ -64,8 +64,10 @@ def delete(
     topics: list[str],
     groups: list[str],
     also: Callable[[Batch], None] = lambda batch: None,
-) -> None:
-    """Deletes topics and groups in one batch, to which `also` adds more."""
+) -> int:
+    """Deletes topics and groups in one batch, to which `also` adds more. Returns how many messages
+    went with the topics that waited for a time.
+    """
     topic_ids = {engine.topics.get(name).id for name in topics}
     group_ids = {engine.groups.get(name).id for name in groups}
     if topics:
@@ -90,10 +92,12 @@ def delete(
         also(batch)
         if topics:
             engine.upkeep.checkpoint()
+        waiting = sum(map(engine.timer_rows.count, ids))
         engine.index.retire_topics(batch, ids)
         engine.topics.deleted(gone)
         engine.groups.deleted(leaving)
     _take_late(engine, gone)
+    return waiting
 
 
 def _take_late(engine: Engine, gone: list[TopicInfo]) -> None:

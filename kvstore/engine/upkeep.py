@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 from kvstore.clock import Clock
 from kvstore.config import Retention
+from kvstore.core.names import TIMER_TOPIC
 from kvstore.core.tail import Tail
 from kvstore.engine.engine_context import EngineContext
 from kvstore.engine.retention import Aged, Why, drop_expired, may_delete, next_to_go, unread_in
@@ -141,6 +142,8 @@ class Upkeep:
         self._checkpoint_lock = threading.Lock()
         self.leaving = threading.Lock()
         """Held while segments leave the log."""
+        self.before_leaving: Callable[[Iterable[int]], None] = lambda segments: None
+        """Called before segments leave the log, under `leaving`: it keeps what must stay."""
         self.is_tiered = _is_tiered(config.retention)
         """Whether segments that expire go to archives: then age and size are no reasons here."""
         now = config.clock.monotonic()
@@ -313,6 +316,7 @@ class Upkeep:
         size = self._log.segment_size
         with self.leaving:
             if why.number in self._log.segments.numbers:
+                self.before_leaving([why.number])
                 unread = unread_in(self._index.families, why.number)
                 there = self._log.segments.numbers
                 self._index.retire(why.number, (why.number + 1) * size, there)
@@ -323,8 +327,14 @@ class Upkeep:
                 self._log.segments.remove(why.number, erase=self._config.secure_erase)
 
     def tell_unread(self, deleted: str, unread: dict[int, int]) -> None:
-        """Logs deleted messages that no group has taken. (Deleted topics have no messages.)"""
-        named = {name: n for topic, n in unread.items() if (name := self._name_of(topic))}
+        """Logs deleted messages that no group has taken. (Deleted topics have no messages, and no
+        group takes records of messages that wait.)
+        """
+        named = {
+            name: n
+            for topic, n in unread.items()
+            if (name := self._name_of(topic)) and name != TIMER_TOPIC
+        }
         if not named:
             return
         count = sum(named.values())

@@ -22,6 +22,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from kvstore.clock import cut_ms
 from kvstore.config import StoreConfig
 from kvstore.core.arrow.given_columns import GivenColumns
 from kvstore.core.arrow.put_rows import prepare_columns
@@ -74,7 +75,11 @@ class Writer:
         self._waiting = waiting
         host = store_host(config)
         self._routes = PutRoutes(
-            topics.find, topics.for_put, topics.create_for_put, index.set_topic_byte
+            topics.find,
+            topics.for_put,
+            topics.create_for_put,
+            index.set_topic_byte,
+            topics.make_timer_topic,
         )
         topics.changed = self._routes.clear
         ids = UniqueIds(host[: -PORT.size], os.getpid(), secrets.randbits(32))
@@ -86,13 +91,14 @@ class Writer:
             compression=config.compression,
             property_crc=config.property_crc,
         )
-        self._encoder = Encoder(
+        self.encoder = Encoder(
             self._routes,
             ids,
             compressed,
             host,
             reserved=RESERVED,
             transient=TRANSIENT_PREFIX.encode(),
+            cut_ms=cut_ms(config.clock),
             **self._limits._asdict(),
         )
         self._tail_due = config.checkpoint_bytes
@@ -107,25 +113,27 @@ class Writer:
         """The times in ms, and the log's end, between which a put need not look at the disk."""
         self._due_at = 0
         """The log's end from which on the housekeeper has something to do."""
+        self.on_delayed: Callable[[int], None] = lambda due: None
+        """Called behind a put of messages that wait, with the first of their due times, ms."""
 
     def put_batch(self, messages: Sequence[Message]) -> list[PutResult]:
         """See `Store.put_batch`."""
-        now = self._begin_put()
+        now = self.begin_put()
         if type(messages) is not list and type(messages) is not tuple:
             messages = as_batch(messages)
         if not messages:
             return []
         batch = self._prepared(messages, now)
-        return batch.results(self._put(batch, now))
+        return batch.results(self.put(batch, now))
 
     def put_columns(self, topic: str, columns: object) -> ColumnsPut:
         """See `Store.put_columns`."""
-        now = self._begin_put()
+        now = self.begin_put()
         batch = self._prepared_columns(topic, columns, now)
-        status = self._put(batch, now) if len(batch) else PutStatus.WRITTEN
+        status = self.put(batch, now) if len(batch) else PutStatus.WRITTEN
         return ColumnsPut(batch, status)
 
-    def _begin_put(self) -> int:
+    def begin_put(self) -> int:
         """Checks that the store takes a put now; the time, ms."""
         log = self._log
         now = self._clock.now_ms()
@@ -147,7 +155,7 @@ class Writer:
         self._look_at = min(log.end + _LOOK_BYTES, index.checkpoint.position + self._tail_max)
         self._look_from, self._look_until = now, now + _LOOK_MS
 
-    def _put(self, batch: PreparedBatch, now: int) -> PutStatus:
+    def put(self, batch: PreparedBatch, now: int) -> PutStatus:
         """Gives records their places, and puts them there; then the batch has its results. If that
         fails, the log has undone its own part, and the rest is undone here.
         """
@@ -179,9 +187,16 @@ class Writer:
             self._wake_housekeeper(end)
         if self._status is not PutStatus.WRITTEN:
             self._finish(end)
+        if batch.first_due or self._waiting.topics:
+            self._tell(batch)
+        return self._status
+
+    def _tell(self, batch: PreparedBatch) -> None:
+        """Tells those who wait for messages, or for the time of one, that some have come."""
+        if batch.first_due:
+            self.on_delayed(batch.first_due)
         if self._waiting.topics:
             self._waiting.arrived(batch.queue_keys)
-        return self._status
 
     def _prepared(self, messages: Sequence[Message], now: int) -> PreparedBatch:
         """The messages' records, whole but for their place. Raises `MessageIllegal` (or
@@ -189,9 +204,9 @@ class Writer:
         index.
         """
         try:
-            return self._encoder.prepare(messages, now)
+            return self.encoder.prepare(messages, now)
         except (AttributeError, LookupError, TypeError, ValueError) as e:
-            error, cause = explain(messages, e, self._limits, self._routes.facts_of)
+            error, cause = explain(messages, e, self._limits, self._routes.facts_of, now)
             raise error from cause
 
     def _prepared_columns(self, topic: str, columns: object, now: int) -> PreparedBatch:
@@ -205,10 +220,10 @@ class Writer:
                 raise
             raise MessageIllegal(f"the columns can't be read: {type(e).__name__}: {e}") from e
         try:
-            return prepare_columns(self._encoder, topic, given, now)
+            return prepare_columns(self.encoder, topic, given, now)
         except (AttributeError, LookupError, TypeError, ValueError) as e:
             rows = Rows(given, topic)
-            error, cause = explain(rows, e, self._limits, self._routes.facts_of)
+            error, cause = explain(rows, e, self._limits, self._routes.facts_of, now)
             raise error from cause
 
     def _wake_housekeeper(self, end: int) -> None:

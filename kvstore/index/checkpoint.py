@@ -22,6 +22,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
@@ -37,9 +38,14 @@ from kvstore.index.keys import (
     QUEUE_MASK,
     RUNS,
     TAG_CODES,
+    TIMERS,
+    TIMERS_END,
+    U64,
     location_key,
     location_value,
+    read_timer,
     segment_range,
+    timer_count_key,
 )
 from kvstore.index.runs import Columns, count_of, pack_many, split_long, unpack_many
 
@@ -164,6 +170,48 @@ def key_pairs(tail: Tail, segment_size: int, topic_bytes: bytes) -> dict[int, tu
         if first == last or mine.any():  # type: ignore[union-attr]  # a mask, where it is not the whole
             found[segment] = sort_pairs(hashes[mine], positions[mine] - base)
     return found
+
+
+# --- pending messages ---
+
+
+_TIMERS_OF_A_PIECE: Final = 256
+
+
+def timer_rows(tail: Tail) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    """Keys and values of the rows of a tail's pending messages, a few hundred at a time."""
+    keys, values = tail.timers.rows()
+    for at in range(0, len(keys), _TIMERS_OF_A_PIECE):
+        behind = at + _TIMERS_OF_A_PIECE
+        yield keys[at:behind], values[at:behind]
+
+
+def put_timers_ended(families: Families, batch: Batch, tail: Tail) -> None:
+    """Puts into a batch that the waits that ended in a tail have no rows any more, and how many
+    messages of each topic wait now.
+    """
+    for key in tail.timers.ended_keys():
+        batch.delete(TIMERS, key)
+    for topic, more in tail.timers.counts().items():
+        key = timer_count_key(topic)
+        row = families.get(TIMERS, key)
+        count = more + (0 if row is None else U64.unpack(row)[0])
+        if count > 0:
+            batch.put(TIMERS, key, U64.pack(count))
+        elif row is not None:
+            batch.delete(TIMERS, key)
+
+
+def put_timer_counts(families: Families, batch: Batch) -> None:
+    """Puts the number of pending messages of each topic into a batch, counted row by row; nothing
+    if there are none.
+    """
+    rows = families.rows(TIMERS, b"", TIMERS_END)
+    counts = Counter(read_timer(key, value)[2] for key, value in rows)
+    for key, _ in families.rows(TIMERS, TIMERS_END):
+        batch.delete(TIMERS, key)
+    for topic, count in counts.items():
+        batch.put(TIMERS, timer_count_key(topic), U64.pack(count))
 
 
 # --- repacking ---

@@ -23,7 +23,15 @@ from kvstore.core.queue_offsets import QueueOffsets
 from kvstore.core.tail import Tail
 from kvstore.index import handover
 from kvstore.index.archived import Arriving, Queue, Row
-from kvstore.index.checkpoint import KeysValues, TagCodes, key_pairs, repack, run_rows
+from kvstore.index.checkpoint import (
+    KeysValues,
+    TagCodes,
+    key_pairs,
+    put_timers_ended,
+    repack,
+    run_rows,
+    timer_rows,
+)
 from kvstore.index.dead_keys import DeadKeys
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import Gone, retire, retire_topic
@@ -42,6 +50,7 @@ from kvstore.index.keys import (
     PLACES,
     SEALED,
     TAG_CODES,
+    TIMERS,
     U32,
     U64,
     Ahead,
@@ -246,7 +255,9 @@ class Index:
             if frozen is not None:
                 runs, ranges = run_rows(frozen, self.segment_size, self.tags.coded)
                 parts, key_rows = self._key_rows(batch, frozen)
-                pieces = pieces_of(runs, ranges.locations(self._last_segments), key_rows)
+                others = [(MESSAGE_KEYS, *rows) for rows in key_rows]
+                others += [(TIMERS, *rows) for rows in timer_rows(frozen)]
+                pieces = pieces_of(runs, ranges.locations(self._last_segments), others)
                 heads = ranges.heads()
             self._changing()
             for piece in write_ahead(
@@ -258,6 +269,8 @@ class Index:
             if ahead is not None and ahead.position <= checkpoint.position:
                 ahead = None
                 forget_ahead(batch)
+            if frozen is not None:
+                put_timers_ended(self.families, batch, frozen)
             batch.put(META, CHECKPOINT, checkpoint_value(checkpoint))
             self.tags.put_new(batch)
             if parts is not None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, NamedTuple
 
-FORMAT_VERSION: Final = 6
-FORMAT_AHEAD: Final = 7
+FORMAT_VERSION: Final = 8
+FORMAT_AHEAD: Final = 9
 """The version while the index has rows ahead of its checkpoint: a program that does not know the
 row `AHEAD` refuses the store, since it would add these rows' entries once more.
 """
@@ -46,7 +46,7 @@ FAMILIES: Final = (
     TRANSACTIONS,
     ARCHIVES,
 )
-DERIVED: Final = (RUNS, PLACES, MESSAGE_KEYS)
+DERIVED: Final = (RUNS, PLACES, MESSAGE_KEYS, TIMERS)
 """The families that `rebuild` drops and makes again from the log."""
 
 # meta: name -> value
@@ -82,6 +82,9 @@ _CHECKPOINT: Final = Struct(
     ">QQQQB"
 )  # position, durable end, epoch, last store time, closed cleanly
 
+_TIMER_KEY: Final = Struct(">QQ")  # due time in ms, position
+_TIMER_VALUE: Final = Struct(">II")  # topic, size of the record
+
 _AHEAD: Final = Struct(">QQQ")  # position, queue, offset
 
 PARKED: Final = (1 << 64) - 1
@@ -116,7 +119,11 @@ _FILTERS: Final = HASH_END * BLOCK_SEQUENCES
 """Rows of a part from here on are pieces of its filter."""
 _HEAD: Final = (1 << 64) - 1
 
+TIMERS_END: Final = b"\xff" * 8
+"""Rows of `timers` from here on count the pending messages of topics; the others are messages."""
+
 run_key = _RUN_KEY.pack
+timer_key = _TIMER_KEY.pack
 location_key = _LOCATION_KEY.pack
 location_value = _LOCATION_VALUE.pack
 part_prefix = _PART.pack
@@ -241,6 +248,23 @@ def lock_prefix(group: int, topic: int) -> bytes:
 def behind(prefix: bytes) -> bytes:
     """The first key behind all that begin with a prefix."""
     return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
+
+
+def read_timer(key: bytes, value: bytes) -> tuple[int, int, int, int]:
+    """Due time, position, topic and size of a row of `timers`."""
+    due, position = _TIMER_KEY.unpack(key)
+    topic, size = _TIMER_VALUE.unpack(value)
+    return due, position, topic, size
+
+
+def timer_count_key(topic: int) -> bytes:
+    """The key of the row of `timers` that counts the pending messages of a topic."""
+    return TIMERS_END + U64.pack(topic)
+
+
+def read_timer_count(key: bytes, value: bytes) -> tuple[int, int]:
+    """Topic and count of such a row."""
+    return U64.unpack_from(key, len(TIMERS_END))[0], U64.unpack(value)[0]
 
 
 def read_part_prefix(key: bytes) -> tuple[int, int, int]:

@@ -31,7 +31,6 @@ from kvstore.index.keys import (
     FORMAT,
     FORMAT_AHEAD,
     FORMAT_VERSION,
-    MESSAGE_KEYS,
     META,
     OFFSET_MAX,
     PLACES,
@@ -52,18 +51,24 @@ which no other thread runs.
 """
 
 
+Rows = tuple[str, list[bytes], list[bytes]]
+"""Family, keys and values of rows."""
+
+
 class Piece(NamedTuple):
     """Rows of a checkpoint that go in one batch, by family. With the pieces before it they are the
     rows of all entries of lower queues, and of lower offsets of `queue`.
     """
 
-    rows: list[tuple[str, list[bytes], list[bytes]]]
+    rows: list[Rows]
     queue: int
     offset: int
 
 
-def pieces_of(runs: KeysValues, locations: KeysValues, keys: Iterable[KeysValues]) -> list[Piece]:
-    """The pieces of a checkpoint, at least one. A location goes with the run that begins it."""
+def pieces_of(runs: KeysValues, locations: KeysValues, others: Iterable[Rows]) -> list[Piece]:
+    """The pieces of a checkpoint, at least one. A location goes with the run that begins it.
+    `others` are rows that may be written twice: of message keys and pending messages.
+    """
     found: list[Piece] = []
     run_keys, run_values = runs
     places, placed = locations[0], 0
@@ -74,31 +79,32 @@ def pieces_of(runs: KeysValues, locations: KeysValues, keys: Iterable[KeysValues
             _, topic, number, offset = read_run_key(run_keys[b])
             queue = topic << 32 | number
             end = bisect_left(places, location_key(topic, number, offset))
-        rows = [
+        rows: list[Rows] = [
             (RUNS, run_keys[a:b], run_values[a:b]),
             (PLACES, places[placed:end], locations[1][placed:end]),
         ]
         placed = end
         found.append(Piece(rows, queue, offset))
         weight = _weight(run_values[a:b])
-    for names, values in keys:
+    for rows_of_others in others:
+        values = rows_of_others[2]
         weight += _weight(values)
         if weight > _PIECE or not found:
             found.append(Piece([], OFFSET_MAX, 0))
             weight = _weight(values)
-        found[-1].rows.append((MESSAGE_KEYS, names, values))
+        found[-1].rows.append(rows_of_others)
     return found or [Piece([], OFFSET_MAX, 0)]
 
 
 def _rest_of(pieces: list[Piece], ahead: Ahead) -> list[Piece]:
     """The pieces of a checkpoint that was cut short, without the entries that are there. Its keys
-    are written anew.
+    and pending messages are written anew.
     """
     rest = []
     for piece in pieces:
         rows = piece.rows
         if (piece.queue, piece.offset) <= (ahead.queue, ahead.offset):
-            rows = [row for row in rows if row[0] == MESSAGE_KEYS]
+            rows = [row for row in rows if row[0] not in (RUNS, PLACES)]
         if rows:
             rest.append(piece._replace(rows=rows))
     return rest

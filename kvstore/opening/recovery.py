@@ -19,9 +19,10 @@ import msgspec
 
 from kvstore.config import QUEUES_MAX, StoreConfig
 from kvstore.errors import IndexDamaged, LogDamaged, QueueNotFound, TopicNotFound, shown
+from kvstore.index.checkpoint import put_timer_counts
 from kvstore.index.handover import Gone, gone_now
 from kvstore.index.index import Index
-from kvstore.index.keys import Checkpoint
+from kvstore.index.keys import TIMERS, Checkpoint
 from kvstore.log.commitlog import CommitLog
 from kvstore.log.recovery_scan import Damage, LogScan
 from kvstore.meta.topics import Topic, Topics
@@ -78,7 +79,7 @@ class _Recovery:
         self._checkpoint = index.load()
         self._report = RecoveryReport(clean=self._checkpoint.clean)
         self._topics = topics
-        self._replay = Replay(index, self._topic_of, self._check_gap)
+        self._replay = Replay(index, self._topic_of, topics.find, self._check_gap)
         self._saved = 0
         self._missing: list[Damage] = []
         self._gone: frozenset[int] = frozenset()
@@ -100,10 +101,22 @@ class _Recovery:
         log.start(report.end, self._checkpoint.durable)
         if log.writable:
             self._save(report.end)
+            if self._replay.is_anew:
+                self._count_timers()
             if self._replay.before_archives:
                 self._index.change(lambda batch: None, ended=self._replay.before_archives)
         report.seconds = clock.monotonic() - began
         return report, max(self._checkpoint.stored_at, self._replay.last_stored)
+
+    def _count_timers(self) -> None:
+        """Counts the messages that wait: the records of some that were delivered may have left the
+        log, so the count of a replay can be too low.
+        """
+        families = self._index.families
+        if next(families.rows(TIMERS, b""), None) is not None:
+            batch = families.batch()
+            put_timer_counts(families, batch)
+            families.write(batch)
 
     @property
     def _where(self) -> Path:

@@ -11,7 +11,8 @@ Invariants:
 - A message that was found by a key when it was put is found by it again.
 - An entry's offset is the one written in the record.
 - An entry that the index has already, by a checkpoint that was cut short, is not added again. Its
-  keys are.
+  keys are, and what it says of pending messages.
+- A message waits if its record does and no later record ends its wait.
 - Records that are not indexed are listed in `refused`.
 """
 
@@ -25,7 +26,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.core.names import PREPARED, ROLLBACK, SCHEDULE_TOPIC, TRANSACTION_MASK
+from kvstore.core.names import (
+    PREPARED,
+    ROLLBACK,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    TRANSACTION_MASK,
+)
+from kvstore.core.pending.pending_records import read_end, read_pending
 from kvstore.core.records import facts
 from kvstore.core.scan import Scan
 from kvstore.index.index import Index
@@ -39,6 +47,7 @@ if TYPE_CHECKING:
 _ALL_KEYS: Final = 2
 _FIELDS: Final = 6
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
+_TIMER_TOPIC: Final = TIMER_TOPIC.encode()
 
 I64 = NDArray[np.int64]
 _NO_ENTRIES: Final = np.empty((0, _FIELDS), np.int64)
@@ -73,10 +82,12 @@ class Replay:
         self,
         index: Index,
         topic_of: Callable[[bytes, int, int], ReplayTopic | None],
+        topic_named: Callable[[str], ReplayTopic | None],
         on_gap: Callable[[], None],
     ) -> None:
         self._index = index
         self._topic_of = topic_of
+        self._topic_named = topic_named
         self._on_gap = on_gap
         self.entries = 0
         self.keys = 0
@@ -131,6 +142,41 @@ class Replay:
             is_entry &= ~_is_there(rows, self._index.ahead)
         self._add_entries(rows[is_entry], owners[is_entry], queues)
         self._add_keys(found, topics, rows, is_ours & (kinds != ROLLBACK))
+        self._add_pending(buffer, base, found, [topic for topic, _ in names], is_ours)
+
+    def _add_pending(
+        self,
+        buffer: Buffer,
+        base: int,
+        found: Scan,
+        topics: list[bytes],
+        is_ours: NDArray[np.bool_],
+    ) -> None:
+        """Adds messages that wait for a time, and ends the waits that records end; `topics` are
+        those of the queues that `owners` number.
+        """
+        timers = self._index.tails.active.timers
+        waiting = [n for n, topic in enumerate(topics) if topic == _TIMER_TOPIC]
+        ends = found.prepared_positions
+        wanted = is_ours & (np.isin(found.owners, waiting) | (ends > 0))
+        for row in np.flatnonzero(wanted).tolist():
+            position, size = int(found.positions[row]), int(found.sizes[row])
+            raw, *_, properties = facts(buffer, position - base, size)
+            ended = read_end(properties) if ends[row] > 0 else None
+            if ended is not None:
+                name = raw.decode("utf-8", "replace") if ended[1] is None else ended[1]
+                topic = self._topic_named(name)
+                # Of a topic that was deleted nothing waits, so nothing is counted.
+                is_its = topic is not None and topic.since < ends[row]
+                number = topic.base >> 32 if topic is not None and is_its else 0
+                one = int(ends[row]) - 1, ended[0], number, position
+                timers.end_found(np.array(one, np.int64))
+            pending = read_pending(properties) if raw == _TIMER_TOPIC else None
+            if pending is not None:
+                due, name, _ = pending
+                topic = self._topic_named(name)
+                if topic is not None and position >= topic.since:
+                    timers.add_found(np.array([due, position, topic.base >> 32, size], np.int64))
 
     def _look_up(self, found: Scan, names: list[tuple[bytes, int]]) -> I64:
         """Looks up the topics of queues that were not met before, in the order of the log. Gives

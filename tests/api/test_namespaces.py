@@ -386,6 +386,10 @@ def test_a_view_has_every_call_of_the_store_that_is_about_messages_topics_or_gro
         "topics_of",
         "groups_of",
         "find_in",
+        "cancel_in",
+        "change_delay_in",
+        "timer_in",
+        "timers_in",
         "export_rocketmq",
         "import_rocketmq_config",
     }

@@ -28,6 +28,7 @@ from kvstore.errors import ArchiveDamaged, FormatError
 from kvstore.record.key_filter import BLOCK_BYTES, HASHES_MAX
 from tests.core.arrow_fuzzers import ARROW_FUZZERS
 from tests.core.fuzzing import EDGES, Arguments, Fuzzer
+from tests.core.pending_fuzzers import PENDING_FUZZERS
 from tests.core.popping_fuzzers import POPPING_FUZZERS
 from tests.core.record_fuzzers import RECORD_FUZZERS
 from tests.core.test_encoding import encoder
@@ -714,6 +715,7 @@ FUZZERS: Final = {
     "tail.Tail": Fuzzer(_added, call=_looked_at),
     **RECORD_FUZZERS,
     **POPPING_FUZZERS,
+    **PENDING_FUZZERS,
     **ARROW_FUZZERS,
     "columns.group_heads.decode_heads": Fuzzer(_to_heads, _heads),
     "columns.text_forms.decode_texts": Fuzzer(_to_texts, _of_forms),

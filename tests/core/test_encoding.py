@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvstore.core.encoding import Encoder, PreparedBatch, PutRoute
 from kvstore.core.hashing import xxh32
-from kvstore.core.names import RESERVED, TRANSIENT_PREFIX
+from kvstore.core.names import RESERVED, TIMER_TOPIC, TRANSIENT_PREFIX
 from kvstore.core.put_values import Message, PutStatus
 from kvstore.core.queue_offsets import QueueOffsets
 from kvstore.core.tail import Tail
@@ -47,6 +47,11 @@ class Routes(dict[str, PutRoute]):
 
     def find(self, name: str) -> PutRoute | None:
         return None
+
+    def timer_route(self) -> PutRoute:
+        if TIMER_TOPIC not in self:
+            self[TIMER_TOPIC] = self._route(TIMER_TOPIC, len(self), 1)
+        return self[TIMER_TOPIC]
 
     def make_missing(
         self, names: Sequence[str], queues: Any, sizes: Any, record_max: int

@@ -30,7 +30,9 @@ FIELDS: Final = {
     "flags": [pa.uint32(), pa.int64()],
     "message_id": TEXTS,
     "born_at": [pa.int64(), pa.timestamp("ms")],
+    "deliver_at": [pa.int64(), pa.timestamp("ms")],
 }
+DUE: Final = st.none() | st.integers(946_684_800_000, 1_262_304_000_000)
 
 
 def value_of(message: Message, name: str) -> Any:
@@ -65,7 +67,7 @@ def columns_of(draw: Any, messages: list[Message]) -> Any:
 def test_rows_become_the_records_and_keys_that_their_messages_become(
     data: Any, topic: str, drawn: list[Message], above: int | None, crc: bool
 ) -> None:
-    messages = [message.__replace__(topic=topic) for message in drawn]
+    messages = [message.__replace__(topic=topic, deliver_at=data.draw(DUE)) for message in drawn]
     one, other = encoder(above=above, crc=crc), encoder(above=above, crc=crc)
     tails = Tail(0), Tail(0)
     by_messages = one.prepare(messages, 5)
@@ -76,6 +78,7 @@ def test_rows_become_the_records_and_keys_that_their_messages_become(
     one_tail, other_tail = tails
     assert one_tail.entry_columns().tolist() == other_tail.entry_columns().tolist()
     assert one_tail.key_columns().tolist() == other_tail.key_columns().tolist()
+    assert one_tail.timers.rows() == other_tail.timers.rows()
     places = pa.record_batch(result_columns(by_rows)).to_pylist()
     for place, result in zip(places, by_messages.results(PutStatus.STAGED), strict=True):
         assert {name: getattr(result, name) for name in place} == place

@@ -30,7 +30,7 @@ from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_whole, bodies
 from tests.support.files import WatchedFiles
-from tests.support.stores import SEGMENT, opened, settings
+from tests.support.stores import SEGMENT, killed, opened, settings
 from tests.support.throwing import Thrower, some
 
 _PATIENCE: Final = 20
@@ -188,9 +188,54 @@ def test_a_housekeeper_whose_sync_the_disk_refuses_ends_all_writing(tmp_path: Pa
         _keep_house(tmp_path / str(number), thrower)
 
 
+def _deliver(folder: Path, thrower: Thrower) -> None:
+    """Delayed messages come by themselves, some from a row and some from the tail, while the thread
+    that delivers them is struck.
+    """
+    with thrower.watching(), opened(folder, settings()) as store:
+        store.put_batch([Message("t", b"%d" % n, queue=0, delay=0.05) for n in range(40)])
+        store.checkpoint()
+        store.put_batch([Message("t", b"%d" % n, queue=0, delay=0.06) for n in range(40, 80)])
+        store.delete_topic(store.create_topic("gone").name)
+        _until(lambda: store.timers().count == 0)
+        _until(lambda: _threads(store)[thrower.thread].failures >= thrower.has_thrown.is_set())
+        assert _threads(store)[thrower.thread].alive
+        _assert_delivered(store, 80)
+        store.put("t", b"80", queue=0, delay=0.001)
+        _until(lambda: store.timers().count == 0)
+        copied = killed(store, folder.parent / f"{folder.name} killed")
+    for path in (folder, copied):
+        with kvstore.open(path, settings()) as again:
+            _assert_delivered(again, 81)
+            assert again.timers().count == 0
+            assert not again.verify().problems
+
+
+def _assert_delivered(store: Store, count: int) -> None:
+    found = store.pull("t", 0, 0, limit=1000).messages
+    assert [m.body for m in found] == [b"%d" % n for n in range(count)]
+
+
+def test_whatever_strikes_the_delivery_each_message_comes_once(tmp_path: Path) -> None:
+    watched = Thrower("kvmq-delivery")
+    _deliver(tmp_path / "watched", watched)
+    assert {step.called for step in watched.steps} >= {
+        "take_due",
+        "prepare_copies",
+        "add",
+        "append",
+    }
+    thrown = 0
+    for number, (step, error) in enumerate(some(watched.steps, 3 * STEPS)):
+        thrower = Thrower("kvmq-delivery", step, error)
+        _deliver(tmp_path / str(number), thrower)
+        thrown += thrower.has_thrown.is_set()
+    assert thrown >= STEPS
+
+
 def test_every_thread_of_a_store_is_struck_by_a_test(tmp_path: Path) -> None:
     with opened(tmp_path / "s", settings(write_mode="staged", flush="sync")) as store:
-        assert _threads(store).keys() == {"kvmq-flusher", *KEEPERS}
+        assert _threads(store).keys() == {"kvmq-flusher", "kvmq-delivery", *KEEPERS}
 
 
 @pytest.mark.parametrize("called", ["write_checkpoint", "sync_to_end", "write"])

@@ -85,7 +85,7 @@ class _Interrupt:
 
 def test_no_function_of_python_is_called_between_the_end_of_a_put_and_the_release() -> None:
     """A signal's handler runs when such a function begins, and what it raises skips the release."""
-    lines = inspect.getsource(Writer._put).splitlines()
+    lines = inspect.getsource(Writer.put).splitlines()
     at = next(n for n, line in enumerate(lines) if line.strip() == "finally:")
     assert lines[at + 1].strip().startswith("try:")
     assert lines[at + 2].strip() in RELEASES

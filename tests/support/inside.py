@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from kvstore.pop.inflight.tables import InflightTables
 from kvstore.pop.inflight.waiting import Waiting
 from kvstore.pop.popper import Popper
 from kvstore.pop.progress import ProgressHistory
+from kvstore.process.background import ThreadStats
 from kvstore.process.locks import Signal
 from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
@@ -107,6 +108,36 @@ def database(store: Store) -> Any:
 
 def keys(store: Store) -> MessageKeys:
     return store._engine.index.keys
+
+
+def thread(store: Store, name: str) -> ThreadStats:
+    """A thread of a store."""
+    return next(one for one in store.stats().threads if one.name == name)
+
+
+def deliver_due(store: Store) -> None:
+    """Deliver all messages that are due, in this thread."""
+    while store._engine.timers.deliver() == 0:
+        pass
+
+
+@contextlib.contextmanager
+def rows_read(family: str) -> Iterator[list[bytes]]:
+    """The keys of rows of a family that are read by going through them, in all stores."""
+    read: list[bytes] = []
+    plain = Families.rows
+
+    def rows(
+        self: Families, name: str, first: bytes, end: bytes | None = None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        for key, value in plain(self, name, first, end):
+            if name == family:
+                read.append(key)
+            yield key, value
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Families, "rows", rows)
+        yield read
 
 
 def topics(store: Store) -> Topics:

@@ -53,7 +53,7 @@ cdef struct Column:
 cdef struct Chunk:
     # The rows of one record batch, as columns. Those of `store` are made by the reader.
     int64_t count
-    Column body, queue, tag, keys, properties, group, flags, message_id, born_at
+    Column body, queue, tag, keys, properties, group, flags, message_id, born_at, deliver_at
 
 
 cdef struct Owned:

@@ -38,7 +38,7 @@ cdef enum:
 # texts.
 cdef dict _KINDS = {
     "body": "b", "queue": "n", "tag": "t", "keys": "tl", "properties": "p", "message_group": "t",
-    "flags": "n", "message_id": "t", "born_at": "nz",
+    "flags": "n", "message_id": "t", "born_at": "nz", "deliver_at": "nz",
 }
 cdef dict _MEANT = {
     "b": "binary or string", "n": "an integer", "nz": "an integer (ms) or a timestamp",
@@ -192,7 +192,8 @@ cdef class GivenColumns:
                 else &chunk.properties if name == "properties"
                 else &chunk.group if name == "message_group"
                 else &chunk.flags if name == "flags"
-                else &chunk.message_id if name == "message_id" else &chunk.born_at
+                else &chunk.message_id if name == "message_id"
+                else &chunk.born_at if name == "born_at" else &chunk.deliver_at
             )
             self._read(
                 column, schema.children[i], array.children[i], array.offset, array.length, name,
@@ -343,6 +344,7 @@ cdef class GivenColumns:
             _object_at(&chunk.flags, row, "flags") or 0,
             _object_at(&chunk.message_id, row, "message_id"),
             _object_at(&chunk.born_at, row, "born_at"),
+            _object_at(&chunk.deliver_at, row, "deliver_at"),
         )
 
 

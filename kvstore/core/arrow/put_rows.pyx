@@ -11,7 +11,7 @@ would refuse is refused; a body stays where it is until its record is written.
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp
 
 from kvstore.core.arrow.column_batch cimport ColumnBatch, OutColumn
@@ -19,9 +19,13 @@ from kvstore.core.arrow.given_columns cimport (
     ABSENT, Chunk, Column, Found, GivenColumns, LISTS_32, NO_VALUE, VALUE, list_at, number_at,
     text_at,
 )
-from kvstore.core.encoding cimport Encoder, PreparedBatch, PutRoute, Row, refuse
+from kvstore.core.encoding cimport Encoder, PreparedBatch, PutRoute, Row
+from kvstore.core.put_fields cimport due_at, refuse
 from kvstore.core.records cimport Span
 from kvstore.core.texts cimport is_utf8
+
+cdef extern from "Python.h":
+    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
 
 
 def prepare_columns(
@@ -32,7 +36,10 @@ def prepare_columns(
     cdef Py_ssize_t i, number, first = 0
     cdef Chunk *chunk
     cdef Row *row
-    cdef Span ignored
+    cdef Span ignored, name
+    name.at = <const uint8_t *>PyUnicode_AsUTF8AndSize(topic, &name.size)
+    if route is not None and route.holds_pending:
+        refuse("the topic is the store's own")
     batch.begin(given.count, encoder)
     batch.topics = [topic] * batch.count
     batch.routes = [route] * batch.count
@@ -48,7 +55,7 @@ def prepare_columns(
                 row[i].id_number = <int64_t>encoder.ids.take(now_ms)
         with nogil:
             for i in range(chunk.count):
-                _add_row(batch, &row[i], chunk, i)
+                _add_row(batch, &row[i], chunk, i, &name, now_ms)
         for i in range(chunk.count):
             if row[i].body_size > above:
                 body = PyBytes_FromStringAndSize(<const char *>row[i].body, row[i].body_size)
@@ -69,8 +76,8 @@ def result_columns(PreparedBatch batch not None):
     with nogil:
         for i in range(batch.count):
             row = &batch.rows[i]
-            queue.add_number(<uint32_t>row.queue_key)
-            offset.add_number(row.offset)
+            queue.add_number(<uint32_t>(row.target if row.due else row.queue_key))
+            offset.add_number(-1 if row.due else row.offset)
             position.add_number(row.position)
             size.add_number(row.size)
             text = _id_of(batch, row)
@@ -99,8 +106,10 @@ cdef Span _id_of(PreparedBatch batch, const Row *row) noexcept nogil:
     return found
 
 
-cdef int _add_row(PreparedBatch batch, Row *row, const Chunk *chunk, int64_t i) except -1 nogil:
-    cdef int64_t flags = 0
+cdef int _add_row(
+    PreparedBatch batch, Row *row, const Chunk *chunk, int64_t i, const Span *topic, int64_t now_ms
+) except -1 nogil:
+    cdef int64_t flags = 0, due = -1
     cdef Span body
     row.queue = row.born_at = -1
     _add_number(&chunk.queue, i, 0xFFFFFFFF, &row.queue)
@@ -122,6 +131,11 @@ cdef int _add_row(PreparedBatch batch, Row *row, const Chunk *chunk, int64_t i) 
     _add_named(batch, row, &chunk.tag, i, b"TAGS\x01", 5, True)
     _add_pairs(batch, &chunk.properties, i)
     _add_named(batch, row, &chunk.group, i, b"__SHARDINGKEY\x01", 14, False)
+    _add_number(&chunk.deliver_at, i, 0x7FFFFFFFFFFFFFFF, &due)
+    if due >= 0:
+        row.due = due_at(due, now_ms)
+        if row.due:
+            batch.add_delay(row, topic.at, topic.size)
     row.properties_size = batch.properties_size - row.properties_at
     return 0
 

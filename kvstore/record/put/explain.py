@@ -16,11 +16,16 @@ from typing import Any, Final, NamedTuple, Protocol
 from kvstore.core.arrow.given_columns import GivenColumns
 from kvstore.core.encoding import PutRoute
 from kvstore.core.names import (
+    DELAY_LEVEL,
+    DELAY_LEVELS_MS,
     KEYS,
     MESSAGE_GROUP,
     PROPERTY_CRC,
     RESERVED,
     TAGS,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SECONDS,
+    TIMER_DELIVER_MS,
     TRANSIENT_PREFIX,
     UNIQUE_ID,
 )
@@ -39,6 +44,13 @@ from kvstore.record.validate import check_topic
 
 FLAGS_END: Final = 1 << 32
 TIMES_END: Final = 1 << 63
+_DUE_BEGIN: Final = 946_684_800_000
+_DUE_END: Final = 4_102_444_800_000
+"""Due times, in ms: from 2000 to 2100. Others are in a wrong unit."""
+DELAY_MAX: Final = 1_262_304_000.0
+"""Seconds of the longest delay: 40 years of 365.25 days."""
+_WAIT_BYTES: Final = len("TIMER_OUT_MS 0000000000000 REAL_TOPIC  REAL_QID 0000000000 ")
+"""Bytes of the properties that say how a message waits, without the name of its topic."""
 PROPERTY_CRC_BYTES: Final = 20
 ID_LENGTH: Final = 32
 _INSTEAD: Final = {
@@ -47,6 +59,10 @@ _INSTEAD: Final = {
     UNIQUE_ID: "use message_id=",
     MESSAGE_GROUP: "use message_group=",
     PROPERTY_CRC: "the store writes it itself",
+    DELAY_LEVEL: "use delay_level=",
+    TIMER_DELAY_SECONDS: "use delay=",
+    TIMER_DELAY_MS: "use delay=",
+    TIMER_DELIVER_MS: "use deliver_at=",
 }
 
 
@@ -97,12 +113,16 @@ def as_batch(messages: object) -> Sequence[Message]:
 
 
 def explain(
-    messages: Sequence[Message] | Rows, why: Exception, limits: Limits, topic_of: TopicOf
+    messages: Sequence[Message] | Rows,
+    why: Exception,
+    limits: Limits,
+    topic_of: TopicOf,
+    now_ms: int,
 ) -> tuple[StoreError, Exception | None]:
     """The error of the first message at fault, and the exception that its traceback should show.
 
-    `why` is the exception that the encoder met, and `topic_of` makes no topic. Faults of a message
-    by itself come before faults of its topic or queue.
+    `why` is the exception that the encoder met at `now_ms`, and `topic_of` makes no topic. Faults
+    of a message by itself come before faults of its topic or queue.
     """
     count, kind = len(messages), "row" if isinstance(messages, Rows) else "message"
     for look in (_check_message, _check_in_topic):
@@ -112,7 +132,7 @@ def explain(
                 message = messages[index]
                 if count == 1 and kind == "message" and isinstance(message, Message):
                     where = ""  # a single put has no index to be told
-                look(message, limits, topic_of)
+                look(message, limits, topic_of, now_ms)
             except CallerError as e:
                 e.args = (f"{where}{e}",)
                 return e, None
@@ -144,7 +164,7 @@ def without_transient(properties: Mapping[str, str]) -> dict[str, str]:
 # --- a message by itself ----------------------------------------------------------------------
 
 
-def _check_message(m: Any, limits: Limits, topic_of: TopicOf) -> None:
+def _check_message(m: Any, limits: Limits, topic_of: TopicOf, now_ms: int) -> None:
     if not isinstance(m, Message):
         raise MessageIllegal(f"it is a {type(m).__name__}; put_batch takes a list of Message")
     if not isinstance(m.topic, str):
@@ -158,6 +178,7 @@ def _check_message(m: Any, limits: Limits, topic_of: TopicOf) -> None:
     _check_keys(m.keys)
     _check_properties(m.properties)
     _check_numbers(m)
+    check_delay(m.deliver_at, m.delay, m.delay_level, now_ms)
     _check_sizes(m, FIXED_V1 + len(m.topic.encode()), limits)
 
 
@@ -240,12 +261,45 @@ def _check_numbers(m: Message) -> None:
         )
 
 
+def check_delay(deliver_at: Any, delay: Any, delay_level: Any, now_ms: int) -> None:
+    """Raises `MessageIllegal` unless at most one of the three is given, and it is a time, a number
+    of seconds, or a level of RocketMQ.
+    """
+    named = {"deliver_at": deliver_at, "delay": delay, "delay_level": delay_level}
+    given = [name for name, value in named.items() if value is not None]
+    if len(given) > 1:
+        raise MessageIllegal(f"{' and '.join(given)} are given; a message has one of them")
+    if deliver_at is not None:
+        if type(deliver_at) is not int or not _DUE_BEGIN <= deliver_at < _DUE_END:
+            raise MessageIllegal(
+                f"deliver_at is {shown(deliver_at)}; it must be whole milliseconds since the "
+                "epoch, from 2000 to 2100 (delay=0 delivers now)"
+            )
+        if deliver_at - now_ms > DELAY_MAX * 1000:
+            raise MessageIllegal(
+                f"deliver_at is {deliver_at}, {(deliver_at - now_ms) / 1000:.0f} s from now; "
+                f"40 years ({DELAY_MAX:.0f} s) are the longest delay"
+            )
+    if delay is not None and (type(delay) not in (int, float) or not 0 <= delay <= DELAY_MAX):
+        raise MessageIllegal(
+            f"delay is {shown(delay)}; it must be 0 to {DELAY_MAX:.0f} seconds (40 years)"
+        )
+    if delay_level is not None and (
+        type(delay_level) is not int or not 1 <= delay_level <= len(DELAY_LEVELS_MS)
+    ):
+        raise MessageIllegal(
+            f"delay_level is {shown(delay_level)}; it must be 1 to {len(DELAY_LEVELS_MS)}"
+        )
+
+
 def _check_sizes(m: Message, overhead: int, limits: Limits) -> None:
     parts = [(UNIQUE_ID, m.message_id or "0" * ID_LENGTH), *without_transient(m.properties).items()]
     for name, value in ((KEYS, " ".join(m.keys)), (TAGS, m.tag), (MESSAGE_GROUP, m.message_group)):
         if value:
             parts.append((name, value))
     size = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in parts)
+    if (m.deliver_at, m.delay, m.delay_level) != (None, None, None):
+        size += _WAIT_BYTES + len(m.topic.encode())
     if limits.property_crc:
         size += PROPERTY_CRC_BYTES
     if size > limits.max_properties:
@@ -271,8 +325,13 @@ def _check_sizes(m: Message, overhead: int, limits: Limits) -> None:
 # --- a message in its topic -------------------------------------------------------------------
 
 
-def _check_in_topic(m: Message, limits: Limits, topic_of: TopicOf) -> None:
+def _check_in_topic(m: Message, limits: Limits, topic_of: TopicOf, now_ms: int) -> None:
     topic = topic_of(m.topic)
+    if topic.route.holds_pending:
+        raise MessageIllegal(
+            f"delayed messages wait in the topic {shown(m.topic)}, to which only the store puts; "
+            "put to their own topic, with deliver_at or delay"
+        )
     if m.queue is not None and m.queue >= topic.route.write_queues:
         raise MessageIllegal(
             f"topic {shown(m.topic)} has no queue {shown(m.queue)} to put to; "

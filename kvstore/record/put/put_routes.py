@@ -14,6 +14,7 @@ from threading import Lock
 from typing import Final
 
 from kvstore.core.encoding import PutRoute
+from kvstore.core.names import TIMER_TOPIC
 from kvstore.record.put.explain import TopicFacts, TopicOf
 
 _ROUTES_MAX: Final = 1 << 18
@@ -28,15 +29,18 @@ class PutRoutes(dict[str, PutRoute]):
         facts_of: TopicOf,
         make: Callable[[Iterable[str]], None],
         on_use: Callable[[int, int], None],
+        make_timer_topic: Callable[[], object],
     ) -> None:
         """`find` gives an existing topic; `facts_of` gives one that exists or would be made, or
         raises; `make` makes topics. `on_use` gets each used topic's id and hash byte.
+        `make_timer_topic` makes the topic in which delayed messages wait.
         """
         super().__init__()
         self.facts_of = facts_of
         self._make = make
         self._find = find
         self._on_use = on_use
+        self._make_timer_topic = make_timer_topic
         self._lock = Lock()
         self._version = 0
 
@@ -55,6 +59,16 @@ class PutRoutes(dict[str, PutRoute]):
                     super().clear()
                 self[name] = route
         return route
+
+    def timer_route(self) -> PutRoute:
+        """The route of the topic in which delayed messages wait; makes it if it is not there."""
+        found = self.get(TIMER_TOPIC) or self.find(TIMER_TOPIC)
+        if found is None:
+            self._make_timer_topic()
+            found = self.find(TIMER_TOPIC)
+        if found is None:
+            raise ValueError("the topic of delayed messages was deleted meanwhile")
+        return found
 
     def make_missing(
         self,

@@ -1,0 +1,56 @@
+"""Delayed messages as values: one that waits, and a page of a list of them.
+
+Invariant: a value says how a message waited when it was asked for; it may be delivered since.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvstore.core.pending.pending_records import read_pending
+from kvstore.message import StoredMessage
+
+
+class DelayedMessage(msgspec.Struct, frozen=True):
+    """A message that waits: the queue of the topic it goes to, and when, in ms since the epoch.
+    `message` is its record in the log, in the topic in which delayed messages wait; the fields
+    `body`, `keys`, `tag` and `properties` are the message's own.
+    """
+
+    topic: str
+    queue: int
+    message_id: str
+    deliver_at: int
+    message: StoredMessage
+
+
+class DelayedPage(msgspec.Struct, frozen=True):
+    """Messages that wait, the next due first. `count` is how many wait in all, in the topic that
+    was asked for; `next` is what the next page is asked for with, None if this is the last.
+    """
+
+    messages: list[DelayedMessage]
+    count: int
+    next: tuple[int, int] | None
+
+
+class DelayStats(msgspec.Struct, frozen=True):
+    """Figures about delayed messages: how many wait, and when the next is due (ms since the epoch;
+    None if none waits). Since the store was opened: how many were delivered and cancelled, and by
+    how many ms the last delivery was late. A store that is open read-only delivers nothing.
+    """
+
+    waiting: int = 0
+    next_due: int | None = None
+    delivered: int = 0
+    cancelled: int = 0
+    late_ms: int = 0
+
+
+def delayed_of(message: StoredMessage) -> DelayedMessage | None:
+    """The delayed message that a record is; None if it is none."""
+    found = read_pending(message.raw_properties)
+    if found is None:
+        return None
+    due, topic, queue = found
+    return DelayedMessage(topic, queue, message.message_id, due, message)

@@ -1,0 +1,171 @@
+"""Timer rows: which messages wait, in tails and in RocksDB.
+
+The idea: a message that was put since the last checkpoint waits in a tail, all others have a row of
+`timers`, whose key begins with the due time. A wait that ended since the checkpoint is noted in a
+tail, and its row goes with the next one. So a look goes through the tails first, and then through
+the rows without those that ended. `due` remembers how far the rows are delivered, so that it does
+not read again what was there before.
+
+Invariants: a message that waits is found in each look, also while a checkpoint moves it from a tail
+to its row; memory does not grow with the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from kvstore.core.tail import PendingTail
+from kvstore.index.families import Batch
+from kvstore.index.index import Index
+from kvstore.index.keys import (
+    TIMERS,
+    TIMERS_END,
+    U64,
+    read_timer,
+    read_timer_count,
+    timer_count_key,
+    timer_key,
+)
+from kvstore.meta.topics import TopicInfo
+from kvstore.timing.delayed_message import DelayStats
+
+if TYPE_CHECKING:
+    from kvstore.core.tail import Waiting
+
+_TIME_END: Final = (1 << 63) - 1
+Place = tuple[int, int]
+"""Due time in ms and position: the order of messages that wait."""
+START: Final[Place] = (-1, -1)
+"""Before every message."""
+
+
+class Looks(NamedTuple):
+    """Messages that are due, each list in due order: of the active tail, of the tail that is being
+    checkpointed, and of the rows. A message may be in two of them.
+    """
+
+    taken: list[Waiting]
+    taken_before: list[Waiting]
+    rows: list[Waiting]
+
+
+class TimerRows:
+    """The messages that wait; see the module."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._families = index.families
+        self._done: Place = START
+        """No row up to here is of a message that still waits."""
+
+    def _tails(self) -> list[PendingTail]:
+        """The tails, before the rows are looked at: an entry that leaves one is a row by then."""
+        return [tail.timers for tail in self._index.tails.oldest_first()]
+
+    # --- looking ---
+
+    def is_waiting(self, due: int, position: int) -> bool:
+        """Whether the message at a position waits until `due`."""
+        tails = self._tails()
+        if any(tail.has_ended(position) for tail in tails):
+            return False
+        if any(position in tail for tail in tails):
+            return True
+        return self._families.get(TIMERS, timer_key(due, position)) is not None
+
+    def count(self, topic: int) -> int:
+        """How many messages of a topic wait, put until now."""
+        more = sum(tail.counts().get(topic, 0) for tail in self._tails())
+        row = self._families.get(TIMERS, timer_count_key(topic))
+        return max(0, more + (0 if row is None else U64.unpack(row)[0]))
+
+    def counts(self) -> dict[int, int]:
+        """How many messages wait, by the id of their topic; without topics that have none."""
+        found: dict[int, int] = {}
+        for tail in self._tails():
+            for topic, more in tail.counts().items():
+                found[topic] = found.get(topic, 0) + more
+        for key, value in self._families.rows(TIMERS, TIMERS_END):
+            topic, count = read_timer_count(key, value)
+            found[topic] = found.get(topic, 0) + count
+        return {topic: count for topic, count in found.items() if count > 0}
+
+    def stats(self) -> DelayStats:
+        """How many messages wait, and when the next is due."""
+        return DelayStats(sum(self.counts().values()), self.first_due())
+
+    def page(self, after: Place, end: int, limit: int, topic: int | None) -> list[Waiting]:
+        """The first `limit` messages behind a place, of a topic or of all, whose records are below
+        the position `end`.
+        """
+        tails = self._tails()
+        rows = self._rows(after, _TIME_END, tails)
+        if topic is None:
+            found = set(islice(rows, limit))
+            for tail in tails:
+                found.update(tail.pending(*after, end, limit))
+        else:
+            found = set(islice((one for one in rows if one[2] == topic), limit))
+            for tail in tails:
+                found.update(one for one in tail.pending(*after, end, _TIME_END) if one[2] == topic)
+        ended = [one for one in found if any(tail.has_ended(one[1]) for tail in tails)]
+        return sorted(found.difference(ended))[:limit]
+
+    def _rows(self, after: Place, until: int, tails: list[PendingTail]) -> Iterator[Waiting]:
+        """The rows behind a place that are due at `until` or before, but for waits that ended."""
+        due, position = after
+        first = b"" if due < 0 else timer_key(due, position + 1)
+        end = TIMERS_END if until == _TIME_END else timer_key(until + 1, 0)
+        for key, value in self._families.rows(TIMERS, first, end):
+            found = read_timer(key, value)
+            if not any(tail.has_ended(found[1]) for tail in tails):
+                yield found
+
+    def put_removal(self, batch: Batch, topic: TopicInfo) -> None:
+        """Puts into a batch that a topic's messages wait no more; the tails have none of them."""
+        if self.count(topic.id):
+            for due, position, its_topic, _ in self._rows(START, _TIME_END, []):
+                if its_topic == topic.id:
+                    batch.delete(TIMERS, timer_key(due, position))
+        batch.delete(TIMERS, timer_count_key(topic.id))
+
+    # --- delivering; one caller at a time ---
+
+    def take_due(self, until: int, limit: int, end: int) -> Looks:
+        """Messages that are due at `until` or before, whose records are below `end`: of each look
+        the first `limit`. Those of the tails are not taken again before `give_back`.
+        """
+        active, frozen = self._index.tails
+        taken = active.timers.take_due(until, limit, end, None)
+        taken_before: list[Waiting] = []
+        tails = [active.timers]
+        if frozen is not None:
+            taken_before = frozen.timers.take_due(until, limit, end, active.timers)
+            tails.append(frozen.timers)
+        return Looks(taken, taken_before, list(islice(self._rows(self._done, until, tails), limit)))
+
+    def give_back(self) -> None:
+        """Lets all messages be taken again that still wait."""
+        for tail in self._tails():
+            tail.give_back()
+        self._done = START
+
+    def first_due(self) -> int | None:
+        """The due time of the next message in ms; None if none waits."""
+        tails = self._tails()
+        found = [due for tail in tails if (due := tail.first_due()) is not None]
+        found += [row[0] for row in islice(self._rows(self._done, _TIME_END, tails), 1)]
+        return min(found, default=None)
+
+    def delivered(self, place: Place) -> None:
+        """Notes that all rows up to a place are delivered."""
+        self._done = max(self._done, place)
+
+    def added(self, due: int) -> None:
+        """Notes that a message was put that is due then: its row may come before others that are
+        delivered.
+        """
+        if due <= self._done[0]:
+            self._done = START

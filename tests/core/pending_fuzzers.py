@@ -1,0 +1,115 @@
+"""Fuzzers of the core's functions for messages that wait."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, Final
+
+from kvstore.core.names import TIMER_TOPIC
+from kvstore.core.pending.pending_records import (
+    prepare_cancels,
+    prepare_copies,
+    read_end,
+    read_pending,
+)
+from kvstore.errors import RecordDamaged
+from tests.core.fuzzing import Arguments, Fuzzer
+from tests.core.record_fuzzers import message_of, part
+from tests.core.test_encoding import QUEUES, encoder, placed
+from tests.reference import pending as plain
+from tests.reference import records
+from tests.reference.encode import encode_record
+
+ENCODER: Final = encoder()
+_PAIRS: Final = (
+    b"UNIQ_KEY\x01a1\x02", b"KEYS\x01k  l\x02", b"TAGS\x01x||y\x02", b"a\x01b\x02", b"", b"\x02",
+    b"__SHARDINGKEY\x01g\x02", b"TIMER_BEFORE_MS\x011700000000000\x02", b"a\x01\x01b\x02",
+    b"TIMER_DEL_UNIQKEY\x01t+a1\x02", b"TIMER_OUT_MS\x011700000000001\x02",
+    b"REAL_TOPIC\x01t\x02", b"REAL_QID\x010000000001\x02", b"REAL_QID\x012\x02",
+)  # fmt: skip
+_WAITS: Final = b"TIMER_OUT_MS\x011700000000000\x02REAL_TOPIC\x01t\x02REAL_QID\x010000000001\x02"
+
+
+def _properties(rng: Random) -> bytes:
+    some = b"".join(rng.choice(_PAIRS) for _ in range(rng.randint(0, 6)))
+    return rng.choice((some, b"UNIQ_KEY\x01a1\x02" + some + _WAITS))
+
+
+def _to_copy(rng: Random) -> Arguments:
+    position = rng.choice((0, 5 << 30))
+    before = rng.randbytes(rng.choice((0, 7)))
+    raw = encode_record(message_of(rng, position=position, raw_properties=_properties(rng)))
+    data = before + raw + rng.choice((b"", b"\0"))
+    return (
+        data,
+        len(before),
+        len(data),
+        position,
+        1_700_000_000_000,
+        rng.choice((0, 1_800_000_000_000)),
+    )
+
+
+def _copied(buffer: Any, at: int, end: int, position: int, due: int, wanted: int) -> Any:
+    held = buffer, at, end, position, due, "t"
+    data = placed(prepare_copies(ENCODER, [held], [wanted], check_crc=True))
+    copy = records.read(data, 0)
+    assert records.check(data, 0, False) == len(data)
+    return copy.topic, copy.body, copy.properties, copy.prepared_position, copy.flags
+
+
+def _plain_copied(buffer: Any, at: int, end: int, position: int, due: int, wanted: int) -> Any:
+    raw = part(buffer, at, end)
+    size = records.check(raw, position, False)  # raises RecordDamaged
+    record = records.read(raw, position) if size > 0 else None
+    found = None if record is None else plain.read_pending(record.properties)
+    if record is None or found is None or b"UNIQ_KEY" not in dict(records.pairs(record.properties)):
+        return RecordDamaged
+    if not (0 <= due < 10**13 and 0 <= wanted < 10**13):
+        return NotImplemented
+    made = plain.copied_properties(record.properties, due, wanted, "t", found[2] % QUEUES)
+    topic = TIMER_TOPIC.encode() if wanted else b"t"
+    return topic, record.body, made, position + 1, record.flags
+
+
+def _cancelled(buffer: Any, at: int, end: int, position: int, due: int, _: int) -> Any:
+    held = buffer, at, end, position, due, "t"
+    data = placed(prepare_cancels(ENCODER, [held], [7]))
+    note = records.read(data, 0)
+    found = dict(records.pairs(note.properties))
+    named = b"TIMER_DEL_UNIQKEY", b"UNIQ_KEY", b"REAL_TOPIC", b"TIMER_OUT_MS"
+    return note.topic, note.body, [found[name] for name in named], note.prepared_position
+
+
+def _plain_cancelled(buffer: Any, at: int, end: int, position: int, due: int, _: int) -> Any:
+    raw = part(buffer, at, end)
+    try:
+        if records.check(raw, position, False) <= 0:
+            return RecordDamaged
+    except RecordDamaged as e:
+        # The body is not read.
+        return NotImplemented if "CRC" in str(e) else e
+    found = dict(records.pairs(records.read(raw, position).properties))
+    if plain.read_pending(records.read(raw, position).properties) is None:
+        return RecordDamaged
+    if b"UNIQ_KEY" not in found or not 0 <= due < 10**13:
+        return NotImplemented
+    topic, its_id = found[b"REAL_TOPIC"], found[b"UNIQ_KEY"]
+    written = [topic + b"+" + its_id, its_id, topic, b"%013d" % due]
+    return TIMER_TOPIC.encode(), b"", written, position + 1
+
+
+PENDING_FUZZERS: Final = {
+    "pending.pending_records.read_pending": Fuzzer(
+        lambda rng: (_properties(rng),),
+        lambda raw: plain.read_pending(raw) if type(raw) is bytes else TypeError,
+        call=read_pending,
+    ),
+    "pending.pending_records.read_end": Fuzzer(
+        lambda rng: (_properties(rng),),
+        lambda raw: plain.read_end(raw) if type(raw) is bytes else TypeError,
+        call=read_end,
+    ),
+    "pending.pending_records.prepare_copies": Fuzzer(_to_copy, _plain_copied, call=_copied),
+    "pending.pending_records.prepare_cancels": Fuzzer(_to_copy, _plain_cancelled, call=_cancelled),
+}
