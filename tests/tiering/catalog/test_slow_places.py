@@ -13,16 +13,14 @@ import kvstore
 from kvstore import ArchiveUnavailable, Popped, Store
 from tests.support.clock import VirtualClock
 from tests.tiering.catalog.gate import Gate, gated
-from tests.tiering.catalog.moving import SEGMENT, config, filled, hand_over, tiers
+from tests.tiering.catalog.moving import SEGMENT, archived, config, filled, hand_over, tiers
 from tiering.errors import PlaceUnavailable
 
 
 @pytest.fixture
 def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
-    """A store of which all but the last messages are in archives, none of which was read yet."""
-    with filled(tmp_path / "a", clock, 3) as made:
-        hand_over(made, [0, 1])
-    with kvstore.open(tmp_path / "a", config(clock)) as opened:
+    """A store of which all but the last messages are in an archive."""
+    with archived(tmp_path / "a", clock, [[0, 1]], segments=3) as opened:
         yield opened
 
 

@@ -15,10 +15,10 @@ from pyspark.sql.datasource import InputPartition
 
 import kvstore
 import tiering
-from kvstore import ConfigError, Message, Retention, Store, StoreConfig, StoredMessage
+from kvstore import ConfigError, Message, Retention, Store, StoredMessage
 from kvstore.errors import ArchiveMissing
 from tests.support.clock import VirtualClock
-from tests.tiering.spark.conftest import DAY, POLICY, SEGMENT
+from tests.tiering.spark.conftest import DAY, POLICY
 from tests.tiering.spark.sink.jobs import write
 from tests.tiering.spark.stream.streaming import (
     COLUMNS,
@@ -42,12 +42,11 @@ from tiering.spark.stream.stream_view import DirectoryTables, PlaceLooker, Store
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
+def store(empty: Store) -> Store:
     """A store with two topics; nothing is in them."""
-    with kvstore.open(tmp_path / "store", StoreConfig(segment_size=SEGMENT, clock=clock)) as one:
-        one.create_topic("orders", queues=2)
-        one.create_topic("events")
-        yield one
+    empty.create_topic("orders", queues=2)
+    empty.create_topic("events")
+    return empty
 
 
 def put(store: Store, topic: str, count: int, *, size: int = 500, queues: int = 1) -> None:
