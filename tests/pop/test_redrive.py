@@ -20,7 +20,7 @@ from kvstore import (
 )
 from kvstore.pop.inflight.table import Waiter
 from tests.pop.test_costs import locks_read
-from tests.support import inside
+from tests.support import inside, inside_pops
 from tests.support.clock import VirtualClock
 from tests.support.popping import bodies, put
 from tests.support.stores import Opens, settings
@@ -115,8 +115,8 @@ def test_of_two_redrives_at_once_each_letter_is_put_back_by_one(
     """Also where what the first put back is done by the time that the second goes on."""
     put(store, 3)
     give_up(store, clock, 3)
-    redrive = inside.popping(store).redrive
-    look, others, acked = redrive._look, list[int](), list[bytes]()
+    step = inside_pops.look_of_redrive(store)
+    look, others, acked = step.now, list[int](), list[bytes]()
 
     def look_while_another_comes(*given: Any) -> Any:
         found = look(*given)
@@ -129,7 +129,7 @@ def test_of_two_redrives_at_once_each_letter_is_put_back_by_one(
                 store.ack_batch([p.receipt for p in popped])
         return found
 
-    monkeypatch.setattr(redrive, "_look", look_while_another_comes)
+    step.replace(look_while_another_comes, monkeypatch)
     assert store.redrive("g") == 0
     assert others == [0, 3]
     acked += bodies(store.pop("g", "t", limit=10))

@@ -11,6 +11,7 @@ import pytest
 
 import kvstore
 from kvstore import ArchiveUnavailable, Popped, Store
+from tests.support import inside_tiering
 from tests.support.clock import VirtualClock
 from tests.tiering.catalog.gate import Gate, gated
 from tests.tiering.catalog.moving import SEGMENT, archived, config, filled, hand_over, tiers
@@ -166,11 +167,7 @@ def test_eight_threads_that_want_one_block_make_one_request(store: Store) -> Non
 
 def cold(store: Store, gate: Gate) -> None:
     """Have no block in memory, and no request counted."""
-    found = tiers(store)
-    for row in found.rows():
-        found._cache.forget(row.number)
-    found._groups.clear()
-    found._found.clear()
+    inside_tiering.forget_blocks(tiers(store))
     gate.asked.clear()
 
 

@@ -80,7 +80,7 @@ def tier(store: Store, clock: VirtualClock) -> Iterator[Tiering]:
 
 def opener_read(stream: KvmqStreamReader) -> int:
     """Bytes of archives that the driver has read for a stream."""
-    return stream._opener.read
+    return stream.opener.read
 
 
 def test_an_offset_is_json_that_people_can_read(store: Store) -> None:
@@ -281,11 +281,11 @@ def test_a_stream_with_nothing_to_do_reads_nothing(store: Store, tier: Tiering) 
     put(store, "orders", 5)
     stream = reader(store.path)
     offset, _ = drain(stream)
-    view, before = stream._looker.look(), opener_read(stream)
+    view, before = stream.looker.look(), opener_read(stream)
     assert before
     for _ in range(3):
         assert stream.latestOffset(offset, stream.getDefaultReadLimit()) is offset
-    assert stream._looker.look() is view
+    assert stream.looker.look() is view
     put(store, "orders", 1)
     assert len(trigger(stream, offset)[1]) == 1
     assert opener_read(stream) == before
