@@ -12,6 +12,7 @@ import pytest
 
 import kvstore
 from kvstore import Message
+from kvstore.core.hashing import may_hold
 from kvstore.core.packed_pairs import pack_block
 from kvstore.errors import FormatError
 from kvstore.index import key_lookup, key_merge, key_parts
@@ -532,6 +533,24 @@ def test_a_hash_in_a_block_that_was_read_is_found_without_the_database(
     monkeypatch.setattr(families, "iter", lambda _: pytest.fail("the database is asked"))
     assert list(keys.find(1450, 1450, *EVERY)) == newest
     assert list(keys.find(1451, 1451, 1, 1)) == [SEGMENT + 903, SEGMENT + 902]
+
+
+def test_a_look_up_asks_each_filter_once_also_where_memory_has_not_all_blocks(
+    families: Families, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = MessageKeys(families, SEGMENT)
+    for segment in range(3):
+        add(families, keys, segment, [(n << 20, n) for n in range(2000)])
+    assert len(list(keys.find(5 << 20, 5 << 20, *EVERY))) == 3  # from here on filters are in memory
+    asked = list[bytes]()
+
+    def noted(data: bytes, *given: int) -> bool:
+        asked.append(data)
+        return may_hold(data, *given)
+
+    monkeypatch.setattr(key_lookup, "may_hold", noted)
+    assert len(list(keys.find(1900 << 20, 1900 << 20, *EVERY))) == 3
+    assert len(asked) == 3
 
 
 def test_blocks_that_were_read_are_kept_in_bounded_memory(
