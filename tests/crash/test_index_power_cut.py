@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from kvstore.index.families import Families
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_whole, bodies
-from tests.support.stores import SMALL, settings
+from tests.support.stores import SMALL, Opens, settings
 
 _SYNCED = re.compile(r"rocksdb\.wal\.synced COUNT : (\d+)")
 CLOCK = VirtualClock()
@@ -59,7 +59,7 @@ class Disk:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A store whose housekeeper does nothing by itself, and whose RocksDB counts."""
     step = inside.database_options()
     options = step.now
@@ -70,15 +70,15 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
         return found
 
     step.replace(counting, monkeypatch)
-    with kvstore.open(tmp_path / "a", CONFIG) as made:
-        inside.stop_housekeepers(made)
-        made.create_topic("t", queues=1)
-        made.create_topic("doomed", queues=1)
-        made.create_group("g", max_attempts=1)
-        made.create_group("doomed")
-        made.put_batch([Message("t", b"%d" % n) for n in range(20)])
-        made.flush()
-        yield made
+    made = opens(CONFIG)
+    inside.stop_housekeepers(made)
+    made.create_topic("t", queues=1)
+    made.create_topic("doomed", queues=1)
+    made.create_group("g", max_attempts=1)
+    made.create_group("doomed")
+    made.put_batch([Message("t", b"%d" % n) for n in range(20)])
+    made.flush()
+    return made
 
 
 def _no_topic(store: Store) -> bool:
