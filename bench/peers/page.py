@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from bench.peers.installing import CACHE, HERE, IN_MEMORY, ROOT
 from bench.peers.work import Figures
 
-_ROWS: Final = {
+ROWS: Final = {
     "put_batch": "put, batches of 32, 128 B",
     "put_batch_1k": "put, batches of 32, 1 KiB",
     "put_columns": "put, Arrow columns of 1,024 rows, 128 B",
@@ -129,7 +129,7 @@ def _table(names: list[str], rows: list[tuple[str, list[str]]]) -> str:
 
 def _rates(results: Results, full: bool) -> str:
     rows = []
-    for work, title in _ROWS.items():
+    for work, title in ROWS.items():
         own = results["kvmq"].get(work, {}).get("rate")
         cells = []
         for name, by_work in results.items():
@@ -226,7 +226,7 @@ def _targets(results: Results) -> str:
     rows = []
     for target in _TARGETS:
         rate = target.figure == "rate"
-        title = _ROWS[target.work] if rate else f"{target.figure}, {_SWEEP[target.work]:,} topics"
+        title = ROWS[target.work] if rate else f"{target.figure}, {_SWEEP[target.work]:,} topics"
         own = _best(results, ("kvmq",), target.work, target.figure)
         other = _best(results, target.against, target.of or target.work, target.figure)
         measured, met = "–", "not measured"
@@ -235,7 +235,7 @@ def _targets(results: Results) -> str:
             measured = f"{ratio:.2f} ×"
             met = "yes" if (ratio >= target.bound if rate else ratio <= target.bound) else "no"
         bound = f"{'at least' if rate else 'at most'} {target.bound:g} ×"
-        against = _ROWS[target.of] if target.of else " or ".join(target.against)
+        against = ROWS[target.of] if target.of else " or ".join(target.against)
         rows.append((title, [against, bound, measured, met]))
     table = _table(["against the better of", "target", "measured", "met"], rows)
     return f"{_TARGETS_HEAD}{table}\n"

@@ -28,7 +28,7 @@ from kvstore.core.messages import StoredMessage
 from kvstore.errors import ArchiveMissing, ArchiveUnavailable, StoreError
 
 T = TypeVar("T")
-_FETCHED_MAX: Final = 256
+FETCHED_MAX: Final = 256
 """Results that one call keeps; further ones are read when they are needed."""
 I64 = NDArray[np.int64]
 Queue = tuple[int, int]
@@ -227,7 +227,7 @@ class AtHand:
             return cast("T", self._found[key])
         if key in self._failed:
             raise self._failed[key]
-        if key in self._doubtful or len(self._found) >= _FETCHED_MAX:
+        if key in self._doubtful or len(self._found) >= FETCHED_MAX:
             self.is_patient = True
             try:
                 return read()

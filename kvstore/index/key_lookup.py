@@ -181,19 +181,19 @@ class MessageKeys:
         """
         self.parts()
         stretch = range(max(first * self._segment_size, since), (last + 1) * self._segment_size)
-        refused: set[int] = set()
+        asked: dict[int, bool] = {}
         if low == high:
-            found = self._known(self._readable, low, stretch, refused)
+            found = self._known(self._readable, low, stretch, asked)
             if found is not None:
                 return iter(found)
-        return self._read(low, high, stretch, refused)
+        return self._read(low, high, stretch, asked)
 
     def _known(
-        self, parts: Parts, wanted: int, stretch: range, refused: set[int]
+        self, parts: Parts, wanted: int, stretch: range, asked: dict[int, bool]
     ) -> list[int] | None:
         """The result of `find` by memory alone; None if it can't tell. Rows of parts do not change
         while they are in memory, so it is that of the moment at which these were the parts.
-        `refused` gets the serials of parts that were asked and don't have the hash.
+        `asked` gets the serials of the parts whose filters were asked, and what these said.
         """
         size, start, stop = self._segment_size, stretch.start, stretch.stop
         digest, filters, blocks = wanted >> _DIGEST_SHIFT, self._filters, self._blocks
@@ -207,8 +207,9 @@ class MessageKeys:
             data = filters.get((serial, piece))
             if data is None:
                 return None
-            if not may_hold(data, 0, filter_blocks, piece * PIECE_BLOCKS, digest, FILTER_HASHES):
-                refused.add(serial)
+            holds = may_hold(data, 0, filter_blocks, piece * PIECE_BLOCKS, digest, FILTER_HASHES)
+            asked[serial] = holds
+            if not holds:
                 continue
             positions = blocks.positions(serial, piece, wanted)
             if positions is None:
@@ -216,7 +217,7 @@ class MessageKeys:
             found += [base + p for p in positions if start <= base + p < stop]
         return sorted(set(found), reverse=True) if len(found) > 1 else found
 
-    def _read(self, low: int, high: int, stretch: range, refused: set[int]) -> Iterator[int]:
+    def _read(self, low: int, high: int, stretch: range, asked: dict[int, bool]) -> Iterator[int]:
         before, version = self._readable, self._blocks.version
         it = self._families.iter(MESSAGE_KEYS)
         # The iterator sees one moment. The parts of that moment are among those noted before and
@@ -230,9 +231,10 @@ class MessageKeys:
         for together in self._groups_of(every):
             found = list[Iterator[int]]()
             for part in together:
-                if part.serial in refused or self._is_beside(part, stretch):
-                    continue
-                if not is_one or self._may_hold(it, part, digest):
+                holds = asked.get(part.serial)
+                if holds is None and not self._is_beside(part, stretch):
+                    holds = not is_one or self._may_hold(it, part, digest)
+                if holds:
                     positions = partial(self._positions, it, part, stretch, version)
                     found += map(positions, self._hashes(it, part, low, high))
             if not found:

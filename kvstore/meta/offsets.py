@@ -446,10 +446,15 @@ class Offsets:
 
     # --- durability ---
 
+    @property
+    def is_synced(self) -> bool:
+        """Whether all commits so far are on the disk."""
+        return not self._unsynced
+
     def sync_due(self) -> bool:
         """Whether there are unsynced commits, and the interval is over."""
         return (
-            self._unsynced
+            not self.is_synced
             and self._sync_interval is not None
             and self._clock.monotonic() >= self._sync_at
         )

@@ -89,7 +89,7 @@ def _prepare(
         if _is_unfounded(folder, config):
             return None  # and so opening founds it
         is_kept = _can_be_kept(folder, config)
-        if is_kept and _drop_derived(folder, config):
+        if is_kept and drop_derived(folder, config):
             return None
     elif found is not store_folder.FolderKind.OURS_WITHOUT_INDEX:
         return None
@@ -154,7 +154,7 @@ def _can_be_kept(folder: Path, config: StoreConfig) -> bool:
     return _read_whole(folder, config, _KEPT)
 
 
-def _drop_derived(folder: Path, config: StoreConfig) -> bool:
+def drop_derived(folder: Path, config: StoreConfig) -> bool:
     """Empties the derived families of an index; False if they are damaged.
 
     They are read whole before: dropped rows stay in their files for a while, and an unreadable

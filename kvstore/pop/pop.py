@@ -1,11 +1,12 @@
 """Pops messages, each under a lock of its own.
 
 The idea: a claim looks for messages and locks them by one change. Mostly the core makes the change
-from messages that were read ahead; a `Claim` looks where there is anything else to see to. This
-module claims as often as that finds more, and wakes waiters. A pop that finds nothing waits for a
-put, for a lock that runs out, or for its time. A `Poll` is one pop that waits: it stands with its
-in-flight table, looks, and says how long nothing will happen by itself. Its caller lets that time
-pass: a thread waits for a signal, a coroutine for a future. (docs/pop.md)
+from messages that were read ahead; a `Claim` looks where there is anything else to see to. One way
+for both would be slower (docs/decisions/0021). This module claims as often as that finds more, and
+wakes waiters. A pop that finds nothing waits for a put, for a lock that runs out, or for its time.
+A `Poll` is one pop that waits: it stands with its in-flight table, looks, and says how long nothing
+will happen by itself. Its caller lets that time pass: a thread waits for a signal, a coroutine for
+a future. (docs/pop.md)
 
 Invariants: a message is handed out only after the WriteBatch that locks it was written. An
 in-flight table's lock is held from the look to the write, and no longer than one claim takes, which

@@ -12,7 +12,6 @@ never taken for damage.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from typing import Final
@@ -22,12 +21,12 @@ from kvstore.errors import ArchiveDamaged, ArchiveMissing, ArchiveUnavailable, R
 from kvstore.index.archived import Archived
 from kvstore.index.index import Index
 from kvstore.index.keys import NO_ARCHIVE, QUEUE_MASK
+from kvstore.log.segments import Segments
 from kvstore.message import StoredMessage
 from kvstore.meta.topics import Topic
 
 Messages = list[StoredMessage] | PulledColumns
 """Messages are read into one of these."""
-_log = logging.getLogger("kvmq")
 
 READ_ERRORS: Final = (RecordDamaged, ArchiveDamaged)
 """Messages can't be read any more; `ArchiveDamaged` may say where to go on."""
@@ -37,30 +36,20 @@ UNAVAILABLE_ERRORS: Final = (ArchiveUnavailable, ArchiveMissing)
 
 
 class Cold:
-    """Reads archives for the reader, see the module. `first_segment` gives the oldest segment of
-    the log; `look_again` learns which archives a writer has replaced meanwhile.
-    """
+    """Reads archives for the reader, see the module."""
 
-    def __init__(
-        self,
-        index: Index,
-        archived: Archived,
-        first_segment: Callable[[], int],
-        look_again: Callable[[], None],
-    ) -> None:
+    def __init__(self, index: Index, archived: Archived, segments: Segments) -> None:
         self.archived = archived
         self._index = index
-        self._first_segment = first_segment
-        self._look_again = look_again
+        self._segments = segments
 
     def location(self, key: int, offset: int) -> tuple[int, int] | None:
         """The archive that has an offset, and where the next location begins (the queue's next
         offset, if there is none); None if the offset's location is no archive.
         """
         for fresh in (False, True):
-            span = self._index.locations.location_at(
-                key, offset, self._first_segment(), fresh=fresh
-            )
+            oldest = self._segments.oldest
+            span = self._index.locations.location_at(key, offset, oldest, fresh=fresh)
             if span is not None and span.location.is_archived:
                 # A reader beside a writer knows of locations beyond its queues' ends.
                 end = self._index.end(key)
@@ -131,12 +120,12 @@ class Cold:
         begin: int | None,
         end: int | None,
         in_log: Iterator[int],
-        lost: list[ArchiveDamaged],
+        lost: Callable[[int, ArchiveDamaged], None],
         since: int = 0,
     ) -> Iterator[tuple[int, int]]:
         """Positions from `since` on of messages that may have a key, newest first, each once, with
-        the archive that has it (-1: the log). `in_log` are the log's, newest first. The errors of
-        archives that could not be asked go to `lost`.
+        the archive that has it (-1: the log). `in_log` are the log's, newest first. `lost` is told
+        each archive that could not be asked, and the error.
         """
         covering = self.archived.covering(begin, end, low, high)
         archives = [one for one in covering if one.end_position > since]
@@ -176,17 +165,12 @@ class Cold:
         high: int,
         begin: int | None,
         end: int | None,
-        lost: list[ArchiveDamaged],
+        lost: Callable[[int, ArchiveDamaged], None],
     ) -> Iterator[int]:
         try:
             yield from self.archived.candidates(archive, low, high, begin, end)
         except ArchiveDamaged as e:
-            # A key's other messages are still worth having. If the archive was replaced meanwhile,
-            # the caller looks again, or already has the messages of its successor.
-            self._look_again()
-            if archive in self.archived.numbers():
-                _log.error("kvmq finds no older message by key there: %s", str(e))
-                lost.append(e)
+            lost(archive, e)  # a key's other messages are still worth having
 
 
 def with_next(error: ArchiveDamaged, message: str, following: int | None) -> ArchiveDamaged:

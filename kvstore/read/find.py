@@ -11,6 +11,7 @@ id is said not to exist only if every archive that may have it could be asked.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, repeat
@@ -25,6 +26,7 @@ from kvstore.errors import (
     SegmentDamaged,
     shown,
 )
+from kvstore.index.archived import Archived
 from kvstore.index.index import Index
 from kvstore.log.commitlog import CommitLog
 from kvstore.message import StoredMessage
@@ -36,6 +38,7 @@ from kvstore.record.ids import parse_position_id
 
 T = TypeVar("T")
 _LOOKS_MAX: Final = 8
+_log = logging.getLogger("kvmq")
 
 
 class Finder:
@@ -223,7 +226,8 @@ class Finder:
         found = self._in_log(low, high, begin, end, visible, since)
         cold = self._reader.cold
         if cold is not None:
-            with_archive = cold.candidates(low, high, begin, end, found, lost, since)
+            note_lost = partial(self._note_lost, cold.archived, lost)
+            with_archive = cold.candidates(low, high, begin, end, found, note_lost, since)
         else:
             with_archive = zip(found, repeat(-1))
         if not in_tails:
@@ -233,6 +237,17 @@ class Finder:
         # come twice.
         seen = frozenset(in_tails)
         return chain(newest, (one for one in with_archive if one[0] not in seen))
+
+    def _note_lost(
+        self, archived: Archived, lost: list[ArchiveDamaged], archive: int, error: ArchiveDamaged
+    ) -> None:
+        """Keeps the error of an archive that could not be asked. If the archive was replaced
+        meanwhile, the caller looks again, or already has the messages of its successor.
+        """
+        self._reader.look_again(is_missing=True)
+        if archive in archived.numbers():
+            _log.error("kvmq finds no older message by key there: %s", str(error))
+            lost.append(error)
 
     def _in_log(
         self, low: int, high: int, begin: int | None, end: int | None, visible: int, since: int

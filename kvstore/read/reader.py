@@ -102,8 +102,7 @@ class Reader:
 
     def read_from(self, archived: Archived) -> None:
         """Reads messages whose locations name archives through `archived` from now on."""
-        look_again = partial(self.look_again, is_missing=True)
-        self.cold = Cold(self._index, archived, self.first_segment, look_again)
+        self.cold = Cold(self._index, archived, self._log.segments)
         self._index.archived_below = self.cold.below
 
     def at_hand(self, kept: AtHand) -> AbstractContextManager[object]:

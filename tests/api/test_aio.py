@@ -30,7 +30,7 @@ from kvstore import (
     StoreReadOnly,
     TopicNotFound,
 )
-from tests.support import inside
+from tests.support import inside, inside_pops
 from tests.support.popping import bodies
 
 SMALL = StoreConfig(segment_size=64 << 10)
@@ -65,7 +65,7 @@ def waiters(store: kvstore.aio.Store) -> int:
 
 
 def tables(store: kvstore.aio.Store) -> list[Any]:
-    return list(inside.tables(inside.behind(store))._tables.values())
+    return list(inside_pops.kept_tables(inside.tables(inside.behind(store))).values())
 
 
 def test_every_call_of_a_store_is_there_with_its_signature() -> None:
@@ -379,7 +379,7 @@ def test_an_opening_may_be_awaited_and_fails_as_the_store_does(tmp_path: Path) -
         with pytest.raises(kvstore.StoreNotFound):
             await kvstore.aio.open(tmp_path / "file")
         # One that is cancelled lets go of the folder.
-        opening = asyncio.ensure_future(kvstore.aio.open(tmp_path / "s", SMALL)._open())
+        opening = asyncio.ensure_future(kvstore.aio.open(tmp_path / "s", SMALL))
         await asyncio.sleep(0)
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -97,7 +97,7 @@ def test_each_check_that_fails_says_what_was_wrong_and_the_rest_goes_on(
         raise kvstore.IndexDamaged("no such run")
 
     monkeypatch.setattr(kvstore.Store, "get", wrong)
-    monkeypatch.setattr(module, "_pop", fail)
+    monkeypatch.setattr(module, "pop_topic", fail)
     monkeypatch.setattr(Tiers, "record", lambda *_: None)
     ran = kvmq("demo", "--dir", tmp_path / "demo", "--limit", 100)
     assert ran.code == 1

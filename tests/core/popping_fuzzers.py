@@ -15,6 +15,7 @@ from kvstore.pop.inflight.lock_rows import unpack_lock
 from tests.core.fuzzing import Arguments, Fuzzer
 from tests.core.record_fuzzers import message_of
 from tests.reference import popping as plain
+from tests.support import inside_pops
 
 _SECRET: Final = bytes(range(32))
 _SECRET_MAX: Final = 128
@@ -257,7 +258,7 @@ def _taken(limit: int, first: int, due: int, nonce: int, acked: int) -> Any:
     for numbers in asked.tables.values():
         assert rows.ack(done, asked, numbers) == []
     rows.apply(done)
-    held = [queue.lowest() for queue in rows._queues.values()]
+    held = inside_pops.lowest_offsets(rows)
     return rows.next[3] - first, rows.rows, rows.messages, held, len(rows.known)
 
 

@@ -28,6 +28,7 @@ from kvstore import (
 from kvstore.files import LocalFiles
 from kvstore.index.families import Families
 from kvstore.index.keys import CHECKPOINT, META, checkpoint_value, read_checkpoint
+from tests.support import inside
 from tests.support.contents import bodies, read_around
 from tests.support.files import Effect, WatchedFiles, copy_folder
 from tests.support.stores import (
@@ -586,7 +587,7 @@ def test_an_index_that_may_not_be_read_is_not_set_aside(
         raise Exception("IO error: While opening a file: CURRENT: Permission denied")
 
     with monkeypatch.context() as broken:
-        broken.setattr(Families, "_open", refused)
+        inside.database_opening(Families).replace(refused, broken)
         for work in (kvstore.open, kvstore.rebuild):
             with pytest.raises(IndexUnavailable):
                 work(tmp_path / "a")

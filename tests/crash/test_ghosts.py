@@ -186,13 +186,12 @@ def test_what_was_half_put_into_the_write_buffer_is_taken_out_of_it(
     with opened(tmp_path / "a", config) as store:
         put(store, 0, 10, SIZE)
         log = inside.log(store)
-        assert log.staging is not None
-        before = log.staging._active.bytes
+        before = inside.buffered_bytes(store)
         data = Hasty(b"x" * 5000)
         data.at = at
         with log.lock, pytest.raises(KeyboardInterrupt):
             log.append([(log.end, data)], 1)
-        assert log.staging._active.bytes == before
+        assert inside.buffered_bytes(store) == before
         put(store, 10, 1, SIZE)
         assert_holds(store, 11)
     with opened(tmp_path / "a") as store:

@@ -38,7 +38,6 @@ from kvstore.index.keys import (
     read_run_key,
 )
 from kvstore.index.runs import unpack
-from kvstore.opening import recovery
 from kvstore.opening.rebuild import prepare_rebuild
 from kvstore.opening.store_folder import is_marked
 from tests.support import inside
@@ -560,7 +559,7 @@ def test_a_store_opens_again_though_a_log_keeps_what_the_housekeeper_failed_of(
             it = inside.families(store).iter("topics")
             raise DiskFull(f"no room beside {it}")
 
-        housekeeper._do(UpkeepJob("failing", lambda: True, fail))
+        inside.do_job(housekeeper, UpkeepJob("failing", lambda: True, fail))
     assert any("no room" in r.getMessage() for r in caplog.records)
     with opened(tmp_path / "a"):
         pass
@@ -592,7 +591,7 @@ def test_an_index_of_many_rows_is_copied_some_at_a_time(
 ) -> None:
     module = sys.modules["kvstore.opening.rebuild"]
     monkeypatch.setattr(families, "_ROWS_AT_ONCE", 50)
-    monkeypatch.setattr(module, "_drop_derived", lambda folder, config: False)
+    monkeypatch.setattr(module, "drop_derived", lambda folder, config: False)
     sizes, formats, write = [], [], Families.write
 
     def counted(self: Families, batch: Batch, *, sync: bool = False) -> None:
@@ -654,7 +653,7 @@ def test_a_rebuild_that_copies_the_index_keeps_the_next_offset_of_an_empty_queue
         store.checkpoint()
         assert store.apply_retention() >= 1
         assert store.bounds("t", 1) == (5, 5)
-    monkeypatch.setattr("kvstore.opening.rebuild._drop_derived", lambda *_: False)
+    monkeypatch.setattr("kvstore.opening.rebuild.drop_derived", lambda *_: False)
     assert kvstore.rebuild(tmp_path / "a").set_aside is not None
     with opened(tmp_path / "a") as store:
         assert store.bounds("t", 1) == (5, 5)
@@ -679,7 +678,7 @@ def test_a_rebuild_without_places_keeps_a_record_behind_messages_that_no_tier_ha
         batch = index.families.batch()
         batch.delete_range(PLACES, b"", b"\xff" * 32)
         index.families.write(batch)
-    monkeypatch.setattr("kvstore.opening.rebuild._drop_derived", lambda *_: False)
+    monkeypatch.setattr("kvstore.opening.rebuild.drop_derived", lambda *_: False)
     assert kvstore.rebuild(tmp_path / "a").set_aside is not None
     with opened(tmp_path / "a") as store:
         assert (store.recovery.refused, store.bounds("t", 1)) == (0, bounds)
@@ -693,16 +692,17 @@ def test_a_copied_index_whose_replay_was_cut_short_has_each_entry_at_its_own_tim
     with opened(small) as store:
         times = [m.stored_at for m in store.pull("t", 0, 0, FEW).messages]
         before = [store.offset_at("t", 0, time) for time in times]
-    saves, save = [], recovery._Recovery._save
+    saves, step = [], inside.checkpoint_of_recovery()
+    save = step.now
 
-    def save_twice(self: recovery._Recovery, position: int) -> None:
+    def save_twice(self: object, position: int) -> None:
         saves.append(position)
         if len(saves) == 2:
             raise KeyboardInterrupt
         save(self, position)
 
-    monkeypatch.setattr(sys.modules["kvstore.opening.rebuild"], "_drop_derived", lambda *_: False)
-    monkeypatch.setattr(recovery._Recovery, "_save", save_twice)
+    monkeypatch.setattr(sys.modules["kvstore.opening.rebuild"], "drop_derived", lambda *_: False)
+    step.replace(save_twice, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         kvstore.rebuild(small, settings(checkpoint_bytes=10_000))
     monkeypatch.undo()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from kvstore.index.families import Families
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_whole, bodies
-from tests.support.stores import SMALL, settings
+from tests.support.stores import SMALL, Opens, settings
 
 _SYNCED = re.compile(r"rocksdb\.wal\.synced COUNT : (\d+)")
 CLOCK = VirtualClock()
@@ -59,25 +59,26 @@ class Disk:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A store whose housekeeper does nothing by itself, and whose RocksDB counts."""
-    options = Families._db_options
+    step = inside.database_options()
+    options = step.now
 
     def counting(self: Families, *, create: bool) -> Options:
-        found = options(self, create=create)
+        found: Options = options(self, create=create)
         found.enable_statistics()
         return found
 
-    monkeypatch.setattr(Families, "_db_options", counting)
-    with kvstore.open(tmp_path / "a", CONFIG) as made:
-        inside.stop_housekeepers(made)
-        made.create_topic("t", queues=1)
-        made.create_topic("doomed", queues=1)
-        made.create_group("g", max_attempts=1)
-        made.create_group("doomed")
-        made.put_batch([Message("t", b"%d" % n) for n in range(20)])
-        made.flush()
-        yield made
+    step.replace(counting, monkeypatch)
+    made = opens(CONFIG)
+    inside.stop_housekeepers(made)
+    made.create_topic("t", queues=1)
+    made.create_topic("doomed", queues=1)
+    made.create_group("g", max_attempts=1)
+    made.create_group("doomed")
+    made.put_batch([Message("t", b"%d" % n) for n in range(20)])
+    made.flush()
+    return made
 
 
 def _no_topic(store: Store) -> bool:
@@ -172,17 +173,11 @@ def test_a_segment_leaves_the_index_on_the_disk_before_its_file_goes(
 
     inside.log(store).segments.remove = watched  # type: ignore[method-assign]
     store.config.clock.advance(100)  # type: ignore[attr-defined]
-    inside.upkeep(store)._drop(_why(0))
+    inside.drop_segment(store, 0)
     assert had_synced == [True]
     with kvstore.open(disk.cut(tmp_path / "b"), SMALL) as cut:
         assert cut.bounds("t", 0) == (20, 20)
         assert not cut.verify().problems
-
-
-def _why(number: int) -> Any:
-    from kvstore.engine.retention import Why
-
-    return Why(number, "the test says so")
 
 
 def test_what_a_close_has_said_is_on_the_disk(store: Store, tmp_path: Path) -> None:

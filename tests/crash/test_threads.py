@@ -152,7 +152,7 @@ def _has_kept_house(store: Store) -> bool:
 
 
 def _has_written_all(store: Store) -> bool:
-    return store.stats().tail_entries == 0 and not inside.offsets(store)._unsynced
+    return store.stats().tail_entries == 0 and inside.offsets(store).is_synced
 
 
 KEEPERS: Final = {
@@ -272,7 +272,7 @@ def test_a_job_that_fails_is_shown_until_it_is_done_and_the_others_go_on(tmp_pat
         store.commit_offset("g", "t", 0, 1)
         _until(lambda: clock.advance(1.0) or job.failure is not None)  # type: ignore[func-returns-value]
         assert _threads(store)["kvmq-housekeeper"].failure == "a checkpoint: MemoryError: no room"
-        _until(lambda: clock.advance(1.0) or not inside.offsets(store)._unsynced)  # type: ignore[func-returns-value]
+        _until(lambda: clock.advance(1.0) or inside.offsets(store).is_synced)  # type: ignore[func-returns-value]
         assert store.stats().tail_entries == 1
         job.run = run
         _until(lambda: clock.advance(1.0) or store.stats().tail_entries == 0)  # type: ignore[func-returns-value]
@@ -479,7 +479,7 @@ def test_commits_are_on_the_disk_in_time_however_long_other_work_takes(
         store.put("t", b"x", queue=0)
         assert begun.wait(_PATIENCE)
         store.commit_offset("g", "t", 0, 1)
-        _until(lambda: not inside.offsets(store)._unsynced)
+        _until(lambda: inside.offsets(store).is_synced)
         end.set()
 
 

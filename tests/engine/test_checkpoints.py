@@ -207,7 +207,7 @@ def test_puts_wait_for_a_checkpoint_only_when_two_tails_are_full(
     store = opens(StoreConfig(segment_size=SEGMENT, checkpoint_bytes=tail))
     inside.stop_housekeepers(store)
     store.create_topic("t")
-    writer, log, index = inside.writer(store), inside.log(store), inside.index(store)
+    log, index = inside.log(store), inside.index(store)
     checkpoint, waited = store.checkpoint, 0
 
     def watched() -> None:
@@ -215,7 +215,7 @@ def test_puts_wait_for_a_checkpoint_only_when_two_tails_are_full(
         waited += 1
         checkpoint()
 
-    monkeypatch.setattr(writer, "_checkpoint_now", watched)
+    inside.checkpoint_of_puts(store).replace(watched, monkeypatch)
     due = 0
     for _ in range(600):
         due += log.end - index.checkpoint.position >= 2 * tail

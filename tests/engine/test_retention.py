@@ -261,7 +261,7 @@ def test_other_work_is_done_in_the_pauses_between_deletions(tmp_path: Path) -> N
             _let_pass(clock, until=lambda n=round: len(numbers(store)) <= had - n)  # type: ignore[misc]
             store.commit_offset("g", "t", 0, round)
             before = clock.monotonic()
-            _let_pass(clock, until=lambda: not inside.offsets(store)._unsynced)
+            _let_pass(clock, until=lambda: inside.offsets(store).is_synced)
             assert clock.monotonic() - before < 60.0, "it was done behind the pause"
         assert not clock.slept, "the thread slept, and all its other work with it"
 

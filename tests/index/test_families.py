@@ -10,6 +10,7 @@ import pytest
 from kvstore.errors import DiskFull, StoreClosed
 from kvstore.index.families import Families
 from kvstore.index.keys import META, RUNS
+from tests.support import inside
 
 
 @pytest.fixture(autouse=True)
@@ -43,15 +44,16 @@ def test_a_call_beside_a_reopening_waits_for_its_end(
     families: Families, call: Callable[[Families], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached, goes_on = threading.Event(), threading.Event()
-    open_ = families._open
+    step = inside.database_opening(families)
+    open_ = step.now
 
     def open_late(*, create: bool) -> None:
         reached.set()
         assert goes_on.wait(60)
         open_(create=create)
 
-    monkeypatch.setattr(families, "_open", open_late)
-    families._full = True
+    step.replace(open_late, monkeypatch)
+    inside.find_disk_full(families)
     reopening = threading.Thread(target=families.sync)
     reopening.start()
     assert reached.wait(60)
@@ -82,8 +84,8 @@ def test_a_call_behind_a_reopening_that_failed_finds_the_disk_full(
         raise OSError("No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(families, "_open", no_room)
-        families._full = True
+        inside.database_opening(families).replace(no_room, patch)
+        inside.find_disk_full(families)
         with pytest.raises(DiskFull):
             families.sync()
         with pytest.raises(DiskFull):

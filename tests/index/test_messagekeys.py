@@ -12,6 +12,7 @@ import pytest
 
 import kvstore
 from kvstore import Message
+from kvstore.core.hashing import may_hold
 from kvstore.core.packed_pairs import pack_block
 from kvstore.errors import FormatError
 from kvstore.index import key_lookup, key_merge, key_parts
@@ -507,10 +508,10 @@ def test_pieces_of_filters_are_kept_in_bounded_memory(
     keys = MessageKeys(families, SEGMENT)
     model = fill(families, keys, range(5))
     assert_finds(keys, model)
-    assert len(keys._filters) == keys._filter_bytes == 0
+    assert inside.key_caches(keys)[1:] == (0, 0)
     monkeypatch.setattr(key_lookup, "FILTERS_CACHED_BYTES_MAX", 2000)
     assert_finds(keys, model)
-    assert 0 < keys._filter_bytes <= 2000
+    assert 0 < inside.key_caches(keys).filter_bytes <= 2000
 
 
 def test_each_hash_of_a_part_whose_filter_has_several_pieces_is_found(families: Families) -> None:
@@ -534,6 +535,24 @@ def test_a_hash_in_a_block_that_was_read_is_found_without_the_database(
     assert list(keys.find(1451, 1451, 1, 1)) == [SEGMENT + 903, SEGMENT + 902]
 
 
+def test_a_look_up_asks_each_filter_once_also_where_memory_has_not_all_blocks(
+    families: Families, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = MessageKeys(families, SEGMENT)
+    for segment in range(3):
+        add(families, keys, segment, [(n << 20, n) for n in range(2000)])
+    assert len(list(keys.find(5 << 20, 5 << 20, *EVERY))) == 3  # from here on filters are in memory
+    asked = list[bytes]()
+
+    def noted(data: bytes, *given: int) -> bool:
+        asked.append(data)
+        return may_hold(data, *given)
+
+    monkeypatch.setattr(key_lookup, "may_hold", noted)
+    assert len(list(keys.find(1900 << 20, 1900 << 20, *EVERY))) == 3
+    assert len(asked) == 3
+
+
 def test_blocks_that_were_read_are_kept_in_bounded_memory(
     families: Families, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -541,19 +560,18 @@ def test_blocks_that_were_read_are_kept_in_bounded_memory(
     keys = MessageKeys(families, SEGMENT)
     model = fill(families, keys, range(5))
     assert_finds(keys, model)
-    assert len(keys._blocks) == 0
+    assert inside.key_caches(keys).blocks == 0
     monkeypatch.setattr(key_parts, "BLOCKS_CACHED_BYTES_MAX", 5000)
     assert_finds(keys, model)
-    assert 0 < len(keys._blocks) <= 5000 // 150
+    assert 0 < inside.key_caches(keys).blocks <= 5000 // 150
 
 
 def test_filters_and_blocks_leave_memory_when_rows_changed(families: Families) -> None:
     keys = MessageKeys(families, SEGMENT)
     assert_finds(keys, fill(families, keys, range(2)))
-    assert len(keys._blocks)
-    assert len(keys._filters)
+    assert 0 not in inside.key_caches(keys)
     keys.forget_rows()
-    assert len(keys._blocks) == len(keys._filters) == 0
+    assert inside.key_caches(keys) == (0, 0, 0)
 
 
 def test_a_block_that_was_read_before_blocks_changed_is_not_kept() -> None:

@@ -29,6 +29,7 @@ from kvstore.index.keys import (
 )
 from kvstore.index.queue_locations import QueueLocations, Span
 from kvstore.index.runs import Columns, pack_many
+from tests.support import inside
 from tests.support.costs import Costs
 
 TOPIC, QUEUE = 5, 2
@@ -133,8 +134,7 @@ def test_what_is_kept_of_places_is_bounded(
         for queue in (KEY - 1, KEY, KEY + 1):
             assert queues.location_at(queue, 9, 0) is not None
             assert queues.first(queue, 0) is not None
-    assert len(queues._spans) <= 2
-    assert len(queues._firsts) <= 2
+    assert max(inside.locations_known(queues)) <= 2
 
 
 def test_a_location_that_was_kept_is_looked_for_again_when_rows_changed(
@@ -162,7 +162,8 @@ def test_a_location_that_is_read_while_rows_change_is_not_kept(
 ) -> None:
     put(families, [Location(0, 3, 5)])
     queues = QueueLocations(families, SEGMENT)
-    behind = queues._behind
+    step = inside.reading_of_locations(queues)
+    behind = step.now
 
     def changed_meanwhile(*args: int) -> Iterator[Location]:
         found = list(behind(*args))
@@ -175,7 +176,7 @@ def test_a_location_that_is_read_while_rows_change_is_not_kept(
         put(families, [Location(0, 3, 5)])
         queues.forget()
         with monkeypatch.context() as patched:
-            patched.setattr(queues, "_behind", changed_meanwhile)
+            step.replace(changed_meanwhile, patched)
             look()
         assert queues.location_at(KEY, 9, 0) == Span(Location(8, 4, 6), None)
         assert queues.first(KEY, 0) == Location(1, 3, 5)
@@ -190,16 +191,17 @@ def test_a_run_whose_segment_goes_while_it_is_read_is_not_kept(
     base = 3 * SEGMENT
     assert queues.positions(KEY, 0, 9, 0) == [base, base + 100, base + 200, base + 300]
     queues.forget()
-    read = queues._run_at
+    step = inside.reading_of_runs(queues)
+    read = step.now
 
     def removed_meanwhile(*args: int) -> tuple[int, bytes] | None:
-        found = read(*args)
-        monkeypatch.setattr(queues, "_run_at", read)
+        found: tuple[int, bytes] | None = read(*args)
+        step.replace(read, monkeypatch)
         put(families, [Location(4, NOWHERE, 0)])
         queues.forget()
         return found
 
-    monkeypatch.setattr(queues, "_run_at", removed_meanwhile)
+    step.replace(removed_meanwhile, monkeypatch)
     assert queues.positions(KEY, 0, 4, 0) == []
     assert queues.positions(KEY, 0, 9, 0) == []
 

@@ -199,7 +199,7 @@ def test_an_offset_staged_in_a_batch_is_seen_when_the_batch_is_written(store: St
     inside.offsets(store).written()
     assert store.committed_offset("g", "t", 0) == 4
     assert [c.offset for c in store.offset_history("g", "t", 0)][-1] == 4
-    assert inside.offsets(store)._unsynced
+    assert not inside.offsets(store).is_synced
 
 
 # --- history ---
@@ -404,7 +404,7 @@ def rows_of_offsets(store: Store) -> int:
 
 def sweep(store: Store) -> None:
     inside.offsets(store).history_rows.sweep()
-    while inside.offsets(store).history_rows._swept:
+    while inside.offsets(store).history_rows.sweep_due():
         inside.offsets(store).history_rows.sweep()
 
 

@@ -581,17 +581,17 @@ def test_what_a_put_wrote_after_its_topic_was_deleted_leaves_nothing(
 ) -> None:
     """The put had begun before: it holds the topic that is gone by now."""
     store.put("t", b"x", queue=0)
-    writer, index = inside.writer(store), inside.index(store)
+    writer, index, routes = inside.writer(store), inside.index(store), inside.routes(store)
     gone = inside.topics(store).get("t")
     settle = inside.topics(store).deleted
 
     def put_late(infos: Any) -> None:
         settle(infos)
-        writer._routes["t"] = late
+        routes["t"] = late
         writer.put_batch([Message("t", b"late", queue=1), Message("t", b"too", queue=1)])
-        writer._routes.clear()
+        routes.clear()
 
-    late = writer._routes["t"]
+    late = routes["t"]
     inside.topics(store).deleted = put_late  # type: ignore[method-assign]  # between two steps
     store.delete_topic("t")
     assert list(index.families.rows(RUNS, b"")) == list(index.families.rows(PLACES, b"")) == []

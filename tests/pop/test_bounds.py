@@ -7,7 +7,6 @@ happens at them is the same.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -22,12 +21,10 @@ from kvstore.meta.topics import Topic
 from kvstore.pop import ordered
 from kvstore.pop import pop as pop_module
 from kvstore.pop.inflight import tables as tables_module
-from kvstore.pop.inflight.counters import Tally
-from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.inflight.tables import AHEAD
 from kvstore.pop.popper import Popper
 from kvstore.read.reader import Reader
-from tests.support import inside
+from tests.support import inside, inside_pops
 from tests.support.clock import VirtualClock
 from tests.support.popping import offsets
 
@@ -59,9 +56,9 @@ def test_flights_with_nothing_under_way_are_let_go(store: Store, topics: list[st
     for name in topics:
         (one,) = store.pop("g", name)
         store.ack(one.receipt)
-    assert len(inside.tables(store)._tables) <= BOUND + 1
+    assert len(inside_pops.kept_tables(inside.tables(store))) <= BOUND + 1
     assert all(store.pop("g", name) == [] for name in topics)
-    assert len(inside.tables(store)._tables) <= BOUND + 1
+    assert len(inside_pops.kept_tables(inside.tables(store))) <= BOUND + 1
 
 
 @pytest.mark.usefixtures("few_flights")
@@ -91,19 +88,19 @@ def test_flights_are_fewer_again_after_very_many_were_needed(
 ) -> None:
     store.create_groups([GroupConfig(name=name) for name in ("g", "h")])
     held = [store.pop("g", name)[0] for name in topics]
-    assert len(inside.tables(store)._tables) == MANY
+    assert len(inside_pops.kept_tables(inside.tables(store))) == MANY
     assert store.ack_batch([p.receipt for p in held]) == [True] * MANY
     for name in topics:
         store.pop("h", name, invisible_for=LONG)
         store.ack_batch([p.receipt for p in store.pop("h", name)])
-    assert len(inside.tables(store)._tables) <= MANY + 1
+    assert len(inside_pops.kept_tables(inside.tables(store))) <= MANY + 1
     for name in topics:
         store.reset_offset("h", name, to="end")
     store.create_topic("more", queues=1)
     for n in range(MANY):
         store.create_group(f"m{n}")
         store.pop(f"m{n}", "more")
-    assert len(inside.tables(store)._tables) <= BOUND + 1
+    assert len(inside_pops.kept_tables(inside.tables(store))) <= BOUND + 1
 
 
 @pytest.mark.usefixtures("few_flights")
@@ -165,31 +162,22 @@ def test_a_flight_that_a_pop_begins_to_wait_at_is_not_let_go(
 def test_a_new_flight_beside_many_that_are_held_looks_at_as_few_of_them(
     store: Store, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    class Looks(OrderedDict[tuple[int, int], InflightTable]):
-        """Counts how many tables are looked at."""
-
-        count = 0
-
-        def move_to_end(self, key: tuple[int, int], last: bool = True) -> None:
-            Looks.count += 1
-            super().move_to_end(key, last)
-
     monkeypatch.setattr(tables_module, "_KEPT_MAX", BOUND)
     tables = inside.tables(store)
-    monkeypatch.setattr(tables, "_tables", Looks(tables._tables))
+    looks = inside_pops.counted_looks(store, monkeypatch)
     for number in range(size):
         tables.get(1000 + number, 1).waiters.add(None)  # type: ignore[arg-type]  # it is held
-    before = Looks.count
+    before = looks.count
     for number in range(100):
         tables.get(1000 + size + number, 1)
-    assert Looks.count - before == 100 * tables_module._LOOKS
+    assert looks.count - before == 100 * tables_module.LOOKED_AT
 
 
 # --- what is remembered ---
 
 
 def kept_tables_ahead(pops: Popper) -> int:
-    return sum(bool(f.prefetched) for f in pops.tables._tables.values())
+    return sum(bool(f.prefetched) for f in inside_pops.kept_tables(pops.tables).values())
 
 
 KEPT: Final[dict[str, tuple[Any, str, Callable[[Popper], int]]]] = {
@@ -199,7 +187,7 @@ KEPT: Final[dict[str, tuple[Any, str, Callable[[Popper], int]]]] = {
     "rows that are known": (
         inflight, "KNOWN_MAX", lambda pops: len(pops.tables.known)),
     "what pops asked for, and was checked": (
-        pop_module, "_CHECKED_MAX", lambda pops: len(pops.pop._checked)),
+        pop_module, "_CHECKED_MAX", inside_pops.kinds_checked),
 }  # fmt: skip
 
 
@@ -236,10 +224,9 @@ def test_what_is_remembered_of_offsets_that_were_set_back_has_a_bound(
     for number in range(MANY):
         store.ack_batch([p.receipt for p in store.pop("g", "t", 3)])
         store.reset_offset("g", "t", offset=number + 1, queue=0)
-        kept = sum(map(len, tables._set_back.values()))
-        assert kept == tables._settings <= BOUND
+        assert inside_pops.offsets_set_back(tables) <= BOUND
     store.delete_group("g")
-    assert tables._settings == 0
+    assert inside_pops.offsets_set_back(tables) == 0
 
 
 def test_a_receipt_that_was_set_back_is_over_however_many_others_were(
@@ -313,11 +300,9 @@ def test_counters_of_locks_stay_few_however_long_a_group_works(
         clock.advance(1.0)
     table = inside.table(store, "g", "t")
     assert table.rows == 1
-    assert len(table._buckets) <= 140
-    assert len(table._queues[0].locked.pages) <= 140
-    assert isinstance(table.tally, Tally)
-    assert len(table.tally._counts) == 1
-    assert len(table.tally._coming) <= 140
+    sizes = inside_pops.sizes_of(table)
+    assert sizes.counts == 1
+    assert max(sizes) <= 140
 
 
 def test_a_set_of_offsets_says_which_of_a_stretch_it_has() -> None:
@@ -340,7 +325,7 @@ def test_large_messages_behind_small_ones_are_read_ahead_within_the_bound(store:
     kept = 0
     for _ in range(AHEAD + MANY):
         (one,) = store.pop("g", "one", invisible_for=LONG)
-        (table,) = inside.tables(store)._tables.values()
+        (table,) = inside_pops.kept_tables(inside.tables(store)).values()
         kept = max(kept, sum(m.size for ahead in table.prefetched.values() for m in ahead))
         store.ack(one.receipt)
     assert kept <= 512 << 10

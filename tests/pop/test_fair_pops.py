@@ -11,6 +11,7 @@ import pytest
 
 from kvstore import Message, Popped, Store, StoreConfig
 from tests.support.clock import VirtualClock
+from tests.support.popping import put
 
 MANY: Final = 40_000
 
@@ -28,10 +29,6 @@ def config(clock: VirtualClock) -> StoreConfig:
     return StoreConfig(segment_size=16 << 20, clock=clock)
 
 
-def put(store: Store, topic: str, queue: int, count: int, tag: str = "a") -> None:
-    store.put_batch([Message(topic, b"", queue, tag) for _ in range(count)])
-
-
 def queues(popped: list[Popped]) -> list[int]:
     return [p.message.queue for p in popped]
 
@@ -40,7 +37,7 @@ def queues(popped: list[Popped]) -> list[int]:
 def test_a_pop_whose_filter_refuses_everything_looks_at_so_much_and_returns(
     store: Store, group: str
 ) -> None:
-    put(store, "t", 0, MANY)
+    put(store, MANY, tag="a")
     store.put("t", b"wanted", tag="b")
     assert store.pop(group, "t", filter="b") == []
     assert 0 < (store.committed_offset(group, "t", 0) or 0) < MANY
@@ -53,7 +50,7 @@ def test_a_pop_whose_filter_refuses_everything_looks_at_so_much_and_returns(
 
 
 def test_a_pop_that_waits_goes_on_until_its_filter_matches(store: Store) -> None:
-    put(store, "t", 0, MANY)
+    put(store, MANY, tag="a")
     store.put("t", b"wanted", tag="b")
     (p,) = store.pop("g", "t", filter="b", wait=60.0)
     assert p.message.body == b"wanted"
@@ -62,7 +59,7 @@ def test_a_pop_that_waits_goes_on_until_its_filter_matches(store: Store) -> None
 def test_an_ack_does_not_wait_for_a_filter_that_refuses_very_many(store: Store) -> None:
     store.put("t", b"mine", tag="b")
     (mine,) = store.pop("g", "t", invisible_for=3600.0)
-    put(store, "t", 0, MANY)
+    put(store, MANY, tag="a")
     began = threading.Event()
     left: list[int] = []
 
@@ -82,22 +79,22 @@ def test_an_ack_does_not_wait_for_a_filter_that_refuses_very_many(store: Store) 
 
 
 def test_what_is_urgent_comes_before_what_is_due_of_a_lower_priority(store: Store) -> None:
-    put(store, "p", 0, 1)
+    put(store, 1, 0, "p")
     (low,) = store.pop("g", "p")
     store.change_invisible(low.receipt, 0)
-    put(store, "p", 2, 1)
+    put(store, 1, 2, "p")
     assert queues(store.pop("g", "p", 2)) == [2, 0]
 
 
 def test_a_worker_that_died_with_much_of_a_low_priority_holds_up_no_higher_one(
     store: Store, clock: VirtualClock
 ) -> None:
-    put(store, "p", 0, 500)
+    put(store, 500, 0, "p")
     for _ in range(500):
         store.pop("g", "p", invisible_for=1.0)
     clock.advance(2)
-    put(store, "p", 1, 100)
-    put(store, "p", 2, 100)
+    put(store, 100, 1, "p")
+    put(store, 100, 2, "p")
     came = Counter(store.pop("g", "p")[0].message.queue for _ in range(100))
     assert came[2] >= 75
     assert came[1] > 0
@@ -108,7 +105,7 @@ def test_a_worker_that_died_with_much_of_a_low_priority_holds_up_no_higher_one(
 
 def test_due_messages_compete_by_their_priority_as_well(store: Store, clock: VirtualClock) -> None:
     for queue in (0, 1, 2):
-        put(store, "p", queue, 2)
+        put(store, 2, queue, "p")
         assert len(store.pop("g", "p", 2, 1.0, queue=queue)) == 2
     clock.advance(2)
     assert queues(store.pop("g", "p", 6)) == [2, 2, 1, 1, 0, 0]
@@ -117,7 +114,7 @@ def test_due_messages_compete_by_their_priority_as_well(store: Store, clock: Vir
 def test_more_that_is_due_than_one_claim_looks_at_comes_all_the_same(
     store: Store, clock: VirtualClock
 ) -> None:
-    put(store, "p", 0, 1500)
+    put(store, 1500, 0, "p")
     for _ in range(1500):
         store.pop("g", "p", invisible_for=1.0)
     clock.advance(2)

@@ -13,7 +13,7 @@ import kvstore
 from kvstore import Message, Popped, ReceiptExpired, Store, StoreConfig
 from kvstore.pop import popper
 from kvstore.pop.inflight import tables as tables_module
-from tests.support import inside
+from tests.support import inside, inside_pops
 from tests.support.clock import VirtualClock
 from tests.support.popping import offsets, put
 from tests.support.stores import killed, settings
@@ -339,15 +339,15 @@ def test_nothing_is_kept_of_attempts_groups_and_topics_that_are_gone(store: Stor
     store.change_invisible(found[1].receipt, 0)
     assert len(table.attempts) == 1
     store.delete_group("h")
-    assert number not in tables._groups
+    assert not inside_pops.is_read(tables, number)
     assert tables.get(number, topic).dead
-    assert number not in tables._groups
-    for kept in (tables._tables, tables._ahead):
+    assert not inside_pops.is_read(tables, number)
+    for kept in (inside_pops.kept_tables(tables), inside_pops.tables_ahead(tables)):
         assert not any(group == number for group, _ in kept)
     for _ in range(3):
         store.create_group("h")
         store.delete_group("h")
-    assert len(tables._dead_groups._bits) == 1
+    assert inside_pops.bytes_of_dead_groups(tables) == 1
 
 
 def test_an_attempt_id_is_the_groups_and_the_topics_own(store: Store) -> None:

@@ -13,16 +13,11 @@ import kvstore
 from kvstore import Popped, Store, StoreConfig
 from tests.support import inside
 from tests.support.clock import VirtualClock
-from tests.support.popping import offsets
+from tests.support.popping import offsets, put
 from tests.support.stores import Opens
 
 LONG: Final = 20.0
 SOON: Final = 10.0
-
-
-def put(store: Store, count: int, message_group: str = "u") -> None:
-    for _ in range(count):
-        store.put("t", b"", queue=0, message_group=message_group)
 
 
 def pop(store: Store, limit: int = 10, invisible_for: float = 1000.0) -> list[Popped]:
@@ -38,7 +33,7 @@ def test_what_is_redriven_to_an_ordered_group_comes_in_its_turn(
     store: Store, clock: VirtualClock, opens: Opens, reopens: bool
 ) -> None:
     store.create_group("g", ordered=True, max_attempts=1)
-    put(store, 6)
+    put(store, 6, message_group="u")
     for n in range(3):
         assert offsets(pop(store, invisible_for=1.0)) == [n]
         clock.advance(2)
@@ -62,7 +57,7 @@ def test_a_waiting_pop_gets_what_is_redriven_to_an_ordered_group(
     store: Store, clock: VirtualClock
 ) -> None:
     store.create_group("g", ordered=True, max_attempts=1)
-    put(store, 1)
+    put(store, 1, message_group="u")
     pop(store, invisible_for=1.0)
     clock.advance(2)
     assert pop(store) == []
@@ -75,8 +70,8 @@ def test_what_was_locked_without_order_comes_back_one_by_one(
     store: Store, clock: VirtualClock, opens: Opens, reopens: bool
 ) -> None:
     store.create_group("g")
-    put(store, 3)
-    put(store, 2, "v")
+    put(store, 3, message_group="u")
+    put(store, 2, message_group="v")
     assert offsets(pop(store, invisible_for=1.0)) == [0, 1, 2, 3, 4]
     store.alter_group("g", ordered=True)
     clock.advance(2)
@@ -98,7 +93,7 @@ def test_a_lock_that_lives_holds_up_what_was_locked_beside_it(
     store: Store, clock: VirtualClock
 ) -> None:
     store.create_group("g")
-    put(store, 3)
+    put(store, 3, message_group="u")
     pop(store, 1, 1.0)
     held = pop(store, 1, 100.0)
     pop(store, 1, 1.0)
@@ -123,19 +118,19 @@ def test_what_is_redriven_in_numbers_holds_up_no_other_message_group(
         pop(store)
     store.alter_group("g", ordered=True)
     assert store.redrive("g") == 5000
-    put(store, 1, "v")
+    put(store, 1, message_group="v")
     assert offsets(pop(store)) == [0, 5000]
 
 
 @pytest.mark.parametrize("to", ["begin", "end"])
 def test_a_reset_forgets_what_was_locked_and_parked(store: Store, to: str) -> None:
     store.create_group("g", ordered=True)
-    put(store, 4)
+    put(store, 4, message_group="u")
     (first,) = pop(store)
     store.reset_offset("g", "t", to=to)  # type: ignore[arg-type]  # one of the two
     with pytest.raises(kvstore.ReceiptExpired):
         store.ack(first.receipt)
-    put(store, 2)
+    put(store, 2, message_group="u")
     expected = range(6) if to == "begin" else range(4, 6)
     for n in expected:
         out = pop(store)
@@ -148,7 +143,7 @@ def test_a_reset_forgets_what_was_locked_and_parked(store: Store, to: str) -> No
 def test_parked_messages_keep_to_the_cap(store: Store) -> None:
     store.create_group("g", ordered=True)
     for name in "abc" * 2:
-        put(store, 1, name)
+        put(store, 1, message_group=name)
     held = pop(store)
     assert offsets(held) == [0, 1, 2]
     ack(store, held)
@@ -177,7 +172,7 @@ def test_what_is_popped_while_a_group_has_no_order_counts_when_it_has_one_again(
     store: Store,
 ) -> None:
     store.create_group("g", ordered=True)
-    put(store, 4)
+    put(store, 4, message_group="u")
     ack(store, pop(store, 1))
     for n in (1, 2):
         store.alter_group("g", ordered=False)
@@ -188,13 +183,13 @@ def test_what_is_popped_while_a_group_has_no_order_counts_when_it_has_one_again(
 
 def test_parked_messages_come_when_a_group_has_no_order_any_more(store: Store) -> None:
     store.create_group("g", ordered=True)
-    put(store, 3)
+    put(store, 3, message_group="u")
     assert offsets(pop(store)) == [0]
-    put(store, 2, "v")
+    put(store, 2, message_group="v")
     assert offsets(pop(store)) == [3]
     assert pop(store) == []
     store.alter_group("g", ordered=False)
-    put(store, 1)
+    put(store, 1, message_group="u")
     came = [n for _ in range(10) for n in offsets(pop(store, 1))]
     assert came == [1, 2, 4, 5]
 
@@ -208,7 +203,7 @@ def test_acks_of_an_ordered_group_wake_as_many_as_have_something_to_get(tmp_path
         store.create_topic("t", queues=1)
         store.create_group("g", ordered=True)
         for name in "abc" * 2:
-            put(store, 1, name)
+            put(store, 1, message_group=name)
         held = pop(store)
         assert offsets(held) == [0, 1, 2]
         table = inside.table(store)

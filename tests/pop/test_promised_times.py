@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 import kvstore
-from kvstore import Store, StoreConfig
+from kvstore import Store
 from kvstore.clock import SystemClock, cut_ms, whole_ms
 from tests.support.clock import FineClock, VirtualClock
 
@@ -26,18 +26,19 @@ INSTANTS: Final = {
 promises."""
 
 
+pytestmark = pytest.mark.group(max_attempts=3, backoff=[0.05])
+
+
 @pytest.fixture
-def fine() -> FineClock:
+def clock() -> FineClock:
     return FineClock()
 
 
 @pytest.fixture
-def store(tmp_path: Path, fine: FineClock) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "s", StoreConfig(segment_size=1 << 20, clock=fine)) as store:
-        store.create_topic("t", queues=1)
-        store.create_group("g", max_attempts=3, backoff=[0.05])
-        store.put("t", b"1")
-        yield store
+def store(store: Store) -> Store:
+    """One message is in it."""
+    store.put("t", b"1")
+    return store
 
 
 def popped(store: Store) -> None:
@@ -76,36 +77,36 @@ def given_back_later(store: Store) -> None:
     [popped, popped_quickly, popped_with_a_filter, popped_again, extended, given_back_later],
 )
 def test_a_lock_of_300_ms_that_begins_late_in_a_millisecond_lasts_300_ms(
-    store: Store, fine: FineClock, locks: Callable[[Store], None]
+    store: Store, clock: FineClock, locks: Callable[[Store], None]
 ) -> None:
-    fine.pass_us(900)
+    clock.pass_us(900)
     locks(store)
-    fine.pass_us(299_999)
+    clock.pass_us(299_999)
     assert store.pop("g", "t") == []
-    fine.pass_us(1_001)
+    clock.pass_us(1_001)
     assert len(store.pop("g", "t")) == 1
 
 
 def test_a_backoff_that_begins_late_in_a_millisecond_is_not_cut(
-    store: Store, fine: FineClock
+    store: Store, clock: FineClock
 ) -> None:
-    fine.pass_us(900)
+    clock.pass_us(900)
     (first,) = store.pop("g", "t")
     store.change_invisible(first.receipt)
-    fine.pass_us(49_999)
+    clock.pass_us(49_999)
     assert store.pop("g", "t") == []
-    fine.pass_us(2_000)
+    clock.pass_us(2_000)
     assert len(store.pop("g", "t")) == 1
 
 
 def test_a_lock_of_a_fraction_of_a_millisecond_is_one_and_not_a_giving_back(
-    store: Store, fine: FineClock
+    store: Store, clock: FineClock
 ) -> None:
     store.alter_group("g", backoff=[])
     (first,) = store.pop("g", "t")
     store.change_invisible(first.receipt, 0.0001)
     assert store.pop("g", "t") == []
-    fine.pass_us(2_000)
+    clock.pass_us(2_000)
     assert len(store.pop("g", "t")) == 1
 
 

@@ -20,9 +20,9 @@ from kvstore import (
 )
 from kvstore.pop.inflight.table import Waiter
 from tests.pop.test_costs import locks_read
-from tests.support import inside
+from tests.support import inside, inside_pops
 from tests.support.clock import VirtualClock
-from tests.support.popping import bodies
+from tests.support.popping import bodies, put
 from tests.support.stores import Opens, settings
 
 HOT_FOR: Final = 3600.0
@@ -34,13 +34,6 @@ pytestmark = [pytest.mark.topic(queues=2), pytest.mark.group(max_attempts=1)]
 @pytest.fixture
 def config(clock: VirtualClock) -> StoreConfig:
     return settings(clock=clock, retention=Retention(hot_for=HOT_FOR))
-
-
-def put(store: Store, count: int, queue: int = 0, topic: str = "t") -> list[str]:
-    """Messages "0", "1" ...; returns their ids."""
-    return [r.message_id for r in store.put_batch(
-        [Message(topic, str(i).encode(), queue=queue) for i in range(count)]
-    )]  # fmt: skip
 
 
 def give_up(
@@ -57,7 +50,7 @@ def give_up(
 def test_a_redriven_message_is_the_original_with_no_attempts(
     store: Store, clock: VirtualClock
 ) -> None:
-    ids = put(store, 3)
+    ids = [result.message_id for result in put(store, 3)]
     give_up(store, clock, 3)
     assert store.redrive("g") == 3
     found = store.pop("g", "t", limit=10)
@@ -122,8 +115,8 @@ def test_of_two_redrives_at_once_each_letter_is_put_back_by_one(
     """Also where what the first put back is done by the time that the second goes on."""
     put(store, 3)
     give_up(store, clock, 3)
-    redrive = inside.popping(store).redrive
-    look, others, acked = redrive._look, list[int](), list[bytes]()
+    step = inside_pops.look_of_redrive(store)
+    look, others, acked = step.now, list[int](), list[bytes]()
 
     def look_while_another_comes(*given: Any) -> Any:
         found = look(*given)
@@ -136,7 +129,7 @@ def test_of_two_redrives_at_once_each_letter_is_put_back_by_one(
                 store.ack_batch([p.receipt for p in popped])
         return found
 
-    monkeypatch.setattr(redrive, "_look", look_while_another_comes)
+    step.replace(look_while_another_comes, monkeypatch)
     assert store.redrive("g") == 0
     assert others == [0, 3]
     acked += bodies(store.pop("g", "t", limit=10))
@@ -235,7 +228,7 @@ def test_a_letter_that_was_put_before_a_crash_is_not_put_again(
 def test_another_message_at_the_place_of_the_original_is_not_taken_for_it(
     store: Store, clock: VirtualClock
 ) -> None:
-    (old,) = put(store, 1)
+    (old,) = (result.message_id for result in put(store, 1))
     give_up(store, clock, 1)
     store.delete_topic("t")
     with pytest.raises(TopicNotFound, match=r"commit offset 1 there for group 'g'"):

@@ -27,7 +27,7 @@ import tiering.executor.pool
 from kvstore import Store, StoreForked, StoreLocked
 from kvstore.files import LocalFiles
 from kvstore.process.forking import module_lock
-from tests.support import inside
+from tests.support import inside, inside_tiering
 from tests.support.children import Teller, fail, in_child
 from tests.support.stores import SMALL
 
@@ -382,8 +382,7 @@ def _archiving(tell: Teller, path: str) -> None:
             pool = inside.work_context(worker).executor
             assert isinstance(pool, tiering.executor.pool.Pool)
             pool.run(lambda: None, os.getpid)
-            process = pool._process
-            assert process is not None
+            process = inside_tiering.process_of(pool)
 
             def child() -> None:
                 assert process.stdin is not None

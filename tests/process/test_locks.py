@@ -25,7 +25,7 @@ from kvstore.engine.writer import Writer
 from kvstore.log.commitlog import Piece
 from kvstore.process.background import Background
 from kvstore.process.locks import Signal
-from tests.support import inside
+from tests.support import inside, inside_pops
 from tests.support.stores import opened, settings
 from tiering import Policy, Worker
 
@@ -125,7 +125,7 @@ def test_an_interrupt_at_any_line_of_put_pop_and_ack_leaves_no_lock_held(tmp_pat
             interrupt = _Interrupt(at, PUT_AND_POP)
             interrupt.run(lambda: _work(store))
             assert _is_free(inside.log(store).lock), interrupt.where
-            for table in inside.tables(store)._tables.values():
+            for table in inside_pops.kept_tables(inside.tables(store)).values():
                 assert _is_free(table.lock), interrupt.where
 
 

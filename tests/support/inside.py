@@ -9,24 +9,28 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 import kvstore.aio
 from kvstore import Store
 from kvstore.engine.engine import Engine
-from kvstore.engine.upkeep import Housekeeper, Upkeep
+from kvstore.engine.retention import Why
+from kvstore.engine.upkeep import Housekeeper, Upkeep, UpkeepJob
 from kvstore.engine.writer import Writer
 from kvstore.index.families import Families
 from kvstore.index.index import Index
 from kvstore.index.key_lookup import MessageKeys
+from kvstore.index.queue_locations import QueueLocations
 from kvstore.log.commitlog import CommitLog
 from kvstore.log.flusher import Flusher
 from kvstore.meta.groups import Groups
 from kvstore.meta.offsets import Offsets
 from kvstore.meta.topics import Topics
+from kvstore.opening import recovery
 from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.inflight.tables import InflightTables
 from kvstore.pop.inflight.waiting import Waiting
@@ -36,10 +40,28 @@ from kvstore.process.background import ThreadStats
 from kvstore.process.locks import Signal
 from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
+from kvstore.record.put.put_routes import PutRoutes
 from tiering import Worker
 from tiering.worker.context import WorkContext
 from tiering.worker.run_due import Relocator
 from tiering.worker.store_snapshot import Snapshotter
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A function or value that only the product uses, for a test to put another in its place."""
+
+    owner: Any
+    name: str
+
+    @property
+    def now(self) -> Any:
+        """The one that is there."""
+        return getattr(self.owner, self.name)
+
+    def replace(self, by: object, patch: pytest.MonkeyPatch) -> None:
+        """Puts another there until the patch is undone."""
+        patch.setattr(self.owner, self.name, by)
 
 
 def engine(store: Store) -> Engine:
@@ -48,6 +70,13 @@ def engine(store: Store) -> Engine:
 
 def log(store: Store) -> CommitLog:
     return store._engine.log
+
+
+def buffered_bytes(store: Store) -> int:
+    """How many bytes the write buffer has that takes more."""
+    staging = store._engine.log.staging
+    assert staging is not None, "the store writes without a buffer"
+    return staging._active.bytes
 
 
 def flusher(store: Store) -> Flusher:
@@ -106,6 +135,21 @@ def database(store: Store) -> Any:
     return store._engine.index.families._db
 
 
+def database_opening(families: Families | type[Families]) -> Step:
+    """Opens RocksDB."""
+    return Step(families, "_open")
+
+
+def database_options() -> Step:
+    """Makes the options of RocksDB."""
+    return Step(Families, "_db_options")
+
+
+def find_disk_full(families: Families) -> None:
+    """Leaves families as a write does that found the disk full."""
+    families._full = True
+
+
 def keys(store: Store) -> MessageKeys:
     return store._engine.index.keys
 
@@ -140,6 +184,33 @@ def rows_read(family: str) -> Iterator[list[bytes]]:
         yield read
 
 
+class KeyCaches(NamedTuple):
+    """How many blocks and pieces of filters the key index has in memory, and the bytes of these."""
+
+    blocks: int
+    filters: int
+    filter_bytes: int
+
+
+def key_caches(keys: MessageKeys) -> KeyCaches:
+    return KeyCaches(len(keys._blocks), len(keys._filters), keys._filter_bytes)
+
+
+def locations_known(queues: QueueLocations) -> tuple[int, int]:
+    """Of how many queues the location asked for last is in memory, and the first one."""
+    return len(queues._spans), len(queues._firsts)
+
+
+def reading_of_locations(queues: QueueLocations) -> Step:
+    """Reads the locations of a queue from one on."""
+    return Step(queues, "_behind")
+
+
+def reading_of_runs(queues: QueueLocations) -> Step:
+    """Reads the run that has an offset."""
+    return Step(queues, "_run_at")
+
+
 def topics(store: Store) -> Topics:
     return store._engine.topics
 
@@ -160,12 +231,42 @@ def finder(store: Store) -> Finder:
     return store._engine.finder
 
 
+def candidates(store: Store) -> Callable[..., Iterator[Any]]:
+    """Gives the positions and archives of the messages that may have a key."""
+    return store._engine.finder._candidates
+
+
 def writer(store: Store) -> Writer:
     return store._engine.writer
 
 
+def routes(store: Store) -> PutRoutes:
+    """The topics as the writer knows them."""
+    return store._engine.writer._routes
+
+
+def checkpoint_of_puts(store: Store) -> Step:
+    """Writes the checkpoint for which a put waits."""
+    return Step(store._engine.writer, "_checkpoint_now")
+
+
+def checkpoint_of_recovery() -> Step:
+    """Writes a checkpoint while a log is replayed."""
+    return Step(recovery._Recovery, "_save")
+
+
 def upkeep(store: Store) -> Upkeep:
     return store._engine.upkeep
+
+
+def drop_segment(store: Store, number: int) -> None:
+    """Drops a segment as retention does."""
+    store._engine.upkeep._drop(Why(number, "the test says so"))
+
+
+def do_job(housekeeper: Housekeeper, job: UpkeepJob) -> None:
+    """Does a job as a housekeeper's thread does, which outlives its failure."""
+    housekeeper._do(job)
 
 
 def housekeeper(store: Store) -> Housekeeper:

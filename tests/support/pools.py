@@ -14,11 +14,12 @@ from multiprocessing.connection import Connection
 from typing import IO, Final, cast
 
 from kvstore.files import LocalFiles
+from tests.support import inside_tiering
 from tests.support.children import context
 from tests.support.disk import half_full
 from tiering.executor.pool import Pool, serve
 
-_start_anew: Final = Pool._start
+_start_anew: Final = inside_tiering.start_of_pools()
 
 
 class _Forked:
@@ -74,4 +75,4 @@ def quick_pools() -> None:
         self._process = process = _Forked()  # type: ignore[assignment] # it does what one does
         return process
 
-    Pool._start = start  # type: ignore[method-assign, assignment] # that is the purpose
+    inside_tiering.start_pools_by(start)

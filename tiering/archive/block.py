@@ -148,7 +148,7 @@ class BlockGroup:
         """Decodes all parts, needed or not. Raises ArchiveDamaged."""
         with self._located():
             for kind in PartKind:
-                self._decode(kind)
+                self.decoded(kind)
 
     def records(self) -> Joined:
         """The records of all blocks, as they were in the log. Raises ArchiveDamaged."""
@@ -182,7 +182,7 @@ class BlockGroup:
         found = self._columns
         if found is None:
             with self._located():
-                payload = self._decode(PartKind.FIXED)
+                payload = self.decoded(PartKind.FIXED)
                 queues = np.array(self.members.queues, np.int64)
                 found = decode_headers(payload, queues, self.members.ranges)
             self._columns = found
@@ -194,7 +194,7 @@ class BlockGroup:
         found = self._payload
         if found is None:
             with self._located():
-                found = self._decode(PartKind.BODIES)
+                found = self.decoded(PartKind.BODIES)
                 if len(found) != int(self.columns.ends[-1]):
                     raise ArchiveDamaged("the bodies are not as long as their lengths say")
             self._payload = found
@@ -205,10 +205,11 @@ class BlockGroup:
         hold whole records. Raises ArchiveDamaged.
         """
         with self._located():
-            payload = self._decode(PartKind.PROPERTIES)
+            payload = self.decoded(PartKind.PROPERTIES)
             return decode_properties(payload, self.columns.born_at, DECODED_MAX)
 
-    def _decode(self, kind: PartKind) -> bytes:
+    def decoded(self, kind: PartKind) -> bytes:
+        """A part of the group as it was before it was encoded. Raises ArchiveDamaged."""
         index, later = kind - 1, self._read_bodies
         whole = sum(self._part_sizes if later is None else self._part_sizes[:-1])
         if whole != len(self._data) or min(self._part_sizes) < 0:

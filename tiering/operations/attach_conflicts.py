@@ -45,7 +45,7 @@ class ConflictChecker:
         self._source = source
         self._rows = rows
         self._ours = OpenArchives(self._open, OPEN_BYTES)
-        self._times = _Times()
+        self._times = BlockTimes()
 
     def _open(self, number: int) -> Archive:
         row = self._rows.get(number)
@@ -229,7 +229,7 @@ class ConflictChecker:
         return None
 
 
-class _Times:
+class BlockTimes:
     """Offsets and store times of blocks; it keeps those of the last blocks it looked at."""
 
     def __init__(self) -> None:
@@ -265,7 +265,7 @@ class _Times:
 
 
 def _apart(
-    one: ArchivedRange, log: Sequence[HeldRange], archive: Archive, times: _Times
+    one: ArchivedRange, log: Sequence[HeldRange], archive: Archive, times: BlockTimes
 ) -> Iterator[AttachedRange]:
     """A range, in several where the log has something in between."""
     block = archive.block_at(one.topic, one.queue, one.first)

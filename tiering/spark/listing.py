@@ -134,10 +134,10 @@ class Opener:
     def opened(self, held: ListedArchive) -> Archive:
         """An archive, opened anew, which several threads may do at once."""
         source = self.place(held.place).source(held.key, held.size)
-        return open_lazily(_Counting(source, self), keys=self._keys)
+        return open_lazily(CountedSource(source, self), keys=self._keys)
 
 
-class _Counting:
+class CountedSource:
     """A source that reports to its opener how much is read."""
 
     def __init__(self, source: Source, opener: Opener) -> None:

@@ -138,7 +138,7 @@ def _run(folder: Path, source: Source, progress: Report) -> tuple[list[Step], di
         with step("get, find, query", "a sample by offset, position, id, key and time") as now:
             answers = [_ask(store, *item, now) for item in sample]
         with step("pop", "each message once, under a lock of its own; acked") as now:
-            _pop(store, queues, now)
+            pop_topic(store, queues, now)
         with step("archive", "the older half of the segments, read back and compared") as now:
             sizes |= _archive(store, now)
         with step("read archives", "the sample again: each answer is the same") as now:
@@ -231,7 +231,7 @@ def _ask(store: Store, put: Message, at: PutResult, step: Step) -> list[object]:
     return [found, keyed, first]
 
 
-def _pop(store: Store, queues: Counter[Queue], step: Step) -> None:
+def pop_topic(store: Store, queues: Counter[Queue], step: Step) -> None:
     """Pops one topic. Every 50th message is given back once, so it comes a second time."""
     topic = max(queues, key=lambda queue: min(queues[queue], _POPPED_MAX))[0]
     wanted = sum(count for queue, count in queues.items() if queue[0] == topic)

@@ -46,7 +46,7 @@ bytes, in all its queues.
 """
 _ALL: Final = (1 << SPAN) - 1
 _KEPT_MAX: Final = 1 << 16
-_LOOKS: Final = 4
+LOOKED_AT: Final = 4
 """Tables that are looked at for each new one, where there are too many. More than one, so that
 there are fewer again after many could not be let go.
 """
@@ -198,7 +198,7 @@ class InflightTables:
         return table
 
     def _evict(self) -> None:
-        for key in list(islice(self._tables, _LOOKS)):
+        for key in list(islice(self._tables, LOOKED_AT)):
             table = self._tables[key]
             self._tables.move_to_end(key)
             if is_mine(table.lock):

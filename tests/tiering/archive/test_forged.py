@@ -16,12 +16,12 @@ from kvstore.core.names import PREPARED
 from kvstore.errors import ArchiveDamaged
 from kvstore.record.key_filter import FilterBuilder
 from tests.rocketmq.logs import NOW, record
+from tests.support import inside_tiering
 from tests.tiering.archive.making import MemorySource, Queue, keyed, make, plain_queues
 from tests.tiering.keys.test_crypto import SECRET
 from tiering.archive import directory, external_sort, indexes, manifest, writer
 from tiering.archive.archive_check import archive_problems
 from tiering.archive.archive_reader import Archive
-from tiering.archive.block_writer import BlockWriter
 from tiering.archive.external_sort import ExternalSort
 from tiering.archive.layout import CRC, FOOTER_ROW, NO_QUEUE, PART_HEAD, Section
 from tiering.archive.manifest import ArchivedTopic, Manifest
@@ -152,7 +152,7 @@ def keyed_as(change: Callable[[Any], Any]) -> Callable[[Patch], None]:
 
 def no_keys(patch: Patch) -> None:
     none = np.zeros(0, np.int64)
-    patch.setattr(BlockWriter, "_keys", lambda *_: (none, none))
+    inside_tiering.keys_of_blocks().replace(lambda *_: (none, none), patch)
 
 
 def empty_filter(patch: Patch) -> None:
@@ -161,7 +161,7 @@ def empty_filter(patch: Patch) -> None:
 
 
 def out_of_order(patch: Patch) -> None:
-    patch.setattr(BlockWriter, "_check_order", lambda *_: None)
+    inside_tiering.check_of_order().replace(lambda *_: None, patch)
 
 
 def not_forged(patch: Patch) -> None:

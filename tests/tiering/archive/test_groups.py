@@ -48,7 +48,7 @@ def test_columns_of_any_group_are_those_that_the_plain_version_reads(
     coder = Coder()
     records = [[encode_record(message) for message in block] for block in blocks]
     for group in read(encode(records, coder, group_bytes=group_bytes), coder):
-        found, wanted = heads(group, group._decode(PartKind.FIXED))
+        found, wanted = heads(group, group.decoded(PartKind.FIXED))
         assert found is not None
         assert found == wanted
 
@@ -84,7 +84,7 @@ def test_ordinary_groups_have_the_columns_of_their_records(
     hosts: int, widest: int, group_bytes: int
 ) -> None:
     for group in groups_of(group_bytes, hosts, widest):
-        found, wanted = heads(group, group._decode(PartKind.FIXED))
+        found, wanted = heads(group, group.decoded(PartKind.FIXED))
         assert found == wanted
         assert group.columns.is_ordinary
         each = [m for i in range(group.blocks) for m in group.block(i).messages(0, 99)]
@@ -97,7 +97,7 @@ def test_a_byte_that_changed_is_found_or_gives_what_the_plain_version_reads(
     group_bytes: int, step: int
 ) -> None:
     group = groups_of(group_bytes)[1]
-    payload = group._decode(PartKind.FIXED)
+    payload = group.decoded(PartKind.FIXED)
     for at in range(0, len(payload), step):
         for bits in (1, 0x20, 0x80, 0xFF):
             changed = bytearray(payload)
@@ -108,7 +108,7 @@ def test_a_byte_that_changed_is_found_or_gives_what_the_plain_version_reads(
 
 def test_a_fixed_part_that_is_cut_short_is_damage() -> None:
     group = groups_of(0)[1]
-    payload = group._decode(PartKind.FIXED)
+    payload = group.decoded(PartKind.FIXED)
     *_, behind = heads(group, payload)[0]
     for size in range(behind):
         assert heads(group, payload[:size]) == (None, None)
@@ -156,7 +156,7 @@ def test_properties_of_every_kind_come_back(name: str, group_bytes: int) -> None
 @pytest.mark.parametrize("name", PROPERTIES)
 def test_a_changed_byte_of_properties_is_found_or_gives_as_many(name: str) -> None:
     group = with_properties(name)[1]
-    payload, born = group._decode(PartKind.PROPERTIES), group.columns.born_at
+    payload, born = group.decoded(PartKind.PROPERTIES), group.columns.born_at
     for at in range(len(payload)):
         for bits in (1, 0x80, 0xFF):
             changed = bytearray(payload)
@@ -171,7 +171,7 @@ def test_groups_that_hold_whole_records_have_these_alone() -> None:
     blocks = [[record(n, queue=2) for n in range(at, at + 9)] for at in range(0, 45, 9)]
     groups = read(encode(blocks, coder), coder)
     for group in groups:
-        found, wanted = heads(group, group._decode(PartKind.FIXED))
+        found, wanted = heads(group, group.decoded(PartKind.FIXED))
         assert found == wanted
         assert group.columns.is_whole
     assert [group.records().values() for group in groups] == blocks

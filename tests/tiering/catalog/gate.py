@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 from kvstore import Store
+from tests.support import inside_tiering
 from tests.tiering.catalog.moving import tiers
 from tiering.places.place import Place
 
@@ -85,5 +86,5 @@ def gated(store: Store) -> Gate:
     found = tiers(store)
     row = found.rows()[0]
     gate = Gate(found.place(row))
-    found._places[row.place] = gate
+    inside_tiering.set_place(found, row.place, gate)
     return gate

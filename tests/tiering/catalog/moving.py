@@ -232,6 +232,21 @@ def merge(
     return row
 
 
+def archived(
+    path: Path,
+    clock: VirtualClock,
+    handed: Iterable[Iterable[int]],
+    *,
+    segments: int,
+    each: int = 40,
+) -> Store:
+    """A store opened anew, with an archive of each of these sets of segments; none was read yet."""
+    with filled(path, clock, segments, each) as store:
+        for numbers in handed:
+            hand_over(store, numbers)
+    return kvstore.open(path, config(clock))
+
+
 def drop(store: Store, number: int) -> None:
     """Have an archive expire."""
     row = tiers(store).row(number)

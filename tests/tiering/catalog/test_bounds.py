@@ -13,6 +13,7 @@ import kvstore
 import tiering.catalog.tiers
 import tiering.operations.attach_conflicts
 from kvstore import ArchiveAccess, Message, Store
+from tests.support import inside_tiering
 from tests.support.clock import VirtualClock
 from tests.tiering.archive.making import make, plain_queues
 from tests.tiering.catalog.moving import config, hand_over, sealed, tiers
@@ -77,9 +78,9 @@ class Kept(NamedTuple):
 
 
 KEPT = [
-    Kept("_scans", "SCANS_CACHED_MAX", QUEUES * SEGMENTS),
-    Kept("_found", "FOUND_CACHED_MAX", 3 * QUEUES * SEGMENTS),
-    Kept("_queues", "QUEUE_BLOCKS_CACHED_MAX", QUEUES * SEGMENTS),
+    Kept("scans", "SCANS_CACHED_MAX", QUEUES * SEGMENTS),
+    Kept("found", "FOUND_CACHED_MAX", 3 * QUEUES * SEGMENTS),
+    Kept("queues", "QUEUE_BLOCKS_CACHED_MAX", QUEUES * SEGMENTS),
 ]
 
 
@@ -90,14 +91,15 @@ def test_what_is_known_of_readers_and_queues_is_bounded(
     monkeypatch.setattr(tiering.catalog.tiers, kept.bound, 2 * BOUND)
     assert kept.asked >= 20 * BOUND
     most = 0
-    real = Tiers._messages
+    step = inside_tiering.reading_of_messages()
+    real = step.now
 
     def looked(self: Tiers, *args: Any) -> Any:
         nonlocal most
-        most = max(most, len(getattr(self, kept.name)))
+        most = max(most, getattr(inside_tiering.memory_of(self), kept.name))
         return real(self, *args)
 
-    monkeypatch.setattr(Tiers, "_messages", looked)
+    step.replace(looked, monkeypatch)
     assert read_everything(store) == 2 * 3 * QUEUES * SEGMENTS
     assert 0 < most <= 2 * BOUND
 
@@ -117,8 +119,9 @@ def test_of_archives_that_have_left_nothing_is_kept(tmp_path: Path, clock: Virtu
                 assert store.query("t", "k")
                 there = tiers(store)
                 sizes.append((
-                    there._filters.memory_bytes,
-                    len(there._opened.sizes()), there.cache_stats().blocks, len(there._queues),
+                    inside_tiering.filters_of(there).memory_bytes,
+                    len(inside_tiering.open_archives(there).sizes()), there.cache_stats().blocks,
+                    inside_tiering.memory_of(there).queues,
                 ))  # fmt: skip
             assert len(worker.archives()) <= 3
     for each in zip(*sizes, strict=True):
@@ -158,14 +161,14 @@ def test_groups_that_are_kept_are_bounded_in_number_and_in_bytes(
         low, high = store.bounds("t", queue)
         for offset in range(low, high):
             assert store.get("t", queue, offset).offset == offset
-            most = max(most, len(there._groups))
+            most = max(most, inside_tiering.memory_of(there).groups)
             assert len(seen) <= kept + 1, "and nobody else holds on to them"
     assert most == kept
 
 
 def test_an_attach_keeps_the_times_of_few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiering.operations.attach_conflicts, "_KEPT", BOUND)
-    times = tiering.operations.attach_conflicts._Times()
+    times = tiering.operations.attach_conflicts.BlockTimes()
     expected = []
     for round_ in range(2):
         for n in range(10 * BOUND):
@@ -174,8 +177,7 @@ def test_an_attach_keeps_the_times_of_few_blocks(monkeypatch: pytest.MonkeyPatch
             row = made.rows().row(1)
             times.within(made, 1, row.first_offset, row.last_offset)
             found = times.of(made, 1)
-            assert len(times._kept) <= BOUND
-            assert len(times._blocks) <= BOUND
+            assert max(inside_tiering.blocks_with_times(times)) <= BOUND
             if not round_:
                 expected.append((row.least_stored_at, row.greatest_stored_at))
             assert found == expected[n]

@@ -9,6 +9,7 @@ import pytest
 
 from kvstore import StoreClosed
 from kvstore.clock import SystemClock
+from tests.support import inside_tiering
 from tiering.catalog.cache import BlockCache
 
 
@@ -106,7 +107,7 @@ def test_the_block_just_read_stays_whatever_was_asked_for_again(
         cache.get(1, n if n != 13 else 20)
         cache.get(1, n if n != 13 else 20)
         assert cache.at_hand(1, n if n != 13 else 20) is not None
-    cache._read = lambda archive, block: Sized(95)  # type: ignore[assignment,return-value]
+    inside_tiering.set_read(cache, lambda archive, block: Sized(95))
     cache.get(2, 0)
     assert cache.stats().bytes == 95, "all else went"
     reads.noted.clear()
@@ -264,11 +265,11 @@ def test_who_waits_for_a_block_is_told_when_the_store_closes(reads: Reads) -> No
     threads = [threading.Thread(target=ask, args=(n,), daemon=True) for n in range(3)]
     for thread in threads:
         thread.start()
-    while len(cache._flight.under_way()) < 3 or not reads.under_way:
+    while inside_tiering.reads_under_way(cache) < 3 or not reads.under_way:
         SystemClock().sleep(0.001)
     threads.append(threading.Thread(target=cache.close, daemon=True))
     threads[-1].start()
-    while not cache._pool._shutdown:
+    while not inside_tiering.is_closing(cache):
         SystemClock().sleep(0.001)
     reads.go.set()
     for thread in threads:
@@ -277,7 +278,7 @@ def test_who_waits_for_a_block_is_told_when_the_store_closes(reads: Reads) -> No
     assert sorted(told) == ["closed", "closed", "had"]
     with pytest.raises(StoreClosed):
         cache.get(1, 9)
-    assert not cache._flight.under_way()
+    assert not inside_tiering.reads_under_way(cache)
 
 
 def test_a_block_that_cannot_be_kept_is_an_error_to_who_waits_for_it(cache: BlockCache) -> None:
@@ -286,8 +287,8 @@ def test_a_block_that_cannot_be_kept_is_an_error_to_who_waits_for_it(cache: Bloc
         def memory_bytes(self) -> int:
             raise MemoryError
 
-    cache._read = lambda archive, block: Unweighable()  # type: ignore[assignment,return-value]
+    inside_tiering.set_read(cache, lambda archive, block: Unweighable())
     for _ in range(2):
         with pytest.raises(MemoryError):
             cache.get(1, 1)
-    assert not cache._flight.under_way()
+    assert not inside_tiering.reads_under_way(cache)

@@ -17,7 +17,7 @@ import pytest
 import kvstore
 from kvstore import Message, Store, TopicConfig
 from kvstore.meta.topic import TopicInfo
-from tests.support import inside
+from tests.support import inside, inside_tiering
 from tests.support.clock import VirtualClock
 from tests.support.costs import Costs
 from tests.tiering.catalog.gate import gated
@@ -220,7 +220,7 @@ def test_filters_take_no_more_than_their_room(tmp_path: Path) -> None:
         access = kvstore.ArchiveAccess(open_bytes=limit)
         with kvstore.open(tmp_path / "a", config(clock, archives=access)) as store:
             store.query("orders", "nowhere")
-            filters = tiers(store)._filters
+            filters = inside_tiering.filters_of(tiers(store))
             assert filters.memory_bytes <= limit
             assert len(filters) == kept
             assert len(store.query("orders", "all", limit=99)) > 4

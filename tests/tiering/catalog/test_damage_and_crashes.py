@@ -22,6 +22,7 @@ from kvstore import (
 )
 from kvstore.api.founding import rebuild
 from kvstore.errors import ArchiveDamaged, ArchiveMissing, ArchiveUnavailable
+from tests.support import inside_tiering
 from tests.support.clock import VirtualClock
 from tests.support.files import copy_folder
 from tests.tiering.catalog.moving import (
@@ -226,7 +227,7 @@ def test_a_place_that_does_not_answer_is_an_error_and_nothing_is_passed_over(
     with kvstore.open(tmp_path / "a", config(clock)) as store:
         found = tiers(store)
         place = found.place(row)
-        found._places[row.place] = Silent()  # type: ignore[assignment]  # it never answers
+        inside_tiering.set_place(found, row.place, Silent())
         for call in (
             lambda: store.get("orders", 0, 0),
             lambda: store.pull("orders", 0, 0),
@@ -238,7 +239,7 @@ def test_a_place_that_does_not_answer_is_an_error_and_nothing_is_passed_over(
                 call()
         assert store.get("orders", 0, first_hot).offset == first_hot
         assert store.bounds("orders", 0).min_offset == 0
-        found._places[row.place] = place
+        inside_tiering.set_place(found, row.place, place)
         assert answers(store) == before
         assert store.pop("g", "orders", queue=0)[0].message.offset == 0
 

@@ -11,19 +11,16 @@ import kvstore
 from kvstore import Store
 from tests.support.clock import VirtualClock
 from tests.tiering.catalog.gate import Gate, gated
-from tests.tiering.catalog.moving import config, filled, hand_over, tiers
+from tests.tiering.catalog.moving import archived, config, hand_over, tiers
 
 SEGMENTS = 4
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    """A store of an archive for each of its segments, none of which was read yet."""
-    clock = VirtualClock()
-    with filled(tmp_path / "a", clock, SEGMENTS, 120) as made:
-        for number in range(SEGMENTS):
-            hand_over(made, [number])
-    with kvstore.open(tmp_path / "a", config(clock)) as opened:
+def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
+    """A store of an archive for each of its segments."""
+    each = [[number] for number in range(SEGMENTS)]
+    with archived(tmp_path / "a", clock, each, segments=SEGMENTS, each=120) as opened:
         yield opened
 
 

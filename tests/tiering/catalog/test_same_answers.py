@@ -413,11 +413,11 @@ def _is_copy(asked: Any, answer: Any) -> bool:
     return topic.startswith("%DLQ%")
 
 
-@pytest.mark.parametrize("fetched", [kvstore.index.archived._FETCHED_MAX, 1])
+@pytest.mark.parametrize("fetched", [kvstore.index.archived.FETCHED_MAX, 1])
 def test_groups_of_all_kinds_live_as_if_nothing_had_moved_however_little_a_call_keeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetched: int
 ) -> None:
-    monkeypatch.setattr(kvstore.index.archived, "_FETCHED_MAX", fetched)
+    monkeypatch.setattr(kvstore.index.archived, "FETCHED_MAX", fetched)
     clock = VirtualClock()
     begun = clock.now_ms()
     with filled_with_kinds(tmp_path / "a", clock):

@@ -11,18 +11,17 @@ import pytest
 
 import kvstore
 from kvstore import ArchiveUnavailable, Popped, Store
+from tests.support import inside_tiering
 from tests.support.clock import VirtualClock
 from tests.tiering.catalog.gate import Gate, gated
-from tests.tiering.catalog.moving import SEGMENT, config, filled, hand_over, tiers
+from tests.tiering.catalog.moving import SEGMENT, archived, config, filled, hand_over, tiers
 from tiering.errors import PlaceUnavailable
 
 
 @pytest.fixture
 def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
-    """A store of which all but the last messages are in archives, none of which was read yet."""
-    with filled(tmp_path / "a", clock, 3) as made:
-        hand_over(made, [0, 1])
-    with kvstore.open(tmp_path / "a", config(clock)) as opened:
+    """A store of which all but the last messages are in an archive."""
+    with archived(tmp_path / "a", clock, [[0, 1]], segments=3) as opened:
         yield opened
 
 
@@ -168,11 +167,7 @@ def test_eight_threads_that_want_one_block_make_one_request(store: Store) -> Non
 
 def cold(store: Store, gate: Gate) -> None:
     """Have no block in memory, and no request counted."""
-    found = tiers(store)
-    for row in found.rows():
-        found._cache.forget(row.number)
-    found._groups.clear()
-    found._found.clear()
+    inside_tiering.forget_blocks(tiers(store))
     gate.asked.clear()
 
 

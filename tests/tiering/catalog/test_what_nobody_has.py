@@ -12,7 +12,7 @@ from kvstore import Message, Store, StoreConfig, StoredMessage
 from kvstore.errors import ArchiveDamaged
 from kvstore.index.keys import NOWHERE, PLACES, RUNS, Location, read_location, read_run_key
 from kvstore.record.hashes import key_hash
-from tests.support import inside
+from tests.support import inside, inside_tiering
 from tests.support.clock import VirtualClock
 from tests.tiering.catalog.gate import gated
 from tests.tiering.catalog.moving import (
@@ -239,7 +239,7 @@ def test_an_archive_that_was_merged_before_a_query_came_to_it_is_no_damage(
     with filled(tmp_path / "a", VirtualClock(), 4) as store:
         rows = [hand_over(store, [n]).rows[0] for n in (0, 1, 2)]
         hashed, lost = key_hash(b"orders", b"all"), list[ArchiveDamaged]()
-        looking = inside.finder(store)._candidates(hashed, hashed, None, None, lost)
+        looking = inside.candidates(store)(hashed, hashed, None, None, lost)
         next(looking)
         merge(store, [row.number for row in rows[:2]])
         assert all(archive not in (rows[0].number, rows[1].number) for _, archive in looking)
@@ -252,7 +252,7 @@ def test_what_is_in_the_log_and_in_an_archive_is_found_once(tmp_path: Path) -> N
         before = found(store)
         hand_over(store, [3])
         made = make(store, [1, 2])
-        with store.handover._coming(made.arriving):
+        with inside_tiering.coming(store, made.arriving):
             assert found(store) == before
         store.handover.hand_over(made.segments, made.arriving, made.unkept)
         assert found(store) == before

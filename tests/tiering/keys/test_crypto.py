@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from kvstore.errors import ArchiveDamaged, ConfigError, FormatError, KeyDestroyed, KeyMissing
 from kvstore.files import LocalFiles
+from tests.support import inside_tiering
 from tests.tiering.archive.samples import decode, encode, record
 from tiering.archive.coder import Coder
 from tiering.errors import EncryptionMissing
-from tiering.keys import crypto
 from tiering.keys.crypto import NONCE_SIZE, TopicKey, decrypt, encrypt
 from tiering.keys.key_file import KeyFile
 
@@ -69,7 +69,7 @@ def test_a_block_that_should_be_encrypted_and_is_not_is_damage() -> None:
 def test_without_the_package_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(crypto, "_available", False)
+    inside_tiering.has_encryption().replace(False, monkeypatch)
     with pytest.raises(EncryptionMissing, match=r"kvmq\[encryption\]"):
         encrypt(b"payload", SECRET, b"")
 

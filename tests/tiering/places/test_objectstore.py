@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.support import inside_tiering
 from tests.support.clock import VirtualClock
 from tests.tiering.places.buckets import SECRET, fetch, open_bucket
 from tests.tiering.places.faulty import QUOTED, Fault, FaultyServer
@@ -208,9 +209,9 @@ def test_an_answer_that_is_short_without_a_word_is_asked_for_again(
 ) -> None:
     place: Any = open_bucket(s3, bucket, clock=clock, retry_for=5)
     place.put(KEY, SMALL)
-    place._obstore = ShortClient(place._obstore, 2)
+    client = inside_tiering.set_client(place, lambda found: ShortClient(found, 2))
     assert place.read(KEY, start, len(SMALL) - start) == SMALL[start:]
-    place._obstore.times = 1000
+    client.times = 1000
     with pytest.raises(PlaceUnavailable, match="bytes of"):
         place.read(KEY, start, len(SMALL) - start)
     with pytest.raises(ObjectTooShort):

@@ -15,6 +15,7 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThanOrEqual
 
 import kvstore
 import tiering
+from tests.support import inside_tiering
 from tests.tiering.spark.sink.jobs import Job
 from tiering.archive import archive_reader
 from tiering.archive.archive_reader import Archive
@@ -136,13 +137,14 @@ def test_a_plan_reads_no_filter_unless_keys_are_asked_for(
     many: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sections: list[str] = []
-    section = Archive._section
+    step = inside_tiering.reading_of_sections()
+    section = step.now
 
     def noted(self: Archive, kind: Any, *args: Any, **more: Any) -> Any:
         sections.append(kind.name)
         return section(self, kind, *args, **more)
 
-    monkeypatch.setattr(Archive, "_section", noted)
+    step.replace(noted, monkeypatch)
     _, opener = planned(many)
     assert set(sections) == {"MANIFEST", "DIRECTORY"}
     assert opener.read <= ARCHIVES * OPENING_READ

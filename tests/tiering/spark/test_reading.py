@@ -21,7 +21,7 @@ from tests.tiering.spark.conftest import SEGMENT, tiered
 from tiering import NothingToRestore
 from tiering.errors import ObjectTooShort
 from tiering.spark.arrow import SCHEMA
-from tiering.spark.listing import Opener, _Counting, listing
+from tiering.spark.listing import CountedSource, Opener, listing
 from tiering.spark.options import read_options
 from tiering.spark.part_reader import PartReader
 from tiering.spark.splits import plan_splits
@@ -102,16 +102,16 @@ def test_what_was_read_of_an_archive_before_it_went_is_there(
     given = read_options({"path": str(folder), **options})
     last = Opener(given).opened(listing(given).archives[-1]).manifest.messages
     reads, most = 0, 1 << 30
-    read_at = _Counting.read
+    read_at = CountedSource.read
 
-    def counted(source: _Counting, offset: int, size: int) -> bytes:
+    def counted(source: CountedSource, offset: int, size: int) -> bytes:
         nonlocal reads
         reads += 1
         if reads > most:
             raise ObjectTooShort("it went")
         return read_at(source, offset, size)
 
-    monkeypatch.setattr(_Counting, "read", counted)
+    monkeypatch.setattr(CountedSource, "read", counted)
     every, _, _ = read(folder, names=["position"], **options)
     most, reads = reads - 1, 0
     some, _, _ = read(folder, names=["position"], **options)

@@ -39,17 +39,15 @@ def clock() -> VirtualClock:
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
+def store(empty: Store, clock: VirtualClock) -> Store:
     """Three archives, and something in the log."""
-    config = StoreConfig(segment_size=64 << 10, clock=clock)
-    with kvstore.open(tmp_path / "store", config) as opened:
-        opened.create_topic("orders", queues=2)
-        for number in range(200):
-            opened.put("orders", b"%d" % number + bytes(1000), keys=[f"{number}"])
-        clock.advance(120)
-        with tiering.Worker(opened, POLICY) as worker:
-            assert len(worker.run_once().archives) == 3
-        yield opened
+    empty.create_topic("orders", queues=2)
+    for number in range(200):
+        empty.put("orders", b"%d" % number + bytes(1000), keys=[f"{number}"])
+    clock.advance(120)
+    with tiering.Worker(empty, POLICY) as worker:
+        assert len(worker.run_once().archives) == 3
+    return empty
 
 
 @pytest.fixture

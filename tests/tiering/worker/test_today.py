@@ -9,7 +9,7 @@ import pytest
 
 from kvstore import Retention, Store, TopicConfig
 from kvstore.errors import ArchiveDamaged
-from tests.support import inside
+from tests.support import inside, inside_tiering
 from tests.support.clock import FineClock, VirtualClock
 from tests.tiering.stores import QUEUES, fill, filled, held
 from tiering import Policy, Worker
@@ -128,15 +128,17 @@ def test_an_archive_that_could_not_be_looked_into_expires_only_if_its_topics_say
     clock.advance(20 * DAY)
     with Worker(store, msgspec.structs.replace(WARM, warm_for=100 * DAY)) as worker:
         judge = inside.snapshots(worker).resolver
-        read, tried = judge._manifest_of, set[str]()
+        step, tried = inside_tiering.reading_of_manifests(judge), set[str]()
+        read = step.now
 
         def once_away(row: ArchiveRow) -> Manifest:
             if row.name not in tried:
                 tried.add(row.name)
                 raise ArchiveDamaged(f"{row.name} can't be read just now", row.name)
-            return read(row)
+            manifest: Manifest = read(row)
+            return manifest
 
-        monkeypatch.setattr(judge, "_manifest_of", once_away)
+        step.replace(once_away, monkeypatch)
         assert worker.run_once().expired == []
         assert tried
     assert held(store) == before

@@ -83,15 +83,17 @@ class KvmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Made on first use: tasks use none of them.
 
     @cached_property
-    def _opener(self) -> Opener:
+    def opener(self) -> Opener:
+        """Opens the archives that the driver reads."""
         return Opener(self._options)
 
     @cached_property
     def _tables(self) -> DirectoryTables:
-        return DirectoryTables(self._opener)
+        return DirectoryTables(self.opener)
 
     @cached_property
-    def _looker(self) -> StoreLooker | PlaceLooker:
+    def looker(self) -> StoreLooker | PlaceLooker:
+        """Looks at what the store, or the place, has now."""
         return looker(self._options, self._tables)
 
     # --- where a stream begins ---
@@ -99,14 +101,14 @@ class KvmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Json:  # noqa: N802 # Spark's name, as those below
         """Where a new stream begins."""
         text = self._options.starting_offsets
-        before = self._looker.look()
+        before = self.looker.look()
         if text == EARLIEST:
             return StreamOffset(store=before.store, of=self._of).as_json()
         if text == LATEST:
             return self._offset(*self._reached(before))
         asked = read_starting(text)
         latest = self._reached(before)[1].ends if wants_latest(asked) else {}
-        view = self._looker.look()
+        view = self.looker.look()
         ids = {name: topic.id for name, topic in view.topics.items()}
         return self._offset(view, Frontier(dict(starting(asked, ids, latest))))
 
@@ -121,9 +123,9 @@ class KvmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _reached(self, before: StreamView) -> tuple[StreamView, Frontier]:
         """The view, and the ends of all queues that are wanted. `before` is the view before."""
-        reach = self._looker.reach(None)
+        reach = self.looker.reach(None)
         # The view after the position: a topic that comes between the two has nothing below it.
-        view = self._looker.look(anew=True)
+        view = self.looker.look(anew=True)
         names = view.names()
         ends = {
             code_of(*queue): end
@@ -151,16 +153,16 @@ class KvmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fixes the end of the stream at all that there is now."""
-        _, self._cap = self._reached(self._looker.look())
+        _, self._cap = self._reached(self.looker.look())
 
     def reportLatestOffset(self) -> Json | None:  # noqa: N802
         """How far the log goes, for the query's progress; None for archives alone."""
-        view = self._looker.look()
+        view = self.looker.look()
         return {"store": view.store, "position": view.position} if view.position else None
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802
         """Where a batch that begins at `start` ends. Raises MessagesLost."""
-        view = self._looker.look()
+        view = self.looker.look()
         if self._idle is not None and self._idle[:2] == (start, view):
             return start
         offset = self._parsed(start, view)
@@ -192,7 +194,7 @@ class KvmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = {code: end for code, end in offset.ends().items() if names.get(queue_of(code)[0])}
         if not view.position or not ends:
             return
-        reach = self._looker.reach(map(queue_of, ends))
+        reach = self.looker.reach(map(queue_of, ends))
         beyond = {
             code: end
             for code, end in ends.items()
@@ -217,7 +219,7 @@ class KvmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return self._cut(view, start, limits)
             except ArchiveMissing:
                 # Messages that left the log are in an archive by now, or went.
-                view = self._looker.look(anew=True)
+                view = self.looker.look(anew=True)
         return self._cut(view, start, limits)
 
     def _cut(
@@ -227,7 +229,7 @@ class KvmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             cutter = Cutter(
                 view, start, limits or Limits(), self._options, self._wants, cap=self._cap
             )
-            return view, cutter.cut(self._tables, self._opener.files, self._done)
+            return view, cutter.cut(self._tables, self.opener.files, self._done)
         reached = self._cap
         if reached is None:
             view, reached = self._reached(view)
@@ -253,7 +255,7 @@ class KvmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         queues = [queue_of(code) for code in codes]
         if not queues:
             return {}
-        return {code_of(*q): first for q, (first, _) in self._looker.reach(queues).queues.items()}
+        return {code_of(*q): first for q, (first, _) in self.looker.reach(queues).queues.items()}
 
     def _check(self, gone: Mapping[int, tuple[int, int]], view: StreamView) -> None:
         names = view.names()
@@ -278,20 +280,20 @@ class KvmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The parts of a batch. Raises MessagesLost, ArchiveDamaged, PlaceError."""
         if start == end:
             return []
-        view = self._looker.look()
+        view = self.looker.look()
         since, until = self._parsed(start, view), self._parsed(end, view)
         span = span_of(since, until, view)
         archives = candidates(span, view, self._done)
         if archives:
             columns = (one.tolist() for one in span.ranges[:3])
-            later, homes = self._looker.homes(zip(*columns, strict=True))
+            later, homes = self.looker.homes(zip(*columns, strict=True))
             if later is not view:
                 view, span = later, span_of(since, until, later)
                 archives = candidates(span, view, self._done)
             if homes is not None:
                 archives = [one for one in archives if one.number in homes]
         held = [one.held for one in archives]
-        planned = plan(span, view, self._options, self._opener, self._tables, held)
+        planned = plan(span, view, self._options, self.opener, self._tables, held)
         if self._is_doubtful(view, span.begin):
             known = since.ends()
             late = planned.first > span.ranges.low

@@ -43,7 +43,7 @@ from tiering.spark.options import ReadOptions
 from tiering.spark.splits import InspectedArchive, code_of, queue_of
 
 I64 = NDArray[np.int64]
-_BLOCKS_MAX: Final = 2_000_000
+BLOCKS_MAX: Final = 2_000_000
 """Blocks that are kept: 56 bytes each."""
 
 
@@ -113,7 +113,7 @@ class DirectoryTables:
         self.forget([held])
         self._kept[held] = table
         self._blocks += len(table.blocks)
-        while self._blocks > _BLOCKS_MAX and len(self._kept) > 1:
+        while self._blocks > BLOCKS_MAX and len(self._kept) > 1:
             self.forget([next(iter(self._kept))])
 
     def forget(self, held: Iterable[ListedArchive]) -> None:

@@ -397,7 +397,7 @@ def test_a_rebuild_brings_nothing_back_that_waits_to_be_removed(
         assert worker.run_once().failed == {}
         clock.advance(40 * DAY)
         assert worker.run_once().expired
-    monkeypatch.setattr("kvstore.opening.rebuild._drop_derived", lambda *_: False)
+    monkeypatch.setattr("kvstore.opening.rebuild.drop_derived", lambda *_: False)
     kvstore.rebuild(path, config(clock))
     with kvstore.open(path, config(clock)) as store:
         assert held_by(store) == []

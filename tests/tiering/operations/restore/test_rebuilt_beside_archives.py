@@ -12,7 +12,7 @@ import kvstore
 from kvstore import Message, Store
 from kvstore.errors import IndexDamaged, RecordDamaged
 from kvstore.index.families import Families
-from kvstore.opening.rebuild import _drop_derived
+from kvstore.opening.rebuild import drop_derived
 from tests.support.clock import VirtualClock
 from tests.tiering.stores import config
 from tiering import Policy, Worker
@@ -65,9 +65,9 @@ def test_what_the_log_has_before_and_between_archives_is_there_and_no_offset_is_
         assert offsets(store) == left
         end = store.bounds("a", 0).next_offset
     if how == "copied":  # what the log can tell is damaged, and the rest is copied
-        monkeypatch.setattr("kvstore.opening.rebuild._drop_derived", lambda *_: False)
+        monkeypatch.setattr("kvstore.opening.rebuild.drop_derived", lambda *_: False)
     if how == "cut off":
-        assert _drop_derived(path, config(clock))  # killed before the store was opened
+        assert drop_derived(path, config(clock))  # killed before the store was opened
     else:
         kvstore.rebuild(path, config(clock))
     with kvstore.open(path, config(clock)) as store:
@@ -96,7 +96,7 @@ def test_an_index_that_is_copied_without_its_places_gets_those_of_archives_from_
     def damaged(_: Families) -> NoReturn:
         raise IndexDamaged("a block of the places")
 
-    monkeypatch.setattr("kvstore.opening.rebuild._drop_derived", lambda *_: False)
+    monkeypatch.setattr("kvstore.opening.rebuild.drop_derived", lambda *_: False)
     monkeypatch.setattr("kvstore.opening.rebuild.kept_locations", damaged)
     kvstore.rebuild(path, config(clock))
     with kvstore.open(path, config(clock)) as store:

@@ -15,10 +15,10 @@ from pyspark.sql.datasource import InputPartition
 
 import kvstore
 import tiering
-from kvstore import ConfigError, Message, Retention, Store, StoreConfig, StoredMessage
+from kvstore import ConfigError, Message, Retention, Store, StoredMessage
 from kvstore.errors import ArchiveMissing
 from tests.support.clock import VirtualClock
-from tests.tiering.spark.conftest import DAY, POLICY, SEGMENT
+from tests.tiering.spark.conftest import DAY, POLICY
 from tests.tiering.spark.sink.jobs import write
 from tests.tiering.spark.stream.streaming import (
     COLUMNS,
@@ -42,12 +42,11 @@ from tiering.spark.stream.stream_view import DirectoryTables, PlaceLooker, Store
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
+def store(empty: Store) -> Store:
     """A store with two topics; nothing is in them."""
-    with kvstore.open(tmp_path / "store", StoreConfig(segment_size=SEGMENT, clock=clock)) as one:
-        one.create_topic("orders", queues=2)
-        one.create_topic("events")
-        yield one
+    empty.create_topic("orders", queues=2)
+    empty.create_topic("events")
+    return empty
 
 
 def put(store: Store, topic: str, count: int, *, size: int = 500, queues: int = 1) -> None:
@@ -81,7 +80,7 @@ def tier(store: Store, clock: VirtualClock) -> Iterator[Tiering]:
 
 def opener_read(stream: KvmqStreamReader) -> int:
     """Bytes of archives that the driver has read for a stream."""
-    return stream._opener.read
+    return stream.opener.read
 
 
 def test_an_offset_is_json_that_people_can_read(store: Store) -> None:
@@ -282,11 +281,11 @@ def test_a_stream_with_nothing_to_do_reads_nothing(store: Store, tier: Tiering) 
     put(store, "orders", 5)
     stream = reader(store.path)
     offset, _ = drain(stream)
-    view, before = stream._looker.look(), opener_read(stream)
+    view, before = stream.looker.look(), opener_read(stream)
     assert before
     for _ in range(3):
         assert stream.latestOffset(offset, stream.getDefaultReadLimit()) is offset
-    assert stream._looker.look() is view
+    assert stream.looker.look() is view
     put(store, "orders", 1)
     assert len(trigger(stream, offset)[1]) == 1
     assert opener_read(stream) == before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -12,19 +11,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-import kvstore
-from kvstore import Store, StoreConfig, StoredMessage
+from kvstore import Store, StoredMessage
 from tests.support.clock import VirtualClock
-from tests.tiering.spark.conftest import DAY, POLICY, SEGMENT, TOPICS, message
+from tests.tiering.spark.conftest import DAY, POLICY, TOPICS, message
 from tiering import Worker
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "store", StoreConfig(segment_size=SEGMENT, clock=clock)) as one:
-        for topic, queues in TOPICS.items():
-            one.create_topic(topic, queues=queues)
-        yield one
+def store(empty: Store) -> Store:
+    for topic, queues in TOPICS.items():
+        empty.create_topic(topic, queues=queues)
+    return empty
 
 
 def put(store: Store, first: int, count: int) -> set[int]:

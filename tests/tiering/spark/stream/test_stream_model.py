@@ -225,7 +225,7 @@ STEP: Final[st.SearchStrategy[tuple[str, dict[str, Any]]]] = st.one_of(
     archives=st.booleans(),
     limits=st.sampled_from(LIMITS),
     split=st.sampled_from(["5000", "1000000"]),
-    kept=st.sampled_from([stream_view._BLOCKS_MAX, 1]),
+    kept=st.sampled_from([stream_view.BLOCKS_MAX, 1]),
     steps=st.lists(STEP, min_size=8, max_size=20),
 )
 def test_every_message_comes_once_and_those_of_a_queue_in_order(
@@ -240,7 +240,7 @@ def test_every_message_comes_once_and_those_of_a_queue_in_order(
         tempfile.TemporaryDirectory(prefix="kvmq-stream-") as folder,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(stream_view, "_BLOCKS_MAX", kept)
+        patch.setattr(stream_view, "BLOCKS_MAX", kept)
         streams = Streams(Path(folder), archives=archives, limits=limits, split=split)
         try:
             # There is always something in archives and in the log.
