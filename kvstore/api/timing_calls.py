@@ -11,7 +11,7 @@ from __future__ import annotations
 from kvstore.engine.engine import Engine
 from kvstore.meta.namespaces import namespace_of
 from kvstore.timing.delayed_message import DelayedMessage, DelayedPage
-from kvstore.timing.timers import Owns
+from kvstore.timing.pending_messages import Owns
 
 
 class TimingCalls:

@@ -3,6 +3,7 @@
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from kvstore.core.put_route cimport PutRoute
 from kvstore.core.queue_offsets cimport QueueOffsets
 from kvstore.core.texts cimport NameSet
 from kvstore.core.unique_ids cimport UniqueIds
@@ -44,31 +45,15 @@ cdef struct Row:
     # The number of a unique id made here; -1 for a given id.
     int64_t id_number
     # Of a message that waits: the time at which it is due, and the queue it goes to; due 0: it does
-    # not wait.
+    # not wait. And of one that waits, or ends a wait: whether the wait is that of a transaction.
     int64_t due
     uint64_t target
+    bint is_prepared
     # Of a record that ends the wait of another: the other's position + 1, due time and topic; 0: it
     # ends none.
     int64_t ends
     int64_t ended_due
     uint32_t ended_topic
-
-
-@cython.final
-cdef class PutRoute:
-    cdef readonly uint64_t base
-    cdef readonly uint32_t write_queues
-    cdef readonly uint32_t overhead
-    cdef uint32_t _magic
-    cdef bytes _wire
-    cdef readonly int key_level
-    # -1: as the encoder's.
-    cdef Py_ssize_t compress_above
-    cdef object compression
-    # Whether it is the topic in which delayed messages wait.
-    cdef readonly bint holds_pending
-    # The turn of the next message that names no queue.
-    cdef uint64_t _turn
 
 
 cdef class PreparedBatch
@@ -140,7 +125,8 @@ cdef class PreparedBatch:
     cdef int end_name(self, Py_ssize_t begin) except -1 nogil
     cdef int _add_group(self, Row *row, object group) except -1
     cdef int end_group(self, Row *row, Py_ssize_t begin) except -1 nogil
-    cdef int add_delay(self, Row *row, const uint8_t *topic, Py_ssize_t size) except -1 nogil
+    cdef int add_wait(self, Row *row, const uint8_t *topic, Py_ssize_t size) except -1 nogil
+    cdef int add_time(self, const char *name, int64_t time) except -1 nogil
     cdef int measure_row(self, Row *row) except -1 nogil
     cdef int _write(self) except -1
     cdef void _write_around(self, uint8_t *out, Row *row, PutRoute route) noexcept

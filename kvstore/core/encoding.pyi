@@ -49,6 +49,7 @@ class _Routes(Protocol):
         record_max: int,
     ) -> list[PutRoute]: ...
     def timer_route(self) -> PutRoute: ...
+    def prepared_route(self) -> PutRoute: ...
 
 @final
 class Encoder:
@@ -77,9 +78,16 @@ class Encoder:
         are left out. Sizes are bytes. The time may be `cut_ms` ahead of the time of a put.
         """
 
-    def prepare(self, messages: Sequence[Message], now_ms: int) -> PreparedBatch:
-        """The records of some messages. Raises ValueError, TypeError, AttributeError or
-        LookupError if one of them is at fault, and the errors of `routes`.
+    def prepare(
+        self,
+        messages: Sequence[Message],
+        now_ms: int,
+        held: Sequence[tuple[bytes, int]] | None = None,
+    ) -> PreparedBatch:
+        """The records of some messages. With `held` they are prepared messages of transactions: it
+        has for each more properties, as they stand in a record, and a time in ms. Raises
+        ValueError, TypeError, AttributeError or LookupError if one of them is at fault, and the
+        errors of `routes`.
         """
 
 @final

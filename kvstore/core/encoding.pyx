@@ -17,7 +17,7 @@ from cpython.dict cimport PyDict_GetItemWithError, PyDict_Next
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcmp, memcpy, memmove
+from libc.string cimport memcmp, memcpy, memmove, strlen
 
 from kvstore.core.buffers cimport grown, store_be32, store_be64
 from kvstore.core.crc cimport crc32_of
@@ -25,6 +25,7 @@ from kvstore.core.hashing cimport java_hash_of, xxh32_of
 from kvstore.core.put_fields cimport (
     DUE_DIGITS, QUEUE_DIGITS, due_of, is_delayed, message_of, number_within, refuse, write_digits,
 )
+from kvstore.core.put_route cimport FIXED_BESIDE, PutRoute
 from kvstore.core.put_values cimport Message, PutResult
 from kvstore.core.queue_offsets cimport QueueOffsets
 from kvstore.core.records cimport CRC_PROPERTY, RECORD_CRC_MASK, write_crc_property
@@ -43,37 +44,17 @@ cdef extern from "Python.h":
 cdef enum:
     MULTI_TAG = 0x2
     HOSTS_V6 = 0x30
-    # A record's fixed bytes with IPv4 hosts; and beside hosts and topic.
+    # A record's fixed bytes with IPv4 hosts.
     FIXED = 91
-    FIXED_BESIDE = 74
     # The level of topics that index all keys; at 1 they index the unique id, at 0 nothing.
     ALL_KEYS = 2
     # Bytes of a batch from which other threads run meanwhile.
     LONG = 1 << 16
 
+# Callers know it as a part of encoding.
+globals()["PutRoute"] = PutRoute
 cdef object _mapping = Mapping
 cdef object _no_properties = NO_PROPERTIES
-
-
-@cython.final
-cdef class PutRoute:
-    def __init__(
-        self, base, write_queues, host_size, magic, bytes wire not None, key_level, compress_above,
-        compression, bint holds_pending=False,
-    ):
-        self.base = base
-        self.write_queues = write_queues
-        if host_size not in (8, 20):
-            raise ValueError("a packed host takes 8 or 20 bytes")
-        if not write_queues:
-            raise ValueError("a topic has one queue at least")
-        self.overhead = FIXED_BESIDE + 2 * host_size + len(wire)
-        self._magic = magic
-        self._wire = wire
-        self.key_level = key_level
-        self.compress_above = -1 if compress_above is None else compress_above
-        self.compression = compression
-        self.holds_pending = holds_pending
 
 
 @cython.final
@@ -103,7 +84,7 @@ cdef class Encoder:
         self.limits.property_crc = property_crc
         self.cut_ms = cut_ms
 
-    def prepare(self, messages, int64_t now_ms):
+    def prepare(self, messages, int64_t now_ms, held=None):
         # A tuple: what runs on the way may change the caller's list.
         cdef tuple given = tuple(messages)
         cdef PreparedBatch batch = PreparedBatch.__new__(PreparedBatch)
@@ -131,11 +112,17 @@ cdef class Encoder:
             batch._add_tag(&batch.rows[i], message.tag)
             batch._add_properties(message.properties)
             batch._add_group(&batch.rows[i], message.message_group)
-            if is_delayed(message):
+            if held is not None:
+                raw, batch.rows[i].due = held[i]
+                batch.add(PyBytes_AS_STRING(raw), len(raw))
+                batch.rows[i].is_prepared = True
+                if is_delayed(message):
+                    refuse("a prepared message can't be delayed")
+            elif is_delayed(message):
                 batch.rows[i].due = due_of(message, now_ms, self.cut_ms)
-                if batch.rows[i].due:
-                    name = <const uint8_t *>PyUnicode_AsUTF8AndSize(topic, &size)
-                    batch.add_delay(&batch.rows[i], name, size)
+            if batch.rows[i].due:
+                name = <const uint8_t *>PyUnicode_AsUTF8AndSize(topic, &size)
+                batch.add_wait(&batch.rows[i], name, size)
             batch.rows[i].properties_size = batch.properties_size - batch.rows[i].properties_at
             batch.measure_row(&batch.rows[i])
         self.finish(batch)
@@ -176,12 +163,14 @@ cdef class Encoder:
         # The route by which a delayed message waits. Its queue's number ends its properties.
         cdef Row *row = &batch.rows[i]
         cdef Py_ssize_t end = row.properties_at + row.properties_size
-        cdef PutRoute held = self.routes.timer_route()
+        cdef PutRoute held = (
+            self.routes.prepared_route() if row.is_prepared else self.routes.timer_route()
+        )
         row.target = row.queue_key
         write_digits(<uint32_t>row.target, QUEUE_DIGITS, batch.properties + end - 1 - QUEUE_DIGITS)
         row.queue_key = held.base
         batch.routes[i] = held
-        if batch.first_due == 0 or row.due < batch.first_due:
+        if not row.is_prepared and (batch.first_due == 0 or row.due < batch.first_due):
             batch.first_due = row.due
         return held
 
@@ -422,14 +411,18 @@ cdef class PreparedBatch:
         row.group_hash = xxh32_of(self.properties + begin, self.properties_size - begin)
         return self.add(b"\x02", 1)
 
-    cdef int add_delay(self, Row *row, const uint8_t *topic, Py_ssize_t size) except -1 nogil:
+    cdef int add_wait(self, Row *row, const uint8_t *topic, Py_ssize_t size) except -1 nogil:
         # The properties of a message that waits, behind its others; its queue is known later.
-        cdef uint8_t digits[DUE_DIGITS]
-        self.add(b"TIMER_OUT_MS\x01", 13)
-        self.add(<const char *>digits, write_digits(row.due, DUE_DIGITS, digits))
-        self.add(b"\x02REAL_TOPIC\x01", 12)
+        self.add_time(b"TRAN_CHECK_MS\x01" if row.is_prepared else b"TIMER_OUT_MS\x01", row.due)
+        self.add(b"REAL_TOPIC\x01", 11)
         self.add(<const char *>topic, size)
         return self.add(b"\x02REAL_QID\x010000000000\x02", 21)
+
+    cdef int add_time(self, const char *name, int64_t time) except -1 nogil:
+        cdef uint8_t digits[DUE_DIGITS]
+        self.add(name, strlen(name))
+        self.add(<const char *>digits, write_digits(time, DUE_DIGITS, digits))
+        return self.add(b"\x02", 1)
 
     cdef int measure_row(self, Row *row) except -1 nogil:
         # The row's size without its topic's overhead, when it has its body and its properties.

@@ -93,6 +93,14 @@ TRANSACTION_ID: Final = "__transactionId__"
 TRANSACTION_IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 TRANSACTION_PREPARED_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
 TRANSACTION_CHECKS: Final = "TRANSACTION_CHECK_TIMES"
+TRANSACTION_CHECK_MS: Final = "TRAN_CHECK_MS"
+"""When a prepared message is asked about next; this and the names below are kvmq's own, see
+docs/transactions.md.
+"""
+TRANSACTION_BEFORE_MS: Final = "TRAN_BEFORE_MS"
+TRANSACTION_SINCE_MS: Final = "TRAN_SINCE_MS"
+TRANSACTION_ROLLBACK: Final = "TRAN_ROLLBACK"
+TRANSACTION_SET: Final = "TRAN_SET"
 
 # --- the record itself -----------------------------------------------------------------------
 
@@ -135,6 +143,11 @@ RESERVED: Final[frozenset[str]] = frozenset(
         TRANSACTION_IMMUNITY,
         TRANSACTION_PREPARED_OFFSET,
         TRANSACTION_CHECKS,
+        TRANSACTION_CHECK_MS,
+        TRANSACTION_BEFORE_MS,
+        TRANSACTION_SINCE_MS,
+        TRANSACTION_ROLLBACK,
+        TRANSACTION_SET,
         PROPERTY_CRC,
     }
 )

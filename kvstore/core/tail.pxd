@@ -37,6 +37,7 @@ cdef struct QueueEntries:
 cdef class Tail:
     cdef readonly int64_t start
     cdef readonly PendingTail timers
+    cdef readonly PendingTail prepared
     cdef Entry *_entries
     cdef Py_ssize_t _count
     cdef Py_ssize_t _room

@@ -13,7 +13,9 @@ Waiting = tuple[int, int, int, int]
 
 @final
 class PendingTail:
-    """The messages of one tail that wait for a time, and the waits that ended in it."""
+    """The messages of one tail that wait, and the waits that ended in it. The due time of a
+    prepared message is when it is asked about.
+    """
 
     def __len__(self) -> int:
         """How many messages wait."""
@@ -57,7 +59,7 @@ class PendingTail:
         """By topic id, how many more messages wait than before this tail; it may be less than 0."""
 
     def rows(self) -> tuple[list[bytes], list[bytes]]:
-        """Keys and values of the rows of `timers` for the messages that wait (docs/keys.md)."""
+        """Keys and values of the rows for the messages that wait (docs/keys.md)."""
 
     def ended_keys(self) -> list[bytes]:
         """The keys of rows whose messages wait no more, and that are in RocksDB, or in the tail
@@ -72,7 +74,9 @@ class Tail:
 
     start: int
     timers: PendingTail
-    """The messages of this tail that wait, and the waits that ended in it."""
+    """The delayed messages of this tail that wait, and the waits that ended in it."""
+    prepared: PendingTail
+    """As `timers`, of prepared messages of transactions."""
 
     def __init__(self, start: int) -> None: ...
     def __len__(self) -> int:

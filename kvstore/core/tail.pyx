@@ -47,6 +47,7 @@ cdef class Tail:
         self._queue_slots = NumberMap()
         self._last_keys = NumberMap()
         self.timers = PendingTail()
+        self.prepared = PendingTail()
 
     def __dealloc__(self):
         # A tail whose making failed has no maps.
@@ -113,7 +114,7 @@ cdef class Tail:
             entry.stored_at = batch.stored_at
             entry += 1
             if row.due or row.ends:
-                self.timers.note(row)
+                (self.prepared if row.is_prepared else self.timers).note(row)
             for hashed in range(hashed, row.hashes_end):
                 key.queue = row.queue_key
                 key.position = row.position
@@ -151,6 +152,7 @@ cdef class Tail:
         while self._key_count and self._keys[self._key_count - 1].position >= position:
             self._key_count -= 1
         self.timers.take_back(position)
+        self.prepared.take_back(position)
         self._forget_views()
 
     def tell_ends(self, QueueOffsets offsets not None):

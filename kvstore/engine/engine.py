@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvstore.config import StoreConfig
+from kvstore.core.names import TIMER_TOPIC
 from kvstore.engine.engine_context import EngineContext
 from kvstore.engine.following import Follower
 from kvstore.engine.segment_handover import SegmentHandover
@@ -60,8 +61,9 @@ from kvstore.process.locks import Signal
 from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
 from kvstore.timing.delivery import DeliveryThread
+from kvstore.timing.pending_messages import PendingMessages, TimingContext
 from kvstore.timing.timer_rows import TimerRows
-from kvstore.timing.timers import Timers, TimingContext, WaitingList
+from kvstore.timing.timers import Timers, WaitingList
 
 _log = logging.getLogger("kvmq")
 
@@ -248,18 +250,24 @@ class Engine:
             self.context, self.upkeep, self.archives, on_arrival=self.waiting.everybody
         )
         """The calls of a tiering worker."""
-        self._open_timers(config)
+        self._open_timers()
         self.housekeepers = self._begin_housekeeping(config)
         self.delivery = DeliveryThread(self.timers, config.clock)
         self._ending.callback(self.delivery.stop)
         self.threads.append(self.delivery.thread)
 
-    def _open_timers(self, config: StoreConfig) -> None:
-        self.timers = Timers(
-            self.timing, self.timer_rows, self.waiting_list, self.writer, self.checkpoint
+    def _open_timers(self) -> None:
+        pending = PendingMessages(
+            self.timing,
+            self.timer_rows,
+            self.writer,
+            self.checkpoint,
+            topic=TIMER_TOPIC,
+            is_prepared=False,
         )
+        self.timers = Timers(self.timing, self.timer_rows, self.waiting_list, pending)
         self.writer.on_delayed = self.timers.added
-        self.upkeep.before_leaving = self.timers.leave
+        self.upkeep.before_leaving = pending.leave
         self.topics.removing.append(self.timer_rows.put_removal)
 
     def _begin_housekeeping(self, config: StoreConfig) -> list[Housekeeper]:

@@ -79,7 +79,7 @@ class Writer:
             topics.for_put,
             topics.create_for_put,
             index.set_topic_byte,
-            topics.make_timer_topic,
+            topics.make_pending_topic,
         )
         topics.changed = self._routes.clear
         ids = UniqueIds(host[: -PORT.size], os.getpid(), secrets.randbits(32))

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.core.tail import Tail
+from kvstore.core.tail import PendingTail, Tail
 from kvstore.errors import FormatError
 from kvstore.index.families import Batch, Families
 from kvstore.index.key_parts import sort_pairs
@@ -40,6 +40,7 @@ from kvstore.index.keys import (
     TAG_CODES,
     TIMERS,
     TIMERS_END,
+    TRANSACTIONS,
     U64,
     location_key,
     location_value,
@@ -175,43 +176,50 @@ def key_pairs(tail: Tail, segment_size: int, topic_bytes: bytes) -> dict[int, tu
 # --- pending messages ---
 
 
-_TIMERS_OF_A_PIECE: Final = 256
+_PENDING_OF_A_PIECE: Final = 256
 
 
-def timer_rows(tail: Tail) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    """Keys and values of the rows of a tail's pending messages, a few hundred at a time."""
-    keys, values = tail.timers.rows()
-    for at in range(0, len(keys), _TIMERS_OF_A_PIECE):
-        behind = at + _TIMERS_OF_A_PIECE
-        yield keys[at:behind], values[at:behind]
+def pending_rows(tail: Tail) -> Iterator[tuple[str, list[bytes], list[bytes]]]:
+    """Family, keys and values of the rows of a tail's pending messages, a few hundred at a time."""
+    for family, pending in _pending(tail):
+        keys, values = pending.rows()
+        for at in range(0, len(keys), _PENDING_OF_A_PIECE):
+            behind = at + _PENDING_OF_A_PIECE
+            yield family, keys[at:behind], values[at:behind]
 
 
-def put_timers_ended(families: Families, batch: Batch, tail: Tail) -> None:
+def _pending(tail: Tail) -> tuple[tuple[str, PendingTail], ...]:
+    return (TIMERS, tail.timers), (TRANSACTIONS, tail.prepared)
+
+
+def put_waits_ended(families: Families, batch: Batch, tail: Tail) -> None:
     """Puts into a batch that the waits that ended in a tail have no rows any more, and how many
     messages of each topic wait now.
     """
-    for key in tail.timers.ended_keys():
-        batch.delete(TIMERS, key)
-    for topic, more in tail.timers.counts().items():
-        key = timer_count_key(topic)
-        row = families.get(TIMERS, key)
-        count = more + (0 if row is None else U64.unpack(row)[0])
-        if count > 0:
-            batch.put(TIMERS, key, U64.pack(count))
-        elif row is not None:
-            batch.delete(TIMERS, key)
+    for family, pending in _pending(tail):
+        for key in pending.ended_keys():
+            batch.delete(family, key)
+        for topic, more in pending.counts().items():
+            key = timer_count_key(topic)
+            row = families.get(family, key)
+            count = more + (0 if row is None else U64.unpack(row)[0])
+            if count > 0:
+                batch.put(family, key, U64.pack(count))
+            elif row is not None:
+                batch.delete(family, key)
 
 
-def put_timer_counts(families: Families, batch: Batch) -> None:
+def put_pending_counts(families: Families, batch: Batch) -> None:
     """Puts the number of pending messages of each topic into a batch, counted row by row; nothing
     if there are none.
     """
-    rows = families.rows(TIMERS, b"", TIMERS_END)
-    counts = Counter(read_timer(key, value)[2] for key, value in rows)
-    for key, _ in families.rows(TIMERS, TIMERS_END):
-        batch.delete(TIMERS, key)
-    for topic, count in counts.items():
-        batch.put(TIMERS, timer_count_key(topic), U64.pack(count))
+    for family in (TIMERS, TRANSACTIONS):
+        rows = families.rows(family, b"", TIMERS_END)
+        counts = Counter(read_timer(key, value)[2] for key, value in rows)
+        for key, _ in families.rows(family, TIMERS_END):
+            batch.delete(family, key)
+        for topic, count in counts.items():
+            batch.put(family, timer_count_key(topic), U64.pack(count))
 
 
 # --- repacking ---

@@ -27,10 +27,10 @@ from kvstore.index.checkpoint import (
     KeysValues,
     TagCodes,
     key_pairs,
-    put_timers_ended,
+    pending_rows,
+    put_waits_ended,
     repack,
     run_rows,
-    timer_rows,
 )
 from kvstore.index.dead_keys import DeadKeys
 from kvstore.index.families import Batch, Families
@@ -50,7 +50,6 @@ from kvstore.index.keys import (
     PLACES,
     SEALED,
     TAG_CODES,
-    TIMERS,
     U32,
     U64,
     Ahead,
@@ -256,7 +255,7 @@ class Index:
                 runs, ranges = run_rows(frozen, self.segment_size, self.tags.coded)
                 parts, key_rows = self._key_rows(batch, frozen)
                 others = [(MESSAGE_KEYS, *rows) for rows in key_rows]
-                others += [(TIMERS, *rows) for rows in timer_rows(frozen)]
+                others += pending_rows(frozen)
                 pieces = pieces_of(runs, ranges.locations(self._last_segments), others)
                 heads = ranges.heads()
             self._changing()
@@ -270,7 +269,7 @@ class Index:
                 ahead = None
                 forget_ahead(batch)
             if frozen is not None:
-                put_timers_ended(self.families, batch, frozen)
+                put_waits_ended(self.families, batch, frozen)
             batch.put(META, CHECKPOINT, checkpoint_value(checkpoint))
             self.tags.put_new(batch)
             if parts is not None:

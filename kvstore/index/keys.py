@@ -46,7 +46,7 @@ FAMILIES: Final = (
     TRANSACTIONS,
     ARCHIVES,
 )
-DERIVED: Final = (RUNS, PLACES, MESSAGE_KEYS, TIMERS)
+DERIVED: Final = (RUNS, PLACES, MESSAGE_KEYS, TIMERS, TRANSACTIONS)
 """The families that `rebuild` drops and makes again from the log."""
 
 # meta: name -> value
@@ -120,7 +120,9 @@ _FILTERS: Final = HASH_END * BLOCK_SEQUENCES
 _HEAD: Final = (1 << 64) - 1
 
 TIMERS_END: Final = b"\xff" * 8
-"""Rows of `timers` from here on count the pending messages of topics; the others are messages."""
+"""Rows of `timers` and `transactions` from here on count the pending messages of topics; the others
+are messages.
+"""
 
 run_key = _RUN_KEY.pack
 timer_key = _TIMER_KEY.pack
@@ -251,14 +253,14 @@ def behind(prefix: bytes) -> bytes:
 
 
 def read_timer(key: bytes, value: bytes) -> tuple[int, int, int, int]:
-    """Due time, position, topic and size of a row of `timers`."""
+    """Due time, position, topic and size of a row of `timers` or `transactions`."""
     due, position = _TIMER_KEY.unpack(key)
     topic, size = _TIMER_VALUE.unpack(value)
     return due, position, topic, size
 
 
 def timer_count_key(topic: int) -> bytes:
-    """The key of the row of `timers` that counts the pending messages of a topic."""
+    """The key of the row that counts the pending messages of a topic, in either family."""
     return TIMERS_END + U64.pack(topic)
 
 

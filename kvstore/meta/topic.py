@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from kvstore.config import QUEUES_DEFAULT, QUEUES_MAX, Codec, KeyIndex, Retention, check_retention
 from kvstore.core.encoding import PutRoute
-from kvstore.core.names import TIMER_TOPIC
+from kvstore.core.names import TIMER_TOPIC, TRANSACTION_HALF_TOPIC
 from kvstore.errors import CallerError, QueueNotFound, shown
 from kvstore.record.hashes import topic_byte
 from kvstore.record.layout import MAGIC_V1, MAGIC_V2, TOPIC_MAX
@@ -135,7 +135,7 @@ class Topic:
             self.key_level,
             info.compress_above,
             info.compression,
-            info.name == TIMER_TOPIC,
+            info.name in (TIMER_TOPIC, TRANSACTION_HALF_TOPIC),
         )
         self.keys_ever = self.keys_unique or any(s != "off" for _, s in info.key_history)
         self._sure: KeyHistory = ()

@@ -22,7 +22,6 @@ from typing import Any, Final
 import msgspec
 
 from kvstore.config import KeyIndex
-from kvstore.core.names import TIMER_TOPIC
 from kvstore.errors import (
     IndexDamaged,
     MessageIllegal,
@@ -159,9 +158,9 @@ class Topics:
         """Makes the topics that `for_put` only computed, in one batch, durably."""
         self.create([self._auto_config(name) for name in names], exist_ok=True)
 
-    def make_timer_topic(self) -> None:
-        """Makes the topic in which delayed messages wait, found by their ids."""
-        self.create([TopicConfig(name=TIMER_TOPIC, queues=1, key_index="unique")], exist_ok=True)
+    def make_pending_topic(self, name: str) -> None:
+        """Makes a topic in which messages wait, found by their ids."""
+        self.create([TopicConfig(name=name, queues=1, key_index="unique")], exist_ok=True)
 
     def _auto_config(self, name: str) -> TopicConfig:
         """The settings of a topic that the store makes by itself."""

@@ -19,10 +19,10 @@ import msgspec
 
 from kvstore.config import QUEUES_MAX, StoreConfig
 from kvstore.errors import IndexDamaged, LogDamaged, QueueNotFound, TopicNotFound, shown
-from kvstore.index.checkpoint import put_timer_counts
+from kvstore.index.checkpoint import put_pending_counts
 from kvstore.index.handover import Gone, gone_now
 from kvstore.index.index import Index
-from kvstore.index.keys import TIMERS, Checkpoint
+from kvstore.index.keys import Checkpoint
 from kvstore.log.commitlog import CommitLog
 from kvstore.log.recovery_scan import Damage, LogScan
 from kvstore.meta.topics import Topic, Topics
@@ -102,21 +102,20 @@ class _Recovery:
         if log.writable:
             self._save(report.end)
             if self._replay.is_anew:
-                self._count_timers()
+                self._count_pending()
             if self._replay.before_archives:
                 self._index.change(lambda batch: None, ended=self._replay.before_archives)
         report.seconds = clock.monotonic() - began
         return report, max(self._checkpoint.stored_at, self._replay.last_stored)
 
-    def _count_timers(self) -> None:
+    def _count_pending(self) -> None:
         """Counts the messages that wait: the records of some that were delivered may have left the
         log, so the count of a replay can be too low.
         """
-        families = self._index.families
-        if next(families.rows(TIMERS, b""), None) is not None:
-            batch = families.batch()
-            put_timer_counts(families, batch)
-            families.write(batch)
+        batch = self._index.families.batch()
+        put_pending_counts(self._index.families, batch)
+        if len(batch):
+            self._index.families.write(batch)
 
     @property
     def _where(self) -> Path:

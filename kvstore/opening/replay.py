@@ -31,6 +31,8 @@ from kvstore.core.names import (
     ROLLBACK,
     SCHEDULE_TOPIC,
     TIMER_TOPIC,
+    TRANSACTION_CHECK_MS,
+    TRANSACTION_HALF_TOPIC,
     TRANSACTION_MASK,
 )
 from kvstore.core.pending.pending_records import read_end, read_pending
@@ -47,7 +49,8 @@ if TYPE_CHECKING:
 _ALL_KEYS: Final = 2
 _FIELDS: Final = 6
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
-_TIMER_TOPIC: Final = TIMER_TOPIC.encode()
+_PENDING_TOPICS: Final = (TIMER_TOPIC.encode(), TRANSACTION_HALF_TOPIC.encode())
+_OF_TRANSACTION: Final = f"{TRANSACTION_CHECK_MS}\x01".encode()
 
 I64 = NDArray[np.int64]
 _NO_ENTRIES: Final = np.empty((0, _FIELDS), np.int64)
@@ -155,13 +158,14 @@ class Replay:
         """Adds messages that wait for a time, and ends the waits that records end; `topics` are
         those of the queues that `owners` number.
         """
-        timers = self._index.tails.active.timers
-        waiting = [n for n, topic in enumerate(topics) if topic == _TIMER_TOPIC]
+        waiting = [n for n, topic in enumerate(topics) if topic in _PENDING_TOPICS]
         ends = found.prepared_positions
         wanted = is_ours & (np.isin(found.owners, waiting) | (ends > 0))
         for row in np.flatnonzero(wanted).tolist():
             position, size = int(found.positions[row]), int(found.sizes[row])
             raw, *_, properties = facts(buffer, position - base, size)
+            tail = self._index.tails.active
+            pending = tail.prepared if _OF_TRANSACTION in properties else tail.timers
             ended = read_end(properties) if ends[row] > 0 else None
             if ended is not None:
                 name = raw.decode("utf-8", "replace") if ended[1] is None else ended[1]
@@ -170,13 +174,13 @@ class Replay:
                 is_its = topic is not None and topic.since < ends[row]
                 number = topic.base >> 32 if topic is not None and is_its else 0
                 one = int(ends[row]) - 1, ended[0], number, position
-                timers.end_found(np.array(one, np.int64))
-            pending = read_pending(properties) if raw == _TIMER_TOPIC else None
-            if pending is not None:
-                due, name, _ = pending
+                pending.end_found(np.array(one, np.int64))
+            waits = read_pending(properties) if raw in _PENDING_TOPICS else None
+            if waits is not None:
+                due, name, _ = waits
                 topic = self._topic_named(name)
                 if topic is not None and position >= topic.since:
-                    timers.add_found(np.array([due, position, topic.base >> 32, size], np.int64))
+                    pending.add_found(np.array([due, position, topic.base >> 32, size], np.int64))
 
     def _look_up(self, found: Scan, names: list[tuple[bytes, int]]) -> I64:
         """Looks up the topics of queues that were not met before, in the order of the log. Gives

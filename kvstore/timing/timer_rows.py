@@ -1,10 +1,10 @@
 """Timer rows: which messages wait, in tails and in RocksDB.
 
 The idea: a message that was put since the last checkpoint waits in a tail, all others have a row of
-`timers`, whose key begins with the due time. A wait that ended since the checkpoint is noted in a
-tail, and its row goes with the next one. So a look goes through the tails first, and then through
-the rows without those that ended. `due` remembers how far the rows are delivered, so that it does
-not read again what was there before.
+`timers` (`transactions` for prepared ones), whose key begins with the due time. A wait that ended
+since the checkpoint is noted in a tail, and its row goes with the next one. So a look goes through
+the tails first, and then through the rows without those that ended. `take_due` remembers how far
+the rows are delivered, so that it does not read again what was there before.
 
 Invariants: a message that waits is found in each look, also while a checkpoint moves it from a tail
 to its row; memory does not grow with the rows.
@@ -12,16 +12,18 @@ to its row; memory does not grow with the rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kvstore.core.tail import PendingTail
+from kvstore.core.tail import PendingTail, Tail
 from kvstore.index.families import Batch
 from kvstore.index.index import Index
 from kvstore.index.keys import (
     TIMERS,
     TIMERS_END,
+    TRANSACTIONS,
     U64,
     read_timer,
     read_timer_count,
@@ -54,15 +56,20 @@ class Looks(NamedTuple):
 class TimerRows:
     """The messages that wait; see the module."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, *, is_prepared: bool = False) -> None:
+        """Of prepared messages of transactions, or of delayed ones."""
         self._index = index
         self._families = index.families
+        self._family = TRANSACTIONS if is_prepared else TIMERS
+        self._of: Callable[[Tail], PendingTail] = attrgetter(
+            "prepared" if is_prepared else "timers"
+        )
         self._done: Place = START
         """No row up to here is of a message that still waits."""
 
     def _tails(self) -> list[PendingTail]:
         """The tails, before the rows are looked at: an entry that leaves one is a row by then."""
-        return [tail.timers for tail in self._index.tails.oldest_first()]
+        return list(map(self._of, self._index.tails.oldest_first()))
 
     # --- looking ---
 
@@ -73,12 +80,12 @@ class TimerRows:
             return False
         if any(position in tail for tail in tails):
             return True
-        return self._families.get(TIMERS, timer_key(due, position)) is not None
+        return self._families.get(self._family, timer_key(due, position)) is not None
 
     def count(self, topic: int) -> int:
         """How many messages of a topic wait, put until now."""
         more = sum(tail.counts().get(topic, 0) for tail in self._tails())
-        row = self._families.get(TIMERS, timer_count_key(topic))
+        row = self._families.get(self._family, timer_count_key(topic))
         return max(0, more + (0 if row is None else U64.unpack(row)[0]))
 
     def counts(self) -> dict[int, int]:
@@ -87,7 +94,7 @@ class TimerRows:
         for tail in self._tails():
             for topic, more in tail.counts().items():
                 found[topic] = found.get(topic, 0) + more
-        for key, value in self._families.rows(TIMERS, TIMERS_END):
+        for key, value in self._families.rows(self._family, TIMERS_END):
             topic, count = read_timer_count(key, value)
             found[topic] = found.get(topic, 0) + count
         return {topic: count for topic, count in found.items() if count > 0}
@@ -118,7 +125,7 @@ class TimerRows:
         due, position = after
         first = b"" if due < 0 else timer_key(due, position + 1)
         end = TIMERS_END if until == _TIME_END else timer_key(until + 1, 0)
-        for key, value in self._families.rows(TIMERS, first, end):
+        for key, value in self._families.rows(self._family, first, end):
             found = read_timer(key, value)
             if not any(tail.has_ended(found[1]) for tail in tails):
                 yield found
@@ -128,8 +135,8 @@ class TimerRows:
         if self.count(topic.id):
             for due, position, its_topic, _ in self._rows(START, _TIME_END, []):
                 if its_topic == topic.id:
-                    batch.delete(TIMERS, timer_key(due, position))
-        batch.delete(TIMERS, timer_count_key(topic.id))
+                    batch.delete(self._family, timer_key(due, position))
+        batch.delete(self._family, timer_count_key(topic.id))
 
     # --- delivering; one caller at a time ---
 
@@ -137,13 +144,11 @@ class TimerRows:
         """Messages that are due at `until` or before, whose records are below `end`: of each look
         the first `limit`. Those of the tails are not taken again before `give_back`.
         """
-        active, frozen = self._index.tails
-        taken = active.timers.take_due(until, limit, end, None)
+        *before, active = tails = self._tails()
+        taken = active.take_due(until, limit, end, None)
         taken_before: list[Waiting] = []
-        tails = [active.timers]
-        if frozen is not None:
-            taken_before = frozen.timers.take_due(until, limit, end, active.timers)
-            tails.append(frozen.timers)
+        if before:
+            taken_before = before[0].take_due(until, limit, end, active)
         return Looks(taken, taken_before, list(islice(self._rows(self._done, until, tails), limit)))
 
     def give_back(self) -> None:

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from kvstore.core.names import TIMER_TOPIC
 from kvstore.core.pending.pending_records import (
-    prepare_cancels,
     prepare_copies,
+    prepare_notes,
     read_end,
     read_pending,
 )
@@ -51,7 +51,7 @@ def _to_copy(rng: Random) -> Arguments:
 
 
 def _copied(buffer: Any, at: int, end: int, position: int, due: int, wanted: int) -> Any:
-    held = buffer, at, end, position, due, "t"
+    held = buffer, at, end, position, due, "t", 7
     data = placed(prepare_copies(ENCODER, [held], [wanted], check_crc=True))
     copy = records.read(data, 0)
     assert records.check(data, 0, False) == len(data)
@@ -73,8 +73,8 @@ def _plain_copied(buffer: Any, at: int, end: int, position: int, due: int, wante
 
 
 def _cancelled(buffer: Any, at: int, end: int, position: int, due: int, _: int) -> Any:
-    held = buffer, at, end, position, due, "t"
-    data = placed(prepare_cancels(ENCODER, [held], [7]))
+    held = buffer, at, end, position, due, "t", 7
+    data = placed(prepare_notes(ENCODER, [held]))
     note = records.read(data, 0)
     found = dict(records.pairs(note.properties))
     named = b"TIMER_DEL_UNIQKEY", b"UNIQ_KEY", b"REAL_TOPIC", b"TIMER_OUT_MS"
@@ -111,5 +111,5 @@ PENDING_FUZZERS: Final = {
         call=read_end,
     ),
     "pending.pending_records.prepare_copies": Fuzzer(_to_copy, _plain_copied, call=_copied),
-    "pending.pending_records.prepare_cancels": Fuzzer(_to_copy, _plain_cancelled, call=_cancelled),
+    "pending.pending_records.prepare_notes": Fuzzer(_to_copy, _plain_cancelled, call=_cancelled),
 }

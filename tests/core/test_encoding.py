@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 
 from kvstore.core.encoding import Encoder, PreparedBatch, PutRoute
 from kvstore.core.hashing import xxh32
-from kvstore.core.names import RESERVED, TIMER_TOPIC, TRANSIENT_PREFIX
+from kvstore.core.names import (
+    RESERVED,
+    TIMER_TOPIC,
+    TRANSACTION_HALF_TOPIC,
+    TRANSIENT_PREFIX,
+)
 from kvstore.core.put_values import Message, PutStatus
 from kvstore.core.queue_offsets import QueueOffsets
 from kvstore.core.tail import Tail
@@ -49,9 +54,15 @@ class Routes(dict[str, PutRoute]):
         return None
 
     def timer_route(self) -> PutRoute:
-        if TIMER_TOPIC not in self:
-            self[TIMER_TOPIC] = self._route(TIMER_TOPIC, len(self), 1)
-        return self[TIMER_TOPIC]
+        return self._pending(TIMER_TOPIC)
+
+    def prepared_route(self) -> PutRoute:
+        return self._pending(TRANSACTION_HALF_TOPIC)
+
+    def _pending(self, name: str) -> PutRoute:
+        if name not in self:
+            self[name] = self._route(name, len(self), 1)
+        return self[name]
 
     def make_missing(
         self, names: Sequence[str], queues: Any, sizes: Any, record_max: int

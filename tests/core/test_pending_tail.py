@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvstore.core.pending.pending_records import prepare_cancels, prepare_copies
+from kvstore.core.pending.pending_records import prepare_copies, prepare_notes
 from kvstore.core.queue_offsets import QueueOffsets
 from kvstore.core.tail import PendingTail, Tail
 from kvstore.index.keys import read_timer, timer_key
@@ -100,11 +100,11 @@ def test_what_a_failed_put_added_and_ended_is_as_before(delays: list[int], kept:
     rows = _rows(tail)
     assert rows == sorted(rows)
     assert [row[0] for row in rows] == sorted(BORN + 1000 * n for n in delays)
-    held = [(data, position, len(data), position, due, "t") for due, position, *_ in rows]
+    held = [(data, position, len(data), position, due, "t", 2) for due, position, *_ in rows]
     again = [int(n < kept) * (BORN + 1_000_000) for n in range(len(held))]
     for ending in (
         prepare_copies(made, held, again, check_crc=True),
-        prepare_cancels(made, held, [2] * len(held)),
+        prepare_notes(made, held),
     ):
         tail.add(ending, offsets, len(data), 1 << 40, BORN)
         assert all(tail.timers.has_ended(position) for _, position, *_ in rows)
@@ -124,7 +124,7 @@ def test_a_wait_that_ended_behind_a_freeze_has_its_row_removed() -> None:
     [(_, data)] = first.add(
         made.prepare([Message("t", b"x", delay=1)], BORN), offsets, 0, 1 << 40, BORN
     )
-    held = [(data, 0, len(data), 0, BORN + 1000, "t")]
+    held = [(data, 0, len(data), 0, BORN + 1000, "t", 2)]
     ending = prepare_copies(made, held, [0], check_crc=True)
     second.add(ending, offsets, 1000, 1 << 40, BORN)
     assert second.timers.ended_keys() == [timer_key(BORN + 1000, 0)]

@@ -135,7 +135,7 @@ cdef int _add_row(
     if due >= 0:
         row.due = due_at(due, now_ms)
         if row.due:
-            batch.add_delay(row, topic.at, topic.size)
+            batch.add_wait(row, topic.at, topic.size)
     row.properties_size = batch.properties_size - row.properties_at
     return 0
 

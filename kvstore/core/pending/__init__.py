@@ -5,3 +5,10 @@ one is cancelled. Not in here: which messages wait, which is `core.tail`, and de
 which is `timing`. Begin with `pending_records`. May import `core` and
 `errors`.
 """
+
+from __future__ import annotations
+
+from kvstore.core.unzipped import importable
+
+with importable(__name__):
+    from kvstore.core.pending import pending_records  # noqa: F401

@@ -5,23 +5,37 @@ from collections.abc import Sequence
 from kvstore.core.encoding import Encoder, PreparedBatch
 from kvstore.core.records import Buffer
 
-Held = tuple[Buffer, int, int, int, int, str]
+Held = tuple[Buffer, int, int, int, int, str, int]
 """The record of a pending message: the buffer that has it, the indexes at which it begins and
-before which it ends, its position, its due time in ms, and the name of its topic."""
+before which it ends, its position, its due time in ms, and the name and the id of its topic."""
 
 def prepare_copies(
-    encoder: Encoder, held: Sequence[Held], due: Sequence[int], *, check_crc: bool
+    encoder: Encoder,
+    held: Sequence[Held],
+    due: Sequence[int],
+    *,
+    check_crc: bool,
+    is_prepared: bool = False,
+    added: Sequence[bytes] | None = None,
 ) -> PreparedBatch:
     """Copies of pending messages, each of which ends the wait of its message: to its topic, where
     `due` is 0, else to wait until that time, in ms.
 
-    Raises RecordDamaged, with the position, for a record that is not whole, not a pending message,
-    or whose body's CRC is wrong if that is checked; and the errors of `Encoder.prepare`.
+    The messages are delayed ones, or prepared ones if `is_prepared`. `added` has more properties
+    for each copy, as they stand in a record. Raises RecordDamaged, with the position, for a record
+    that is not whole, not a pending message, or whose body's CRC is wrong if that is checked; and
+    the errors of `Encoder.prepare`.
     """
 
-def prepare_cancels(encoder: Encoder, held: Sequence[Held], topics: Sequence[int]) -> PreparedBatch:
-    """Notes that pending messages are cancelled; `topics` are the ids of their topics. Raises
-    RecordDamaged for a record that is no pending message.
+def prepare_notes(
+    encoder: Encoder,
+    held: Sequence[Held],
+    *,
+    is_prepared: bool = False,
+    added: Sequence[bytes] | None = None,
+) -> PreparedBatch:
+    """Notes that pending messages wait no more and go to no topic; the arguments are those of
+    `prepare_copies`. Raises RecordDamaged for a record that is no pending message.
     """
 
 def read_pending(properties: bytes) -> tuple[int, str, int] | None:

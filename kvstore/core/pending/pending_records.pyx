@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, binding=False
-"""Pending records: copies of pending messages, and notes that some are cancelled.
+"""Pending records: copies of pending messages, and notes that some wait no more.
 
 The idea: a copy is a message to put whose parts come from a record instead of objects, so it is
 made as `prepare` makes one; only the properties that say how the message waits are left out, or
@@ -17,7 +17,7 @@ from libc.string cimport memchr, memcmp
 
 from kvstore.core.buffers cimport View, load_be32, load_be64, view_of
 from kvstore.core.encoding cimport Encoder, PreparedBatch, PutRoute, Row
-from kvstore.core.put_fields cimport DUE_DIGITS, QUEUE_DIGITS, write_digits
+from kvstore.core.put_fields cimport DUE_DIGITS, QUEUE_DIGITS
 from kvstore.core.records cimport (
     BORN_V6, FLAGS_AT, Kind, Parts, RECORD, Span, check_body, damaged, left_of, measure, next_pair,
     number_of,
@@ -33,8 +33,8 @@ cdef enum:
 
 cdef struct Wait:
     # The properties of a pending message that say how it waits; `before` is the due time of the
-    # message that it replaces, `cancelled` the id of the one that it cancels.
-    Span due, topic, queue, before, cancelled, unique_id
+    # message that it replaces, `cancelled` says that it is a note. `checks` are kept by none.
+    Span due, topic, queue, before, cancelled, unique_id, checks
 
 
 cdef bint _is(const Span *name, const char *text, Py_ssize_t size) noexcept nogil:
@@ -44,16 +44,21 @@ cdef bint _is(const Span *name, const char *text, Py_ssize_t size) noexcept nogi
 cdef bint _note(Wait *wait, const Span *name, const Span *value) noexcept nogil:
     # Whether the property says how the message waits; if so, it is noted.
     cdef Span *place = NULL
-    if _is(name, b"TIMER_OUT_MS", 12):
+    if _is(name, b"TIMER_OUT_MS", 12) or _is(name, b"TRAN_CHECK_MS", 13):
         place = &wait.due
     elif _is(name, b"REAL_TOPIC", 10):
         place = &wait.topic
     elif _is(name, b"REAL_QID", 8):
         place = &wait.queue
-    elif _is(name, b"TIMER_BEFORE_MS", 15):
+    elif _is(name, b"TIMER_BEFORE_MS", 15) or _is(name, b"TRAN_BEFORE_MS", 14):
         place = &wait.before
-    elif _is(name, b"TIMER_DEL_UNIQKEY", 17):
+    elif _is(name, b"TIMER_DEL_UNIQKEY", 17) or _is(name, b"TRAN_ROLLBACK", 13):
         place = &wait.cancelled
+    elif (
+        _is(name, b"TRAN_MSG", 8) or _is(name, b"TRANSACTION_CHECK_TIMES", 23)
+        or _is(name, b"TRAN_SINCE_MS", 13)
+    ):
+        place = &wait.checks
     else:
         return False
     place[0] = value[0]
@@ -64,7 +69,7 @@ cdef void _read_wait(Wait *wait, const uint8_t *at, Py_ssize_t size) noexcept no
     cdef const uint8_t *end = at + size
     cdef Span name, value
     wait.due.at = wait.topic.at = wait.queue.at = wait.before.at = NULL
-    wait.cancelled.at = wait.unique_id.at = NULL
+    wait.cancelled.at = wait.unique_id.at = wait.checks.at = NULL
     while next_pair(&at, end, &name, &value):
         if not _note(wait, &name, &value) and _is(&name, b"UNIQ_KEY", 8):
             wait.unique_id = value
@@ -138,7 +143,9 @@ cdef int _not_pending(object position) except -1:
     raise RecordDamaged(f"the record at {position} is no message that waits", position)
 
 
-def prepare_copies(Encoder encoder not None, held, due, *, bint check_crc):
+def prepare_copies(
+    Encoder encoder not None, held, due, *, bint check_crc, bint is_prepared=False, added=None
+):
     cdef PreparedBatch batch = PreparedBatch.__new__(PreparedBatch)
     cdef Py_ssize_t i
     cdef Parts p
@@ -172,22 +179,36 @@ def prepare_copies(Encoder encoder not None, held, due, *, bint check_crc):
         row.born_at = <int64_t>load_be64(record + BORN_AT)
         row.ends = _behind(one[3])
         row.ended_due = one[4]
+        row.ended_topic = one[6]
+        row.is_prepared = is_prepared
         row.due = due[i]
         row.properties_at = batch.properties_size
         _copy_properties(batch, row, record + p.properties_at, p.properties_size, &wait)
+        if added is not None:
+            _add_raw(batch, added[i])
         if row.due:
-            _add_digits(batch, b"TIMER_BEFORE_MS\x01", 16, row.ended_due, DUE_DIGITS)
-            batch.add_delay(row, wait.topic.at, wait.topic.size)
+            batch.add_time(
+                b"TRAN_BEFORE_MS\x01" if is_prepared else b"TIMER_BEFORE_MS\x01", row.ended_due
+            )
+            batch.add_wait(row, wait.topic.at, wait.topic.size)
         else:
             # For consumers, and for a replay: when it was due.
-            _add_digits(batch, b"TIMER_OUT_MS\x01", 13, row.ended_due, DUE_DIGITS)
+            _add_ended(batch, row)
         row.properties_size = batch.properties_size - row.properties_at
         batch.measure_row(row)
     encoder.finish(batch)
-    for i in range(batch.count):
-        row = &batch.rows[i]
-        row.ended_topic = <uint32_t>((row.target if row.due else row.queue_key) >> 32)
     return batch
+
+
+cdef int _add_raw(PreparedBatch batch, bytes raw) except -1:
+    # Properties as they stand in a record.
+    return batch.add(PyBytes_AS_STRING(raw), PyBytes_GET_SIZE(raw))
+
+
+cdef int _add_ended(PreparedBatch batch, const Row *row) except -1:
+    return batch.add_time(
+        b"TRAN_CHECK_MS\x01" if row.is_prepared else b"TIMER_OUT_MS\x01", row.ended_due
+    )
 
 
 cdef int _copy_properties(
@@ -244,16 +265,7 @@ cdef int _add_keys(PreparedBatch batch, const Span *keys) except -1:
     return batch.add(b"\x02", 1) if count else 0
 
 
-cdef int _add_digits(
-    PreparedBatch batch, const char *name, Py_ssize_t size, int64_t number, int digits
-) except -1:
-    cdef uint8_t out[DUE_DIGITS]
-    batch.add(name, size)
-    batch.add(<const char *>out, write_digits(number, digits, out))
-    return batch.add(b"\x02", 1)
-
-
-def prepare_cancels(Encoder encoder not None, held, topics):
+def prepare_notes(Encoder encoder not None, held, *, bint is_prepared=False, added=None):
     cdef PreparedBatch batch = PreparedBatch.__new__(PreparedBatch)
     cdef Py_ssize_t i
     cdef Parts p
@@ -261,7 +273,9 @@ def prepare_cancels(Encoder encoder not None, held, topics):
     cdef Wait wait
     cdef const uint8_t *record
     cdef View view
-    cdef PutRoute route = encoder.routes.timer_route()
+    cdef PutRoute route = (
+        encoder.routes.prepared_route() if is_prepared else encoder.routes.timer_route()
+    )
     batch.begin(len(held), encoder)
     batch.topics = [one[5] for one in held]
     batch.routes = [route] * batch.count
@@ -278,17 +292,22 @@ def prepare_cancels(Encoder encoder not None, held, topics):
         row.queue = 0
         row.ends = _behind(one[3])
         row.ended_due = one[4]
-        row.ended_topic = topics[i]
+        row.ended_topic = one[6]
+        row.is_prepared = is_prepared
         row.properties_at = batch.properties_size
         _add_id(batch, row, &wait)
         row.hashes_end = batch.hashes_count
-        _add_digits(batch, b"TIMER_OUT_MS\x01", 13, row.ended_due, DUE_DIGITS)
-        # RocketMQ's name of a cancelled message: topic and unique id.
-        batch.add(b"TIMER_DEL_UNIQKEY\x01", 18)
-        batch.add(<const char *>wait.topic.at, wait.topic.size)
-        batch.add(b"+", 1)
-        batch.add(<const char *>wait.unique_id.at, wait.unique_id.size)
-        batch.add(b"\x02REAL_TOPIC\x01", 12)
+        _add_ended(batch, row)
+        if added is not None:
+            _add_raw(batch, added[i])
+        if not is_prepared:
+            # RocketMQ's name of a cancelled message: topic and unique id.
+            batch.add(b"TIMER_DEL_UNIQKEY\x01", 18)
+            batch.add(<const char *>wait.topic.at, wait.topic.size)
+            batch.add(b"+", 1)
+            batch.add(<const char *>wait.unique_id.at, wait.unique_id.size)
+            batch.add(b"\x02", 1)
+        batch.add(b"REAL_TOPIC\x01", 11)
         batch.add(<const char *>wait.topic.at, wait.topic.size)
         batch.add(b"\x02", 1)
         row.properties_size = batch.properties_size - row.properties_at

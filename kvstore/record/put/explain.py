@@ -329,8 +329,8 @@ def _check_in_topic(m: Message, limits: Limits, topic_of: TopicOf, now_ms: int) 
     topic = topic_of(m.topic)
     if topic.route.holds_pending:
         raise MessageIllegal(
-            f"delayed messages wait in the topic {shown(m.topic)}, to which only the store puts; "
-            "put to their own topic, with deliver_at or delay"
+            f"delayed or prepared messages wait in the topic {shown(m.topic)}, to which only the "
+            "store puts; put to their own topic, with deliver_at or delay, or prepare them"
         )
     if m.queue is not None and m.queue >= topic.route.write_queues:
         raise MessageIllegal(

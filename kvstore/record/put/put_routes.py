@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Final
 
 from kvstore.core.encoding import PutRoute
-from kvstore.core.names import TIMER_TOPIC
+from kvstore.core.names import TIMER_TOPIC, TRANSACTION_HALF_TOPIC
 from kvstore.record.put.explain import TopicFacts, TopicOf
 
 _ROUTES_MAX: Final = 1 << 18
@@ -29,18 +29,18 @@ class PutRoutes(dict[str, PutRoute]):
         facts_of: TopicOf,
         make: Callable[[Iterable[str]], None],
         on_use: Callable[[int, int], None],
-        make_timer_topic: Callable[[], object],
+        make_pending_topic: Callable[[str], object],
     ) -> None:
         """`find` gives an existing topic; `facts_of` gives one that exists or would be made, or
         raises; `make` makes topics. `on_use` gets each used topic's id and hash byte.
-        `make_timer_topic` makes the topic in which delayed messages wait.
+        `make_pending_topic` makes a topic in which messages wait.
         """
         super().__init__()
         self.facts_of = facts_of
         self._make = make
         self._find = find
         self._on_use = on_use
-        self._make_timer_topic = make_timer_topic
+        self._make_pending_topic = make_pending_topic
         self._lock = Lock()
         self._version = 0
 
@@ -62,12 +62,19 @@ class PutRoutes(dict[str, PutRoute]):
 
     def timer_route(self) -> PutRoute:
         """The route of the topic in which delayed messages wait; makes it if it is not there."""
-        found = self.get(TIMER_TOPIC) or self.find(TIMER_TOPIC)
+        return self.get(TIMER_TOPIC) or self._pending_route(TIMER_TOPIC)
+
+    def prepared_route(self) -> PutRoute:
+        """The route of the topic in which prepared messages wait; makes it if it is not there."""
+        return self.get(TRANSACTION_HALF_TOPIC) or self._pending_route(TRANSACTION_HALF_TOPIC)
+
+    def _pending_route(self, name: str) -> PutRoute:
+        found = self.find(name)
         if found is None:
-            self._make_timer_topic()
-            found = self.find(TIMER_TOPIC)
+            self._make_pending_topic(name)
+            found = self.find(name)
         if found is None:
-            raise ValueError("the topic of delayed messages was deleted meanwhile")
+            raise ValueError(f"the topic {name} was deleted meanwhile")
         return found
 
     def make_missing(

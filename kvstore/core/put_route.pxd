@@ -1,0 +1,26 @@
+"""See put_route.pyx."""
+
+cimport cython
+from libc.stdint cimport uint32_t, uint64_t
+
+
+cdef enum:
+    # A record's fixed bytes beside its hosts and its topic.
+    FIXED_BESIDE = 74
+
+
+@cython.final
+cdef class PutRoute:
+    cdef readonly uint64_t base
+    cdef readonly uint32_t write_queues
+    cdef readonly uint32_t overhead
+    cdef uint32_t _magic
+    cdef bytes _wire
+    cdef readonly int key_level
+    # -1: as the encoder's.
+    cdef Py_ssize_t compress_above
+    cdef object compression
+    # Whether it is the topic in which delayed messages wait.
+    cdef readonly bint holds_pending
+    # The turn of the next message that names no queue.
+    cdef uint64_t _turn

@@ -1,0 +1,305 @@
+"""Pending messages: the records that wait in one topic, and the records that end their waits.
+
+The idea: delayed and prepared messages wait in the same way, each kind in a topic of its own. One
+record ends a wait: a copy in the topic that the message goes to, a note that it goes to none, or a
+copy that waits for another time. The tail notes both with the append, so one checkpoint has the
+record and the end of the wait, and a replay finds both in the log (docs/timing.md). `Timers` and
+`Transactions` decide which record ends a wait, under `lock`.
+
+A message that waits keeps its body in the log: before a segment leaves, its messages that still
+wait are put to the log's end (docs/decisions/0020).
+
+Invariants: each wait is ended by one record, put under `lock`; messages are taken in the order in
+which they are due; what a failed turn took is taken again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from kvstore.clock import Clock
+from kvstore.core.encoding import Encoder, PreparedBatch
+from kvstore.core.names import REAL_TOPIC
+from kvstore.core.pending.pending_records import prepare_copies, prepare_notes, read_pending
+from kvstore.core.records import facts
+from kvstore.errors import FormatError, MessageNotFound, RecordDamaged, SegmentDamaged, shown
+from kvstore.index.index import Index
+from kvstore.index.keys import RUNS, run_key
+from kvstore.index.runs import unpack_many
+from kvstore.log.commitlog import CommitLog
+from kvstore.message import PutResult, PutStatus, StoredMessage
+from kvstore.meta.topics import Topics
+from kvstore.read.find import Finder
+from kvstore.read.reader import Reader
+from kvstore.timing.timer_rows import TimerRows
+
+if TYPE_CHECKING:
+    from kvstore.core.pending.pending_records import Held
+    from kvstore.core.records import Buffer
+    from kvstore.core.tail import Waiting
+
+_log = logging.getLogger("kvmq")
+AT_ONCE: Final = 1024
+"""Messages whose waits one put ends."""
+_BYTES_AT_ONCE: Final = 4 << 20
+Owns = Callable[[str], bool]
+"""Whether a topic is one of those that a caller may see."""
+
+
+class Putting(Protocol):
+    """`kvstore.engine.writer.Writer`."""
+
+    encoder: Encoder
+
+    def begin_put(self) -> int:
+        """See there."""
+        ...
+
+    def put(self, batch: PreparedBatch, now: int) -> PutStatus:
+        """See there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TimingContext:
+    """The parts of an open store that messages in time need."""
+
+    log: CommitLog
+    index: Index
+    topics: Topics
+    reader: Reader
+    finder: Finder
+    clock: Clock
+    check_crc: bool
+
+
+class PendingMessages:
+    """The messages that wait in `topic`; see the module."""
+
+    def __init__(
+        self,
+        context: TimingContext,
+        rows: TimerRows,
+        writer: Putting,
+        checkpoint: Callable[[], object],
+        *,
+        topic: str,
+        is_prepared: bool,
+    ) -> None:
+        self._context = context
+        self._log = context.log
+        self._index = context.index
+        self._topics = context.topics
+        self._rows = rows
+        self._writer = writer
+        self._checkpoint = checkpoint
+        self._topic = topic
+        self._is_prepared = is_prepared
+        self.lock = threading.RLock()
+        self._carried: list[Waiting] = []
+        """Messages that were taken from the tails, and are not settled yet."""
+        self._is_unsure = False
+        """Whether a turn failed at some step: what was taken is taken again."""
+        self._unreadable: set[int] = set()
+        """Positions of messages whose records are damaged: each is reported once an opening."""
+
+    # --- what is due; under the lock, by one caller ---
+
+    def due(self, now: int) -> list[Waiting]:
+        """The first of the messages that are due, in order. `settled` comes next, or the turn has
+        failed.
+        """
+        if self._is_unsure:
+            self._rows.give_back()
+            self._carried = []
+        self._is_unsure = True
+        looks = self._rows.take_due(now, AT_ONCE, self._log.end)
+        kept = [one for one in self._carried if self._rows.is_waiting(*one[:2])]
+        self._carried = [*kept, *looks.taken, *looks.taken_before]
+        # Behind the last of a look that was full there may be messages that are due before others.
+        full = [look[-1] for look in looks if len(look) == AT_ONCE]
+        found = sorted({*self._carried, *looks.rows})
+        return _bounded(found[: bisect_right(found, min(full))] if full else found)
+
+    def settled(self, due: list[Waiting]) -> None:
+        """Notes that the messages of `due` were seen to."""
+        if due:
+            settled = set(due)
+            self._carried = [one for one in self._carried if one not in settled]
+            self._rows.delivered(due[-1][:2])
+        self._is_unsure = False
+
+    def look_again(self) -> None:
+        """Lets messages be due again that were settled and still wait."""
+        self._is_unsure = True
+
+    # --- records ---
+
+    def held(self, due: int, position: int, name: str, topic: int) -> Held | None:
+        """The record of a message that waits, for the topic of this name and id; None if it is
+        damaged.
+        """
+        if position in self._unreadable:
+            return None
+        try:
+            return *self._log.span(position), position, due, name, topic
+        except SegmentDamaged as e:
+            self._cannot(position, e)
+            return None
+
+    def held_of(self, due: int, position: int, name: str) -> Held | None:
+        """As `held`, if the message still waits and its topic is there, else None; raises the error
+        of a damaged segment.
+        """
+        topic = self._topics.find(name)
+        if topic is None or not self._rows.is_waiting(due, position):
+            return None
+        return *self._log.span(position), position, due, name, topic.id
+
+    def _cannot(self, position: int, why: Exception) -> None:
+        self._unreadable.add(position)
+        _log.error(
+            "%s: the message at %d waits and can't be read: %s; `kvmq verify` lists damage",
+            self._log.folder.parent, position, str(why),
+        )  # fmt: skip
+
+    def copy(self, held: list[Held], due: list[int], *, is_needed: bool = False) -> int:
+        """Puts copies of messages that wait, each to its topic or (due: not 0) to wait again; those
+        that are damaged are left out. Returns how many were put. Copies that are needed go to a
+        disk above the write watermark as well.
+        """
+        while held:
+            try:
+                batch = self.copies(held, due)
+            except RecordDamaged as e:
+                at = next((i for i, one in enumerate(held) if one[3] == e.position), None)
+                if at is None:
+                    raise
+                self._cannot(held[at][3], e)
+                held, due = held[:at] + held[at + 1 :], due[:at] + due[at + 1 :]
+                continue
+            now = self._context.clock.now_ms() if is_needed else self._writer.begin_put()
+            self._writer.put(batch, now)
+            return len(held)
+        return 0
+
+    def copies(
+        self, held: list[Held], due: list[int], added: list[bytes] | None = None
+    ) -> PreparedBatch:
+        """The records of copies; `added` are more properties of each. Raises `RecordDamaged`."""
+        return prepare_copies(
+            self._writer.encoder,
+            held,
+            due,
+            check_crc=self._context.check_crc,
+            is_prepared=self._is_prepared,
+            added=added,
+        )
+
+    def note(self, held: list[Held], added: list[bytes] | None = None) -> None:
+        """Puts notes that messages wait no more and go to no topic."""
+        self.put(
+            prepare_notes(self._writer.encoder, held, is_prepared=self._is_prepared, added=added)
+        )
+
+    def put(self, batch: PreparedBatch) -> list[PutResult]:
+        """Puts records that end waits."""
+        return batch.results(self._writer.put(batch, self._writer.begin_put()))
+
+    def newest(self, message_id: str, owns: Owns | None) -> StoredMessage:
+        """The last record of a message: the one that waits, or that ended the wait."""
+        find = self._context.finder.find
+        return newest_of(find, self._topic, message_id, owns)
+
+    # --- leaving ---
+
+    def leave(self, segments: Iterable[int]) -> None:
+        """Puts messages that still wait to the log's end, before segments with their records leave
+        the log. The disk has them, and the ends of all waits, when it returns.
+        """
+        topic = self._topics.find(self._topic)
+        if topic is None:
+            return
+        was_any = False
+        for segment in segments:
+            positions = self._positions(segment, topic.id)
+            was_any |= bool(positions)
+            for at in range(0, len(positions), AT_ONCE):
+                self.move(positions[at : at + AT_ONCE])
+        if was_any:
+            self._checkpoint()
+
+    def _positions(self, segment: int, topic: int) -> list[int]:
+        """The positions of records of delayed messages in a segment."""
+        low, high = run_key(segment, topic, 0, 0), run_key(segment, topic, 1, 0)
+        found: list[int] = []
+        for _, value in self._index.families.rows(RUNS, low, high):
+            with suppress(FormatError):  # `verify` reports it
+                columns, _ = unpack_many([value])
+                found += (columns.positions + segment * self._log.segment_size).tolist()
+        return found
+
+    def move(self, positions: list[int]) -> None:
+        """Puts those messages to the log's end that stand at these positions and still wait."""
+        with self.lock:
+            now = self._context.clock.now_ms()
+            held: list[Held] = []
+            due: list[int] = []
+            for position in positions:
+                one = self.waiting_at(position)
+                if one is not None:
+                    held.append(one)
+                    due.append(one[4] if one[4] > now else 0)
+            self.copy(held, due, is_needed=True)
+
+    def waiting_at(self, position: int) -> Held | None:
+        """The record at a position, if it is of a message that waits."""
+        try:
+            buffer, at, stop = self._log.span(position)
+            properties = facts(buffer, at, size_at(buffer, at))[5]
+        except (RecordDamaged, SegmentDamaged) as e:
+            self._cannot(position, e)
+            return None
+        found = read_pending(properties)
+        if found is None or not self._rows.is_waiting(found[0], position):
+            return None
+        topic = self._topics.find(found[1])
+        if topic is None:
+            return None
+        return buffer, at, stop, position, found[0], found[1], topic.id
+
+
+def newest_of(
+    find: Callable[..., StoredMessage], topic: str, message_id: str, owns: Owns | None
+) -> StoredMessage:
+    """The last record with an id, of the topics that a caller may see and of messages to these that
+    wait in `topic`; `MessageNotFound`.
+    """
+    if owns is None:
+        return find(message_id)
+    message = find(message_id, lambda name: name == topic or owns(name))
+    if message.topic == topic and not owns(message.properties.get(REAL_TOPIC, "")):
+        raise MessageNotFound(f"no message has the id {shown(message_id)}")
+    return message
+
+
+def size_at(buffer: Buffer, at: int) -> int:
+    """The bytes of the record at an index of a buffer."""
+    return int.from_bytes(buffer[at : at + 4], "big")
+
+
+def _bounded(due: list[Waiting]) -> list[Waiting]:
+    """The first of some messages, as many as are put at once, one at least."""
+    total, count = 0, 0
+    for one in due[:AT_ONCE]:
+        total += one[3]
+        if count and total > _BYTES_AT_ONCE:
+            break
+        count += 1
+    return due[:count]
