@@ -69,6 +69,7 @@ from kvstore.errors import (
     StoreReadOnly,
     TopicExists,
     TopicNotFound,
+    TransactionEnded,
 )
 from kvstore.message import (
     Bounds,
@@ -90,7 +91,10 @@ from kvstore.opening.recovery import Progress, RecoveryReport
 from kvstore.pop.progress import GroupStats
 from kvstore.read.sql import SqlFilter, sql
 from kvstore.rocketmq.export import ExportReport
+from kvstore.timing.checks import Checker
 from kvstore.timing.delayed_message import DelayedMessage, DelayedPage, DelayStats
+from kvstore.timing.prepared_message import PreparedMessage, PreparedPage
+from kvstore.timing.transaction import Transaction
 
 __version__ = "0.1.0"
 
@@ -131,6 +135,7 @@ __all__ = [
     "ArchiveUnavailable",
     "Bounds",
     "CallerError",
+    "Checker",
     "ColumnBatch",
     "ColumnsPut",
     "ConfigError",
@@ -170,6 +175,8 @@ __all__ = [
     "OffsetCommit",
     "OffsetNotFound",
     "Popped",
+    "PreparedMessage",
+    "PreparedPage",
     "Problem",
     "Progress",
     "PropertiesTooLarge",
@@ -206,6 +213,8 @@ __all__ = [
     "TopicInfo",
     "TopicNotFound",
     "TopicShare",
+    "Transaction",
+    "TransactionEnded",
     "VerifyReport",
     "import_rocketmq",
     "open",

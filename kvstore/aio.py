@@ -34,12 +34,15 @@ from kvstore.api.store import Store as SyncStore
 from kvstore.config import StoreConfig
 from kvstore.core.popping.receipts import Popped
 from kvstore.errors import CallerError, StoreClosed, StoreError, shown
+from kvstore.message import PutResult
 from kvstore.meta.namespaces import speak_own_names, wrap
 from kvstore.opening.recovery import Progress, RecoveryReport
 from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.pop import Poll
 from kvstore.process.forking import refuse_in_child
 from kvstore.read.sql import SqlFilter
+from kvstore.timing.checks import Ask, Checker
+from kvstore.timing.transaction import Transaction as SyncTransaction
 
 THREADS: Final = 16
 """Calls that run at a time: more than processors, since puts that wait for the disk share a sync.
@@ -114,6 +117,15 @@ class _Calls:
     async def _run(self, work: Callable[[], R]) -> R:
         raise NotImplementedError
 
+    def on_check(self, group: str, checker: Ask) -> Checker:
+        """See `kvstore.Store.on_check`; `checker` is called in a thread, not in the loop."""
+        found: Checker = self._sync.on_check(group, checker)
+        return found
+
+    def transaction(self, *, group: str) -> Transaction:
+        """See `kvstore.Store.transaction`; for `async with`."""
+        return Transaction(self._run, self._sync.transaction(group=group))
+
     put = _awaited(SyncStore.put)
     put_batch = _awaited(SyncStore.put_batch)
     put_columns = _awaited(SyncStore.put_columns)
@@ -150,6 +162,14 @@ class _Calls:
     offset_history = _awaited(SyncStore.offset_history)
     reset_offset = _awaited(SyncStore.reset_offset)
     lag = _awaited(SyncStore.lag)
+    prepare = _awaited(SyncStore.prepare)
+    prepare_batch = _awaited(SyncStore.prepare_batch)
+    commit = _awaited(SyncStore.commit)
+    commit_batch = _awaited(SyncStore.commit_batch)
+    rollback = _awaited(SyncStore.rollback)
+    rollback_batch = _awaited(SyncStore.rollback_batch)
+    transactions = _awaited(SyncStore.transactions)
+    prepared = _awaited(SyncStore.prepared)
     cancel = _awaited(SyncStore.cancel)
     change_delay = _awaited(SyncStore.change_delay)
     timer = _awaited(SyncStore.timer)
@@ -309,6 +329,10 @@ class Store(_Calls):
     # --- calls that only a store has ---
 
     find_in = _awaited(SyncStore.find_in)
+    commit_in = _awaited(SyncStore.commit_in)
+    rollback_in = _awaited(SyncStore.rollback_in)
+    transactions_in = _awaited(SyncStore.transactions_in)
+    prepared_in = _awaited(SyncStore.prepared_in)
     cancel_in = _awaited(SyncStore.cancel_in)
     change_delay_in = _awaited(SyncStore.change_delay_in)
     timer_in = _awaited(SyncStore.timer_in)
@@ -392,6 +416,52 @@ class Namespace(_Calls):
             raise
         own_form(self.name, found)
         return found
+
+
+class Transaction:
+    """A transaction, see `kvstore.Transaction`: `put` and `put_batch` collect messages at once, the
+    other calls are awaited.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]],
+        transaction: SyncTransaction,
+    ) -> None:
+        self._run = run
+        self._sync = transaction
+        self.put = transaction.put
+        self.put_batch = transaction.put_batch
+
+    @property
+    def results(self) -> list[PutResult]:
+        """Where the messages went, once the transaction is committed."""
+        return self._sync.results
+
+    async def prepare(self) -> list[PutResult]:
+        """See `kvstore.Transaction.prepare`."""
+        found: list[PutResult] = await self._run(self._sync.prepare)
+        return found
+
+    async def commit(self) -> list[PutResult]:
+        """See `kvstore.Transaction.commit`."""
+        found: list[PutResult] = await self._run(self._sync.commit)
+        return found
+
+    async def rollback(self) -> None:
+        """See `kvstore.Transaction.rollback`."""
+        await self._run(self._sync.rollback)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._run(functools.partial(self._sync.__exit__, kind, value, trace))
 
 
 class _Opening:

@@ -173,6 +173,10 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cut loses those of one interval. Of a group's earlier offsets the last one of every
     `offset_history_interval` is kept for `offset_history_for` (0: not at all).
 
+    Transactions: a prepared message is asked about for the first time after
+    `transaction_immunity`, and then every `transaction_check_interval`. After `transaction_checks`
+    checks, or when it is older than `transaction_age`, it is given up.
+
     `on_corruption`: damage below the durable end is reported and passed over ("report") or fails
     the opening ("fail"). `clock`, `files`: the seams, for tests."""
 
@@ -210,6 +214,10 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delete_interval: float = 0.1
     secure_erase: bool = False
     watermarks: tuple[float, float, float] = (0.75, 0.85, 0.90)
+    transaction_immunity: float = 6.0
+    transaction_check_interval: float = 30.0
+    transaction_checks: int = 15
+    transaction_age: float = 72 * 3600.0
     on_corruption: Literal["report", "fail"] = "report"
     archives: ArchiveAccess = ArchiveAccess()
     clock: Clock = msgspec.field(default_factory=SystemClock)
@@ -275,8 +283,16 @@ _DURATIONS: Final = (
     "busy_timeout",
     "checkpoint_interval",
     "retention_interval",
+    "transaction_check_interval",
+    "transaction_age",
 )
-_COUNTS: Final = ("stage_bytes", "stage_count", "max_body", "checkpoint_bytes")
+_COUNTS: Final = (
+    "stage_bytes",
+    "stage_count",
+    "max_body",
+    "checkpoint_bytes",
+    "transaction_checks",
+)
 _SEAMS: Final[dict[str, type]] = {"clock": Clock, "files": Files}
 
 
@@ -316,6 +332,13 @@ def _check_durations(c: StoreConfig) -> None:
     _number(
         "offset_history_for",
         c.offset_history_for,
+        (int, float),
+        f"0 to {_DURATION_MAX:g} seconds",
+        lambda v: 0 <= v <= _DURATION_MAX,
+    )
+    _number(
+        "transaction_immunity",
+        c.transaction_immunity,
         (int, float),
         f"0 to {_DURATION_MAX:g} seconds",
         lambda v: 0 <= v <= _DURATION_MAX,

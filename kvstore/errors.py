@@ -216,6 +216,16 @@ class DelayEnded(CallerError):
         self.is_cancelled = is_cancelled
 
 
+class TransactionEnded(CallerError):
+    """The transaction was ended in the other way before: committed if `is_committed`, else rolled
+    back or given up.
+    """
+
+    def __init__(self, message: str, is_committed: bool) -> None:
+        super().__init__(message)
+        self.is_committed = is_committed
+
+
 class InFlight(CallerError):
     """Messages are locked that this call would make unread again."""
 

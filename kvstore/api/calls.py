@@ -19,6 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from kvstore.api.column_calls import ColumnCalls
 from kvstore.api.timing_calls import TimingCalls
+from kvstore.api.transaction_calls import TransactionCalls
 from kvstore.config import QUEUES_DEFAULT, Codec, KeyIndex, Retention
 from kvstore.core.popping.receipts import Popped
 from kvstore.engine import group_offsets, topic_changes
@@ -41,7 +42,7 @@ from kvstore.record.validate import attributes_of, listed
 _NO_WAIT: Final = 0.0
 
 
-class Calls(ColumnCalls, TimingCalls):
+class Calls(ColumnCalls, TimingCalls, TransactionCalls):
     """The calls, see the module. `engine` has the parts of the open store."""
 
     def __reduce__(self) -> NoReturn:
@@ -398,8 +399,8 @@ class Calls(ColumnCalls, TimingCalls):
 
     def delete_topic(self, name: str) -> int:
         """Deletes a topic: its index and the rows that groups have of the topic go at once, its
-        records with their segments. Its delayed messages are not delivered any more; returns how
-        many there were. `TopicNotFound`.
+        records with their segments. Its delayed and prepared messages are not delivered any more;
+        returns how many there were. `TopicNotFound`.
         """
         return self.delete_topics([name])
 

@@ -16,7 +16,7 @@ position or id) is compared with the namespace. Errors name topics and groups as
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import update_wrapper
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
@@ -37,7 +37,11 @@ from kvstore.meta.topics import TopicConfig, TopicInfo
 from kvstore.pop.progress import GroupStats
 from kvstore.record.put.explain import as_batch
 from kvstore.record.validate import listed
+from kvstore.timing.checks import Ask, Checker
 from kvstore.timing.delayed_message import DelayedMessage, DelayedPage
+from kvstore.timing.prepared_message import PreparedMessage, PreparedPage
+from kvstore.timing.transaction import Transaction
+from kvstore.timing.transactions import Handle
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -126,6 +130,14 @@ def _own_put(namespace: str, result: PutResult) -> PutResult:
 
 def _own_delayed(namespace: str, delayed: DelayedMessage) -> DelayedMessage:
     return msgspec.structs.replace(delayed, topic=_bare(namespace, delayed.topic))
+
+
+def _own_prepared(namespace: str, prepared: PreparedMessage) -> PreparedMessage:
+    return msgspec.structs.replace(
+        prepared,
+        topic=_bare(namespace, prepared.topic),
+        group=unwrap(namespace, prepared.group) or prepared.group,
+    )
 
 
 def _own_topic(namespace: str, info: TopicInfo) -> TopicInfo:
@@ -295,6 +307,66 @@ class Namespace:
             return self._store.change_delay_in(
                 self.name, message_id, deliver_at=deliver_at, delay=delay
             )
+
+    prepare = _passed_on(Calls.prepare, topic=wrap, group=wrap)
+    prepare_batch = _passed_on(Calls.prepare_batch, messages=_messages, group=wrap)
+
+    def commit(self, prepared: Handle) -> PutResult:
+        """See `Store.commit`."""
+        return self.commit_batch([prepared])[0]
+
+    def commit_batch(self, prepared: Sequence[Handle]) -> list[PutResult]:
+        """See `Store.commit_batch`."""
+        with _speaking(self.name):
+            found = self._store.commit_in(self.name, prepared)
+            return [_own_put(self.name, result) for result in found]
+
+    def rollback(self, prepared: Handle) -> None:
+        """See `Store.rollback`."""
+        self.rollback_batch([prepared])
+
+    def rollback_batch(self, prepared: Sequence[Handle]) -> None:
+        """See `Store.rollback_batch`."""
+        with _speaking(self.name):
+            self._store.rollback_in(self.name, prepared)
+
+    def transaction(self, *, group: str) -> Transaction:
+        """See `Store.transaction`."""
+        return Transaction(
+            lambda messages, set_id: self.prepare_batch(messages, group=group, set_id=set_id),
+            self.commit_batch,
+            self._rolled_back,
+        )
+
+    def _rolled_back(self, prepared: Sequence[PutResult]) -> list[PutResult]:
+        self.rollback_batch(prepared)
+        return []
+
+    def on_check(self, group: str, checker: Ask) -> Checker:
+        """See `Store.on_check`."""
+        with _speaking(self.name):
+            return self._store.on_check(
+                wrap(self.name, group), lambda message: checker(_own_message(self.name, message))
+            )
+
+    def transactions(
+        self,
+        group: str | None = None,
+        *,
+        limit: int = 64,
+        after: tuple[int, int] | None = None,
+    ) -> PreparedPage:
+        """See `Store.transactions`."""
+        with _speaking(self.name):
+            whole = _unless_none(self.name, group)
+            page = self._store.transactions_in(self.name, whole, limit=limit, after=after)
+            own = [_own_prepared(self.name, one) for one in page.messages]
+            return msgspec.structs.replace(page, messages=own)
+
+    def prepared(self, message_id: str) -> PreparedMessage:
+        """See `Store.prepared`."""
+        with _speaking(self.name):
+            return _own_prepared(self.name, self._store.prepared_in(self.name, message_id))
 
     def timer(self, message_id: str) -> DelayedMessage:
         """See `Store.timer`."""

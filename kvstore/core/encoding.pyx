@@ -99,8 +99,6 @@ cdef class Encoder:
             if route is None or message.topic is not topic:
                 topic = message.topic
                 route = self.route(topic)
-                if route is not None and route.holds_pending:
-                    refuse("the topic is the store's own")
             batch.topics.append(topic)
             batch.routes.append(route)
             self._add_body(batch, &batch.rows[i], message.body, route)
@@ -150,6 +148,8 @@ cdef class Encoder:
             route = <PutRoute?>batch.routes[i]
             if route.overhead != FIXED_BESIDE + 2 * len(self._host) + len(route._wire):
                 refuse("a route for hosts of another size")
+            if route.holds_pending and not batch.rows[i].ends:
+                refuse("the topic is the store's own")
             _choose_queue(&batch.rows[i], route)
             if batch.rows[i].due:
                 route = self._hold(batch, i)

@@ -15,15 +15,15 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvstore.config import StoreConfig
-from kvstore.core.names import TIMER_TOPIC
+from kvstore.core.names import TIMER_TOPIC, TRANSACTION_HALF_TOPIC
 from kvstore.engine.engine_context import EngineContext
 from kvstore.engine.following import Follower
 from kvstore.engine.segment_handover import SegmentHandover
@@ -35,7 +35,7 @@ from kvstore.engine.upkeep import (
     drop_orphans,
 )
 from kvstore.engine.writer import Writer, store_host
-from kvstore.errors import StoreError
+from kvstore.errors import MessageNotFound, RecordDamaged, SegmentDamaged, StoreError
 from kvstore.index.archived import Archived, OpenArchives
 from kvstore.index.keys import ARCHIVES
 from kvstore.log.commitlog import CommitLog
@@ -60,10 +60,13 @@ from kvstore.process.background import Background
 from kvstore.process.locks import Signal
 from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
+from kvstore.timing.checks import Checks
 from kvstore.timing.delivery import DeliveryThread
 from kvstore.timing.pending_messages import PendingMessages, TimingContext
+from kvstore.timing.prepared_list import PreparedList
 from kvstore.timing.timer_rows import TimerRows
 from kvstore.timing.timers import Timers, WaitingList
+from kvstore.timing.transactions import Transactions
 
 _log = logging.getLogger("kvmq")
 
@@ -144,7 +147,9 @@ class Engine:
             place_archives(self.index, self.log, self.archives)
         self._open_meta(config, read_only)
         drop_orphans(self.log, self.index)
-        self.recovery, last_stored = recover(self.log, self.index, self.topics, config, progress)
+        self.recovery, last_stored, last_record = recover(
+            self.log, self.index, self.topics, config, progress
+        )
         self.topics.recovered(self.log.end)
         if not self.recovery.clean and (found is not FolderKind.NOTHING or adopt is not None):
             self.offsets.recovered(self.log.end)
@@ -165,6 +170,8 @@ class Engine:
         )
         self.timer_rows = TimerRows(self.index)
         self.waiting_list = WaitingList(self.timing, self.timer_rows)
+        self.prepared_rows = TimerRows(self.index, is_prepared=True)
+        self.prepared_list = PreparedList(self.timing, self.prepared_rows)
         has_archives = next(self.index.families.rows(ARCHIVES, b""), None) is not None
         if has_archives or self.index.gone().segments:
             self.reader.read_from(self.archives())
@@ -176,6 +183,15 @@ class Engine:
             if not self.recovery.clean:
                 self._bound_ends(tables)
             self._open_writing(config, last_stored, tables)
+            if last_record is not None:
+                self._finish_cut(last_record)
+            self._begin_threads(config)
+
+    def _finish_cut(self, last_record: int) -> None:
+        """Finishes the last put of the log, if it was of several messages of one transaction."""
+        # It may be damaged, or of a topic that was deleted.
+        with suppress(MessageNotFound, RecordDamaged, SegmentDamaged):
+            self.transactions.finish_cut(self.reader.read_at(last_record))
 
     def _bound_ends(self, tables: InflightTables) -> None:
         """Applies the ends of the log that openings have noted, if there are too many."""
@@ -250,25 +266,43 @@ class Engine:
             self.context, self.upkeep, self.archives, on_arrival=self.waiting.everybody
         )
         """The calls of a tiering worker."""
-        self._open_timers()
+        self._open_timing(config)
+
+    def _open_timing(self, config: StoreConfig) -> None:
+        """Opens the parts for messages in time."""
+        delayed = self._pending(TIMER_TOPIC, self.timer_rows, is_prepared=False)
+        prepared = self._pending(TRANSACTION_HALF_TOPIC, self.prepared_rows, is_prepared=True)
+        self.timers = Timers(self.timing, self.timer_rows, self.waiting_list, delayed)
+        self.transactions = Transactions(
+            self.timing,
+            self.prepared_rows,
+            self.prepared_list,
+            prepared,
+            self.writer.encode,
+            config,
+        )
+        self.checks = Checks(self.transactions, config)
+        self._ending.callback(self.checks.stop)
+        self.writer.on_delayed = self.timers.added
+        self.upkeep.before_leaving = self._keep_pending
+        self.topics.removing += [self.timer_rows.put_removal, self.prepared_rows.put_removal]
+
+    def _pending(self, topic: str, rows: TimerRows, *, is_prepared: bool) -> PendingMessages:
+        return PendingMessages(
+            self.timing, rows, self.writer, self.checkpoint, topic=topic, is_prepared=is_prepared
+        )
+
+    def _keep_pending(self, segments: Iterable[int]) -> None:
+        """Keeps messages that wait from leaving the log with segments."""
+        leaving = list(segments)
+        self.timers.pending.leave(leaving)
+        self.transactions.leave(leaving)
+
+    def _begin_threads(self, config: StoreConfig) -> None:
         self.housekeepers = self._begin_housekeeping(config)
         self.delivery = DeliveryThread(self.timers, config.clock)
         self._ending.callback(self.delivery.stop)
         self.threads.append(self.delivery.thread)
-
-    def _open_timers(self) -> None:
-        pending = PendingMessages(
-            self.timing,
-            self.timer_rows,
-            self.writer,
-            self.checkpoint,
-            topic=TIMER_TOPIC,
-            is_prepared=False,
-        )
-        self.timers = Timers(self.timing, self.timer_rows, self.waiting_list, pending)
-        self.writer.on_delayed = self.timers.added
-        self.upkeep.before_leaving = pending.leave
-        self.topics.removing.append(self.timer_rows.put_removal)
 
     def _begin_housekeeping(self, config: StoreConfig) -> list[Housekeeper]:
         clock, wake, interval = config.clock, self.log.prepare_wanted, HOUSEKEEPING_INTERVAL
@@ -307,6 +341,7 @@ class Engine:
             ),
             UpkeepJob("history of what is done", self.progress.due, self.progress.sample),
             UpkeepJob("old offset history", history.sweep_due, history.sweep),
+            UpkeepJob("checks of transactions", self.checks.due, self.checks.run),
             UpkeepJob("retention", upkeep.retention_due, upkeep.drop_next),
             UpkeepJob(
                 "ends of deleted topics",
@@ -352,6 +387,7 @@ class Engine:
             if self.log.writable:
                 self.waiting.close()
                 self.delivery.stop()
+                self.checks.stop()
                 for one in self.housekeepers:
                     one.stop()
                 self._finish()

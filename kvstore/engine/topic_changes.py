@@ -65,8 +65,8 @@ def delete(
     groups: list[str],
     also: Callable[[Batch], None] = lambda batch: None,
 ) -> int:
-    """Deletes topics and groups in one batch, to which `also` adds more. Returns how many messages
-    went with the topics that waited for a time.
+    """Deletes topics and groups in one batch, to which `also` adds more. Returns how many
+    delayed and prepared messages went with the topics.
     """
     topic_ids = {engine.topics.get(name).id for name in topics}
     group_ids = {engine.groups.get(name).id for name in groups}
@@ -93,6 +93,7 @@ def delete(
         if topics:
             engine.upkeep.checkpoint()
         waiting = sum(map(engine.timer_rows.count, ids))
+        waiting += sum(map(engine.prepared_rows.count, ids))
         engine.index.retire_topics(batch, ids)
         engine.topics.deleted(gone)
         engine.groups.deleted(leaving)

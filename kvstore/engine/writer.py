@@ -123,7 +123,7 @@ class Writer:
             messages = as_batch(messages)
         if not messages:
             return []
-        batch = self._prepared(messages, now)
+        batch = self.encode(messages, now)
         return batch.results(self.put(batch, now))
 
     def put_columns(self, topic: str, columns: object) -> ColumnsPut:
@@ -198,13 +198,18 @@ class Writer:
         if self._waiting.topics:
             self._waiting.arrived(batch.queue_keys)
 
-    def _prepared(self, messages: Sequence[Message], now: int) -> PreparedBatch:
-        """The messages' records, whole but for their place. Raises `MessageIllegal` (or
-        `MessageTooLarge`, `PropertiesTooLarge`) and the errors of topics, naming the message by its
-        index.
+    def encode(
+        self,
+        messages: Sequence[Message],
+        now: int,
+        held: Sequence[tuple[bytes, int]] | None = None,
+    ) -> PreparedBatch:
+        """The messages' records, whole but for their place; see `Encoder.prepare`. Raises
+        `MessageIllegal` (or `MessageTooLarge`, `PropertiesTooLarge`) and the errors of topics,
+        naming the message by its index.
         """
         try:
-            return self.encoder.prepare(messages, now)
+            return self.encoder.prepare(messages, now, held)
         except (AttributeError, LookupError, TypeError, ValueError) as e:
             error, cause = explain(messages, e, self._limits, self._routes.facts_of, now)
             raise error from cause

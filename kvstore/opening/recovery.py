@@ -56,8 +56,10 @@ class RecoveryReport(msgspec.Struct):
 
 def recover(
     log: CommitLog, index: Index, topics: Topics, config: StoreConfig, progress: Progress | None
-) -> tuple[RecoveryReport, int]:
-    """Makes log and index agree; returns the report and the last store time."""
+) -> tuple[RecoveryReport, int, int | None]:
+    """Makes log and index agree; returns the report, the last store time, and the position of the
+    last record that was not checkpointed, None if there was none.
+    """
     return _Recovery(log, index, topics, config, progress).run()
 
 
@@ -84,7 +86,7 @@ class _Recovery:
         self._missing: list[Damage] = []
         self._gone: frozenset[int] = frozenset()
 
-    def run(self) -> tuple[RecoveryReport, int]:
+    def run(self) -> tuple[RecoveryReport, int, int | None]:
         """See `recover`."""
         clock, report, log = self._config.clock, self._report, self._log
         began = clock.monotonic()
@@ -106,7 +108,8 @@ class _Recovery:
             if self._replay.before_archives:
                 self._index.change(lambda batch: None, ended=self._replay.before_archives)
         report.seconds = clock.monotonic() - began
-        return report, max(self._checkpoint.stored_at, self._replay.last_stored)
+        last_stored = max(self._checkpoint.stored_at, self._replay.last_stored)
+        return report, last_stored, self._replay.last
 
     def _count_pending(self) -> None:
         """Counts the messages that wait: the records of some that were delivered may have left the

@@ -115,6 +115,8 @@ class Replay:
         self._known: dict[tuple[bytes, int], ReplayTopic] = {}
         self._following: dict[int, int] = {}
         """The next offset of each queue that has entries since the last checkpoint."""
+        self.last: int | None = None
+        """Where the last record stands that was found."""
         self._taken: list[_Row] = []
         """Entries of queues that are gone through one by one."""
 
@@ -123,6 +125,7 @@ class Replay:
         if not len(found):
             return
         owners, positions = found.owners, found.positions
+        self.last = int(positions[-1])
         names = found.owner_names(buffer)
         known_from = self._look_up(found, names)
         topics = [self._known.get(name) for name in names]

@@ -104,7 +104,7 @@ class PendingMessages:
         self.lock = threading.RLock()
         self._carried: list[Waiting] = []
         """Messages that were taken from the tails, and are not settled yet."""
-        self._is_unsure = False
+        self.is_unsure = False
         """Whether a turn failed at some step: what was taken is taken again."""
         self._unreadable: set[int] = set()
         """Positions of messages whose records are damaged: each is reported once an opening."""
@@ -115,10 +115,10 @@ class PendingMessages:
         """The first of the messages that are due, in order. `settled` comes next, or the turn has
         failed.
         """
-        if self._is_unsure:
+        if self.is_unsure:
             self._rows.give_back()
             self._carried = []
-        self._is_unsure = True
+        self.is_unsure = True
         looks = self._rows.take_due(now, AT_ONCE, self._log.end)
         kept = [one for one in self._carried if self._rows.is_waiting(*one[:2])]
         self._carried = [*kept, *looks.taken, *looks.taken_before]
@@ -133,11 +133,11 @@ class PendingMessages:
             settled = set(due)
             self._carried = [one for one in self._carried if one not in settled]
             self._rows.delivered(due[-1][:2])
-        self._is_unsure = False
+        self.is_unsure = False
 
     def look_again(self) -> None:
         """Lets messages be due again that were settled and still wait."""
-        self._is_unsure = True
+        self.is_unsure = True
 
     # --- records ---
 
@@ -208,9 +208,14 @@ class PendingMessages:
             prepare_notes(self._writer.encoder, held, is_prepared=self._is_prepared, added=added)
         )
 
-    def put(self, batch: PreparedBatch) -> list[PutResult]:
-        """Puts records that end waits."""
-        return batch.results(self._writer.put(batch, self._writer.begin_put()))
+    def begin(self) -> int:
+        """Checks that the store takes a put now; the time, ms."""
+        return self._writer.begin_put()
+
+    def put(self, batch: PreparedBatch, now: int | None = None) -> list[PutResult]:
+        """Puts records that wait, or that end waits."""
+        begun = self._writer.begin_put() if now is None else now
+        return batch.results(self._writer.put(batch, begun))
 
     def newest(self, message_id: str, owns: Owns | None) -> StoredMessage:
         """The last record of a message: the one that waits, or that ended the wait."""
@@ -219,9 +224,14 @@ class PendingMessages:
 
     # --- leaving ---
 
-    def leave(self, segments: Iterable[int]) -> None:
+    def leave(
+        self,
+        segments: Iterable[int],
+        with_others: Callable[[list[int]], list[int]] = lambda positions: positions,
+    ) -> None:
         """Puts messages that still wait to the log's end, before segments with their records leave
-        the log. The disk has them, and the ends of all waits, when it returns.
+        the log. The disk has them, and the ends of all waits, when it returns. `with_others` gives
+        positions, and those of messages that are moved with them.
         """
         topic = self._topics.find(self._topic)
         if topic is None:
@@ -231,7 +241,8 @@ class PendingMessages:
             positions = self._positions(segment, topic.id)
             was_any |= bool(positions)
             for at in range(0, len(positions), AT_ONCE):
-                self.move(positions[at : at + AT_ONCE])
+                with self.lock:
+                    self._move(with_others(positions[at : at + AT_ONCE]))
         if was_any:
             self._checkpoint()
 
@@ -245,20 +256,20 @@ class PendingMessages:
                 found += (columns.positions + segment * self._log.segment_size).tolist()
         return found
 
-    def move(self, positions: list[int]) -> None:
+    def _move(self, positions: list[int]) -> None:
         """Puts those messages to the log's end that stand at these positions and still wait."""
-        with self.lock:
-            now = self._context.clock.now_ms()
-            held: list[Held] = []
-            due: list[int] = []
-            for position in positions:
-                one = self.waiting_at(position)
-                if one is not None:
-                    held.append(one)
-                    due.append(one[4] if one[4] > now else 0)
-            self.copy(held, due, is_needed=True)
+        now = self._context.clock.now_ms()
+        held: list[Held] = []
+        due: list[int] = []
+        for position in positions:
+            one = self._waiting_at(position)
+            if one is not None:
+                held.append(one)
+                # A message that is due is delivered; one that is to be asked about waits on.
+                due.append(one[4] if one[4] > now else now + 1 if self._is_prepared else 0)
+        self.copy(held, due, is_needed=True)
 
-    def waiting_at(self, position: int) -> Held | None:
+    def _waiting_at(self, position: int) -> Held | None:
         """The record at a position, if it is of a message that waits."""
         try:
             buffer, at, stop = self._log.span(position)

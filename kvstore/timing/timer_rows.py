@@ -18,6 +18,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvstore.core.tail import PendingTail, Tail
+from kvstore.errors import CallerError, shown
 from kvstore.index.families import Batch
 from kvstore.index.index import Index
 from kvstore.index.keys import (
@@ -36,6 +37,7 @@ from kvstore.timing.delayed_message import DelayStats
 if TYPE_CHECKING:
     from kvstore.core.tail import Waiting
 
+_PAGE_MAX: Final = 10_000
 _TIME_END: Final = (1 << 63) - 1
 Place = tuple[int, int]
 """Due time in ms and position: the order of messages that wait."""
@@ -174,3 +176,16 @@ class TimerRows:
         """
         if due <= self._done[0]:
             self._done = START
+
+
+def check_page(limit: object, after: object) -> Place:
+    """The place behind which a page of so many messages begins; `CallerError` if one of the two is
+    none.
+    """
+    if type(limit) is not int or not 1 <= limit <= _PAGE_MAX:
+        raise CallerError(f"limit is {shown(limit)}; it must be 1 to {_PAGE_MAX}")
+    if after is None:
+        return START
+    if isinstance(after, tuple | list) and len(after) == 2 and all(type(n) is int for n in after):
+        return after[0], after[1]
+    raise CallerError(f"after is {shown(after)}; it must be the `next` of a page before, or None")

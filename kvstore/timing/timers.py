@@ -37,14 +37,13 @@ from kvstore.timing.delayed_message import (
     delayed_of,
 )
 from kvstore.timing.pending_messages import Owns, PendingMessages, TimingContext, newest_of
-from kvstore.timing.timer_rows import START, Place, TimerRows
+from kvstore.timing.timer_rows import Place, TimerRows, check_page
 
 if TYPE_CHECKING:
     from kvstore.core.pending.pending_records import Held
     from kvstore.core.tail import Waiting
 
 _NEVER: Final = 1 << 63
-_PAGE_MAX: Final = 10_000
 
 
 class WaitingList:
@@ -58,9 +57,7 @@ class WaitingList:
         self, topic: str | None, limit: int, after: Place | None, owns: Owns | None
     ) -> DelayedPage:
         """See `Store.timers`."""
-        if type(limit) is not int or not 1 <= limit <= _PAGE_MAX:
-            raise CallerError(f"limit is {shown(limit)}; it must be 1 to {_PAGE_MAX}")
-        place = START if after is None else _place_of(after)
+        place = check_page(limit, after)
         context = self._context
         number = None if topic is None else context.topics.get(topic).id
         names = {} if owns is None else {n: context.topics.name_of(n) for n in self._rows.counts()}
@@ -110,12 +107,6 @@ class WaitingList:
         return newest_of(self._context.finder.find, TIMER_TOPIC, message_id, owns)
 
 
-def _place_of(after: object) -> Place:
-    if isinstance(after, tuple | list) and len(after) == 2 and all(type(n) is int for n in after):
-        return after[0], after[1]
-    raise CallerError(f"after is {shown(after)}; it must be the `next` of a page before, or None")
-
-
 class Timers:
     """Ends the waits of delayed messages; see the module."""
 
@@ -131,7 +122,7 @@ class Timers:
         self._clock = context.clock
         self._rows = rows
         self._waiting = waiting
-        self._pending = pending
+        self.pending = pending
         self._delivered = self._cancelled = self._late_ms = 0
         self.wake: Callable[[], object] = lambda: None
         """Wakes the thread that delivers."""
@@ -157,16 +148,16 @@ class Timers:
         """Delivers some of the messages that are due. Returns in how many seconds the next one is
         due, 0 if it is now; None if none waits, or nothing can be written any more.
         """
-        with self._pending.lock:
+        with self.pending.lock:
             log = self._context.log
             if log.closed or log.failure is not None:
                 return None
             self._wake_before = _NEVER
             now = self._clock.now_ms()
-            due = self._pending.due(now)
+            due = self.pending.due(now)
             if due:
                 self._put_copies(due, now)
-            self._pending.settled(due)
+            self.pending.settled(due)
             if due:
                 return 0.0
             first = self._rows.first_due()
@@ -179,19 +170,19 @@ class Timers:
         gone: list[Held] = []
         for one in due:
             name = self._topics.name_of(one[2])
-            record = self._pending.held(one[0], one[1], name or "", one[2])
+            record = self.pending.held(one[0], one[1], name or "", one[2])
             if record is not None:
                 (gone if name is None else held).append(record)
         if gone:
-            self._pending.note(gone)
-        count = self._pending.copy(held, [0] * len(held))
+            self.pending.note(gone)
+        count = self.pending.copy(held, [0] * len(held))
         self._delivered += count
         if count:
             self._late_ms = now - held[0][4]
 
     def cancel(self, message_id: str, owns: Owns | None) -> bool:
         """See `Store.cancel`."""
-        with self._pending.lock:
+        with self.pending.lock:
             message = self._waiting.newest(message_id, owns)
             if message.topic != TIMER_TOPIC:
                 return False
@@ -203,10 +194,10 @@ class Timers:
                         "not delivered by this store, so it can't be cancelled"
                     )
                 return True
-            held = self._pending.held_of(found.deliver_at, message.position, found.topic)
+            held = self.pending.held_of(found.deliver_at, message.position, found.topic)
             if held is None:
                 return False
-            self._pending.note([held])
+            self.pending.note([held])
             self._cancelled += 1
             return True
 
@@ -220,10 +211,10 @@ class Timers:
             deliver_at = now + (whole_ms(delay) + cut_ms(self._clock) if delay else 0)
         if deliver_at is None:
             raise CallerError("change_delay needs deliver_at or delay: when is it to be delivered?")
-        with self._pending.lock:
+        with self.pending.lock:
             message, found = self._waiting.find(message_id, owns)
-            held = self._pending.held_of(found.deliver_at, message.position, found.topic)
+            held = self.pending.held_of(found.deliver_at, message.position, found.topic)
             assert held is not None, "it waits, and its topic takes its messages along"
             due = [deliver_at if deliver_at > now else 0]
-            self._pending.put(self._pending.copies([held], due))
+            self.pending.put(self.pending.copies([held], due))
             return deliver_at

@@ -390,6 +390,10 @@ def test_a_view_has_every_call_of_the_store_that_is_about_messages_topics_or_gro
         "change_delay_in",
         "timer_in",
         "timers_in",
+        "commit_in",
+        "rollback_in",
+        "transactions_in",
+        "prepared_in",
         "export_rocketmq",
         "import_rocketmq_config",
     }

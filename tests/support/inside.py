@@ -17,6 +17,7 @@ import pytest
 
 import kvstore.aio
 from kvstore import Store
+from kvstore.clock import SystemClock
 from kvstore.engine.engine import Engine
 from kvstore.engine.retention import Why
 from kvstore.engine.upkeep import Housekeeper, Upkeep, UpkeepJob
@@ -163,6 +164,17 @@ def deliver_due(store: Store) -> None:
     """Deliver all messages that are due, in this thread."""
     while store._engine.timers.deliver() == 0:
         pass
+
+
+def ask_about_transactions(store: Store) -> None:
+    """Have everybody asked who is to be asked about a transaction, and wait for the answers."""
+    checks = store._engine.checks
+    while checks.due():
+        checks.run()
+        for _ in range(10_000):
+            if not any(one.questions for one in checks._checkers if one.is_open):
+                break
+            SystemClock().sleep(0.001)
 
 
 @contextlib.contextmanager

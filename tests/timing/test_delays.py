@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 import kvstore
@@ -141,6 +142,14 @@ def test_a_time_that_is_none_is_refused(store: Store, asked: dict[str, Any], say
 def test_only_the_store_puts_to_the_topic_in_which_messages_wait(store: Store) -> None:
     store.put("t", b"x", delay=1)
     with pytest.raises(MessageIllegal, match="wait in the topic"):
+        store.put(TIMER_TOPIC, b"x")
+
+
+def test_the_topic_in_which_messages_wait_is_not_made_by_a_callers_put(
+    tmp_path: Path, config: StoreConfig
+) -> None:
+    auto = msgspec.structs.replace(config, auto_create_topics=True)
+    with opened(tmp_path / "auto", auto) as store, pytest.raises(MessageIllegal, match="wait in"):
         store.put(TIMER_TOPIC, b"x")
 
 

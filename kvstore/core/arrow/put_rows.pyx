@@ -38,8 +38,6 @@ def prepare_columns(
     cdef Row *row
     cdef Span ignored, name
     name.at = <const uint8_t *>PyUnicode_AsUTF8AndSize(topic, &name.size)
-    if route is not None and route.holds_pending:
-        refuse("the topic is the store's own")
     batch.begin(given.count, encoder)
     batch.topics = [topic] * batch.count
     batch.routes = [route] * batch.count

@@ -22,7 +22,8 @@ def prepare_copies(
     `due` is 0, else to wait until that time, in ms.
 
     The messages are delayed ones, or prepared ones if `is_prepared`. `added` has more properties
-    for each copy, as they stand in a record. Raises RecordDamaged, with the position, for a record
+    for each copy, as they stand in a record, in the place of those that say how a prepared message
+    was asked about. Raises RecordDamaged, with the position, for a record
     that is not whole, not a pending message, or whose body's CRC is wrong if that is checked; and
     the errors of `Encoder.prepare`.
     """

@@ -33,8 +33,8 @@ cdef enum:
 
 cdef struct Wait:
     # The properties of a pending message that say how it waits; `before` is the due time of the
-    # message that it replaces, `cancelled` says that it is a note. `checks` are kept by none.
-    Span due, topic, queue, before, cancelled, unique_id, checks
+    # message that it replaces, `cancelled` says that it is a note.
+    Span due, topic, queue, before, cancelled, unique_id
 
 
 cdef bint _is(const Span *name, const char *text, Py_ssize_t size) noexcept nogil:
@@ -54,22 +54,25 @@ cdef bint _note(Wait *wait, const Span *name, const Span *value) noexcept nogil:
         place = &wait.before
     elif _is(name, b"TIMER_DEL_UNIQKEY", 17) or _is(name, b"TRAN_ROLLBACK", 13):
         place = &wait.cancelled
-    elif (
-        _is(name, b"TRAN_MSG", 8) or _is(name, b"TRANSACTION_CHECK_TIMES", 23)
-        or _is(name, b"TRAN_SINCE_MS", 13)
-    ):
-        place = &wait.checks
     else:
         return False
     place[0] = value[0]
     return True
 
 
+cdef bint _is_of_checks(const Span *name) noexcept nogil:
+    # Whether the property says how a prepared message was asked about.
+    return (
+        _is(name, b"TRAN_MSG", 8) or _is(name, b"TRANSACTION_CHECK_TIMES", 23)
+        or _is(name, b"TRAN_SINCE_MS", 13)
+    )
+
+
 cdef void _read_wait(Wait *wait, const uint8_t *at, Py_ssize_t size) noexcept nogil:
     cdef const uint8_t *end = at + size
     cdef Span name, value
     wait.due.at = wait.topic.at = wait.queue.at = wait.before.at = NULL
-    wait.cancelled.at = wait.unique_id.at = wait.checks.at = NULL
+    wait.cancelled.at = wait.unique_id.at = NULL
     while next_pair(&at, end, &name, &value):
         if not _note(wait, &name, &value) and _is(&name, b"UNIQ_KEY", 8):
             wait.unique_id = value
@@ -183,7 +186,9 @@ def prepare_copies(
         row.is_prepared = is_prepared
         row.due = due[i]
         row.properties_at = batch.properties_size
-        _copy_properties(batch, row, record + p.properties_at, p.properties_size, &wait)
+        _copy_properties(
+            batch, row, record + p.properties_at, p.properties_size, &wait, added is None
+        )
         if added is not None:
             _add_raw(batch, added[i])
         if row.due:
@@ -212,7 +217,8 @@ cdef int _add_ended(PreparedBatch batch, const Row *row) except -1:
 
 
 cdef int _copy_properties(
-    PreparedBatch batch, Row *row, const uint8_t *at, Py_ssize_t size, Wait *wait
+    PreparedBatch batch, Row *row, const uint8_t *at, Py_ssize_t size, Wait *wait,
+    bint with_checks,
 ) except -1:
     # All but those that say how the message waits, the unique id first.
     cdef const uint8_t *end = at + size
@@ -220,6 +226,8 @@ cdef int _copy_properties(
     _add_id(batch, row, wait)
     while next_pair(&at, end, &name, &value):
         if _note(wait, &name, &value) or _is(&name, b"UNIQ_KEY", 8) or _is(&name, b"__CRC32#", 8):
+            continue
+        if not with_checks and _is_of_checks(&name):
             continue
         if _is(&name, b"KEYS", 4):
             _add_keys(batch, &value)

@@ -1,0 +1,167 @@
+"""Prepared list: which prepared messages wait, and how transactions ended.
+
+The idea: the state of a transaction is that of its first message, and that stands in the last
+record with its id: one that waits, or that ended the wait. The messages of a set stand behind one
+another in the log, so the first leads to the others. All this is answered of a store that is open
+for reading only as well.
+
+Invariant: a message that is found waiting waits in this store, not only in its record.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvstore.core.names import (
+    TRANSACTION_CHECK_MS,
+    TRANSACTION_DISCARD_TOPIC,
+    TRANSACTION_HALF_TOPIC,
+    TRANSACTION_ROLLBACK,
+)
+from kvstore.core.records import check_record
+from kvstore.errors import (
+    CallerError,
+    MessageNotFound,
+    RecordDamaged,
+    SegmentDamaged,
+    shown,
+)
+from kvstore.message import StoredMessage
+from kvstore.timing.pending_messages import Owns, TimingContext, newest_of
+from kvstore.timing.prepared_message import (
+    WITH_THE_FIRST,
+    Member,
+    PreparedMessage,
+    PreparedPage,
+    member_of,
+    prepared_of,
+)
+from kvstore.timing.timer_rows import Place, TimerRows, check_page
+
+
+class Ended(NamedTuple):
+    """A transaction that has ended: whether it was committed, and its record."""
+
+    is_committed: bool
+    message: StoredMessage
+
+
+class PreparedList:
+    """Answers which prepared messages wait; also of a store that is open for reading only."""
+
+    def __init__(self, context: TimingContext, rows: TimerRows) -> None:
+        self._context = context
+        self._rows = rows
+
+    def page(
+        self, group: str | None, limit: int, after: Place | None, owns: Owns | None
+    ) -> PreparedPage:
+        """See `Store.transactions`."""
+        place = check_page(limit, after)
+        messages = list[PreparedMessage]()
+        while len(messages) < limit:
+            rows = self._rows.page(place, self._context.log.end, limit, None)
+            for due, position, _, _ in rows:
+                place = due, position
+                found = self._read(position)
+                if found is None or not sees(owns, found) or group not in (None, found.group):
+                    continue
+                messages.append(found)
+                if len(messages) == limit:
+                    break
+            if len(rows) < limit and len(messages) < limit:
+                return PreparedPage(messages, self._count(owns), None)
+        return PreparedPage(messages, self._count(owns), place)
+
+    # --- transactions ---
+
+    def state(self, message_id: str, owns: Owns | None) -> PreparedMessage | Ended:
+        """The first message of the transaction that has a message of that id, or its end;
+        `MessageNotFound`.
+        """
+        message = newest_of(self._context.finder.find, TRANSACTION_HALF_TOPIC, message_id, owns)
+        if message.topic == TRANSACTION_DISCARD_TOPIC:
+            return Ended(False, message)
+        if message.topic != TRANSACTION_HALF_TOPIC:
+            if TRANSACTION_CHECK_MS not in message.properties:
+                raise MessageNotFound(
+                    f"the message {shown(message_id)} was put without a transaction"
+                )
+            return Ended(True, message)
+        found = prepared_of(message)
+        if found is None and TRANSACTION_ROLLBACK not in message.properties:
+            raise CallerError(
+                f"the message {shown(message_id)} was prepared by another program; this store "
+                "can't end its transaction"
+            )
+        if found is None or not self._is_waiting(found):
+            return Ended(False, message)
+        if found.set_id not in (None, found.message_id):
+            return self.state(found.set_id or "", owns)
+        return found
+
+    def _is_waiting(self, found: PreparedMessage) -> bool:
+        due = WITH_THE_FIRST if found.check_at is None else found.check_at
+        return self._rows.is_waiting(due, found.message.position)
+
+    def at(self, position: int) -> PreparedMessage | None:
+        """The prepared message at a position, if it still waits; None else."""
+        try:
+            message = self._context.reader.read_at(position)
+        except (MessageNotFound, RecordDamaged, SegmentDamaged):
+            return None
+        if message.topic != TRANSACTION_HALF_TOPIC:
+            return None
+        found = prepared_of(message)
+        return found if found is not None and self._is_waiting(found) else None
+
+    def members(self, first: PreparedMessage) -> list[PreparedMessage]:
+        """All messages of a transaction, given the first; as far as they are there."""
+        member = member_of(first.message)
+        if member is None:
+            return [first]
+        return [first, *self.behind(first.message, member)]
+
+    def behind(self, message: StoredMessage, member: Member) -> list[PreparedMessage]:
+        """The messages of a set behind a record of one of them, which has waited or does so."""
+        found: list[PreparedMessage] = []
+        position: int | None = message.position
+        for number in range(member.number + 1, member.total):
+            position = None if position is None else self._following(position)
+            one = None if position is None else self.at(position)
+            if one is None or member_of(one.message) != member._replace(number=number):
+                break
+            found.append(one)
+        return found
+
+    def _following(self, position: int) -> int | None:
+        """Where the record begins that follows another in the log; None behind the last."""
+        try:
+            buffer, at, stop = self._context.log.span(position)
+            behind = at + check_record(buffer, at, stop, position)
+            position += behind - at
+            if position >= self._context.log.end:
+                return None
+            if check_record(buffer, behind, stop, position) > 0:
+                return position
+        except (RecordDamaged, SegmentDamaged, ValueError):
+            return None
+        size = self._context.log.segment_size
+        position = (position // size + 1) * size
+        return position if position < self._context.log.end else None
+
+    def _count(self, owns: Owns | None) -> int:
+        named = {n: self._context.topics.name_of(n) for n in self._rows.counts()}
+        counts = self._rows.counts()
+        return sum(n for t, n in counts.items() if owns is None or owns(named.get(t) or ""))
+
+    def _read(self, position: int) -> PreparedMessage | None:
+        try:
+            return prepared_of(self._context.reader.read_at(position))
+        except (RecordDamaged, SegmentDamaged, MessageNotFound):
+            return None
+
+
+def sees(owns: Owns | None, found: PreparedMessage) -> bool:
+    """Whether a caller may see a message."""
+    return owns is None or owns(found.topic)

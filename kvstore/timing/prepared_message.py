@@ -1,0 +1,134 @@
+"""Prepared messages as values: one that waits for its transaction to end, and a page of a list.
+
+The idea: all that a transaction needs later stands in the record: its group, how often it was asked
+about, and which of a set of messages it is (docs/transactions.md).
+
+Invariant: a value says how a message waited when it was asked for; its transaction may have ended.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kvstore.core.names import (
+    PRODUCER_GROUP,
+    TRANSACTION_CHECKS,
+    TRANSACTION_PREPARED,
+    TRANSACTION_ROLLBACK,
+    TRANSACTION_SET,
+    TRANSACTION_SINCE_MS,
+)
+from kvstore.core.pending.pending_records import read_pending
+from kvstore.message import StoredMessage
+
+WITH_THE_FIRST: Final = 9_999_999_999_999
+"""The check time of the messages of a set behind the first: they are not asked about."""
+
+
+class Member(NamedTuple):
+    """Which message of a set one is: the set's id, its number from 0, and how many there are."""
+
+    set_id: str
+    number: int
+    total: int
+
+
+class PreparedMessage(msgspec.Struct, frozen=True):
+    """A message that waits for its transaction to end: the queue of the topic it would go to, its
+    producer group, when it is asked about next (ms since the epoch; None: with the first of its
+    set), how often it was asked about, and since when it waits. `set_id` is the id of the first
+    message of several that end together, None for a message by itself. `message` is its record, in
+    the topic in which such messages wait.
+    """
+
+    topic: str
+    queue: int
+    message_id: str
+    group: str
+    check_at: int | None
+    checks: int
+    since: int
+    set_id: str | None
+    message: StoredMessage
+
+
+class PreparedPage(msgspec.Struct, frozen=True):
+    """Prepared messages, the next to be asked about first. `count` is how many wait in all, of all
+    groups; `next` is what the next page is asked for with, None if this is the last.
+    """
+
+    messages: list[PreparedMessage]
+    count: int
+    next: tuple[int, int] | None
+
+
+def prepared_of(message: StoredMessage) -> PreparedMessage | None:
+    """The prepared message that a record is; None if it is none."""
+    found = read_pending(message.raw_properties)
+    if found is None:
+        return None
+    due, topic, queue = found
+    properties = message.properties
+    member = member_of(message)
+    return PreparedMessage(
+        topic,
+        queue,
+        message.message_id,
+        properties.get(PRODUCER_GROUP, ""),
+        None if due == WITH_THE_FIRST else due,
+        _number(properties.get(TRANSACTION_CHECKS), 0),
+        _number(properties.get(TRANSACTION_SINCE_MS), message.stored_at),
+        None if member is None else member.set_id,
+        message,
+    )
+
+
+def _number(text: str | None, otherwise: int) -> int:
+    return int(text) if text is not None and text.isdecimal() else otherwise
+
+
+def member_of(message: StoredMessage) -> Member | None:
+    """Which message of a set a record is, or was; None if it is of none."""
+    parts = message.properties.get(TRANSACTION_SET, "").split(" ")
+    if len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
+        return None
+    return Member(parts[0], int(parts[1]), int(parts[2]))
+
+
+# --- properties, as they stand in a record ---
+
+
+def _pairs(**values: object) -> bytes:
+    return "".join(f"{name}\x01{value}\x02" for name, value in values.items()).encode()
+
+
+def prepared_properties(group: str, member: Member | None) -> bytes:
+    """The properties of a prepared message, without its check time and topic."""
+    of_set = {} if member is None else {TRANSACTION_SET: " ".join(map(str, member))}
+    return _pairs(**{TRANSACTION_PREPARED: "true", PRODUCER_GROUP: group}, **of_set)
+
+
+def asked_properties(found: PreparedMessage) -> bytes:
+    """The properties of a copy that waits again, after it was asked about."""
+    return _pairs(
+        **{
+            TRANSACTION_PREPARED: "true",
+            TRANSACTION_CHECKS: found.checks + 1,
+            TRANSACTION_SINCE_MS: found.since,
+        }
+    )
+
+
+def rollback_properties(message: StoredMessage, why: str) -> bytes:
+    """The properties of the note that a message was rolled back."""
+    of_set = {}
+    if TRANSACTION_SET in message.properties:
+        of_set[TRANSACTION_SET] = message.properties[TRANSACTION_SET]
+    return _pairs(**{TRANSACTION_ROLLBACK: why}, **of_set)
+
+
+def topic_property(topic: str) -> bytes:
+    """The property of a message that was given up: the topic it would have gone to."""
+    return _pairs(REAL_TOPIC=topic)

@@ -1,0 +1,100 @@
+"""The transaction of a `with` block: several messages, of several topics, that become visible
+together, or not at all.
+
+The idea: the block collects messages. `prepare` makes them durable as prepared messages, before
+another system commits its part; the end of the block commits them. A block that never prepared
+does both at its end. An exception in the block rolls back.
+
+Invariant: no message of the block is visible before the end of the block.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from kvstore.errors import CallerError, MessageIllegal, shown
+from kvstore.message import Message, PutResult
+from kvstore.timing.transactions import SET_MAX
+
+Prepare = Callable[[Sequence[Message], str | None], list[PutResult]]
+"""Prepares messages, as a set if the id of the first is given."""
+EndAll = Callable[[Sequence[PutResult]], list[PutResult]]
+
+
+class Transaction:
+    """A transaction, see the module and `Store.transaction`. `results` says where the messages
+    went, once it is committed.
+    """
+
+    def __init__(self, prepare: Prepare, commit: EndAll, rollback: EndAll) -> None:
+        self._prepare = prepare
+        self._commit = commit
+        self._rollback = rollback
+        self._messages: list[Message] = []
+        self._prepared: list[PutResult] | None = None
+        self._has_ended = False
+        self.results: list[PutResult] = []
+
+    def put(self, topic: str, body: bytes | bytearray | memoryview, **fields: Any) -> None:
+        """Adds a message; `fields` are those of `Message`. Errors of the message come when it is
+        prepared.
+        """
+        self.put_batch([Message(topic, body, **fields)])
+
+    def put_batch(self, messages: Sequence[Message]) -> None:
+        """Adds messages."""
+        if self._prepared is not None or self._has_ended:
+            raise CallerError(
+                "the transaction is prepared, or has ended; it takes no more messages"
+            )
+        if len(self._messages) + len(messages) > SET_MAX:
+            raise CallerError(f"a transaction has up to {SET_MAX} messages; use several")
+        for message in messages:
+            if not isinstance(message, Message):
+                raise MessageIllegal(f"{shown(message)} is no Message")
+        self._messages += messages
+
+    def prepare(self) -> list[PutResult]:
+        """Makes the messages durable, as prepared ones: from here on the producer group's checkers
+        are asked if this process doesn't end the transaction. The first result's id is that of the
+        transaction.
+        """
+        if self._prepared is None and self._messages:
+            messages, set_id = self._messages, None
+            if len(messages) > 1:
+                set_id = messages[0].message_id or secrets.token_hex(16).upper()
+                messages = [messages[0].__replace__(message_id=set_id), *messages[1:]]
+            self._prepared = self._prepare(messages, set_id)
+        return self._prepared or []
+
+    def commit(self) -> list[PutResult]:
+        """Makes the messages visible, all at once; done by the end of the block."""
+        if not self._has_ended:
+            prepared = self.prepare()
+            self.results = self._commit(prepared[:1]) if prepared else []
+            self._has_ended = True
+        return self.results
+
+    def rollback(self) -> None:
+        """Drops the messages; done when the block ends with an exception."""
+        if self._prepared and not self._has_ended:
+            self._rollback(self._prepared[:1])
+        self._has_ended = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            if not self._has_ended:
+                self.commit()
+        else:
+            self.rollback()

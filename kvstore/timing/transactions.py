@@ -1,0 +1,327 @@
+"""Transactions: prepared messages that become visible together, or not at all.
+
+The idea: a prepared message is a pending message (`pending_messages`) in a topic of its own. A
+commit is its copy in its topic, a rollback is a note. Several messages that end together are a set:
+they stand behind one another in the log, each says which it is, and one put ends the waits of all.
+Readers see that put whole. A crash may leave a leading part of the last put of the log; the next
+opening finishes it (`finish_cut`) before anybody reads, so a set is never half there.
+
+A message that nobody ended is asked about (`checks`); one that was asked about often enough, or is
+too old, is given up: its copy goes to RocketMQ's topic for such messages.
+
+Invariants:
+
+- A transaction ends once: committed, rolled back or given up. To end it again in the same way
+  changes nothing; in the other way it is refused.
+- The messages of a set end together.
+- No prepared message is in a queue of its topic before its commit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Literal
+
+from kvstore.clock import cut_ms, whole_ms
+from kvstore.config import StoreConfig
+from kvstore.core.names import (
+    TRANSACTION_BEFORE_MS,
+    TRANSACTION_DISCARD_TOPIC,
+    TRANSACTION_HALF_TOPIC,
+    TRANSACTION_ROLLBACK,
+)
+from kvstore.errors import (
+    CallerError,
+    MessageIllegal,
+    TransactionEnded,
+    shown,
+)
+from kvstore.message import Message, PutResult, PutStatus, StoredMessage
+from kvstore.record.validate import check_group
+from kvstore.timing.pending_messages import Owns, PendingMessages, TimingContext
+from kvstore.timing.prepared_list import Ended, PreparedList, sees
+from kvstore.timing.prepared_message import (
+    WITH_THE_FIRST,
+    Member,
+    PreparedMessage,
+    asked_properties,
+    member_of,
+    prepared_of,
+    prepared_properties,
+    rollback_properties,
+    topic_property,
+)
+from kvstore.timing.timer_rows import TimerRows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvstore.core.encoding import PreparedBatch
+    from kvstore.core.pending.pending_records import Held
+
+_log = logging.getLogger("kvmq")
+End = Literal["commit", "rollback"]
+Handle = PutResult | str
+"""A prepared message: the result of its put, or its id."""
+IMMUNITY_MAX: Final = 30 * 86400.0
+SET_MAX: Final = 4096
+"""Messages of one set."""
+
+
+class Transactions:
+    """Prepares messages and ends their transactions; see the module."""
+
+    def __init__(
+        self,
+        context: TimingContext,
+        rows: TimerRows,
+        prepared: PreparedList,
+        pending: PendingMessages,
+        encode: Callable[..., PreparedBatch],
+        config: StoreConfig,
+    ) -> None:
+        """`encode` makes the records of messages, or raises the error of the first at fault."""
+        self._context = context
+        self._log = context.log
+        self._topics = context.topics
+        self._clock = context.clock
+        self._rows = rows
+        self._list = prepared
+        self._encode = encode
+        self._config = config
+        self.pending = pending
+
+    # --- preparing ---
+
+    def prepare(
+        self,
+        messages: Sequence[Message],
+        group: str,
+        immunity: float | None,
+        *,
+        set_id: str | None = None,
+    ) -> list[PutResult]:
+        """See `Store.prepare_batch`. With `set_id`, the id of the first, they are a set."""
+        check_group(group)
+        for number, message in enumerate(messages):
+            delays = [
+                getattr(message, name, None) for name in ("deliver_at", "delay", "delay_level")
+            ]
+            if any(delay is not None for delay in delays):
+                where = f"message {number} of {len(messages)}: " if len(messages) > 1 else ""
+                raise MessageIllegal(f"{where}a prepared message can't be delayed as well")
+        now = self.pending.begin()
+        seconds = self._config.transaction_immunity if immunity is None else immunity
+        if type(seconds) not in (int, float) or not 0 <= seconds <= IMMUNITY_MAX:
+            raise CallerError(
+                f"immunity is {shown(immunity)}; it must be 0 to {IMMUNITY_MAX:.0f} seconds"
+            )
+        due = now + max(1, cut_ms(self._clock) + whole_ms(seconds))
+        if set_id is None:
+            held = [(prepared_properties(group, None), due)] * len(messages)
+        else:
+            count = len(messages)
+            held = [
+                (
+                    prepared_properties(group, Member(set_id, number, count)),
+                    WITH_THE_FIRST if number else due,
+                )
+                for number in range(count)
+            ]
+        return self.pending.put(self._encode(messages, now, held), now)
+
+    # --- ending ---
+
+    def end(self, asked: Sequence[Handle], how: End, owns: Owns | None) -> list[PutResult]:
+        """Commits or rolls back transactions, all or none; see `Store.commit_batch`. Returns where
+        the messages went, those of sets all.
+        """
+        with self.pending.lock:
+            waiting: dict[int, PreparedMessage] = {}
+            done: list[StoredMessage] = []
+            for one in asked:
+                found = self._look(one, owns)
+                if isinstance(found, Ended):
+                    if found.is_committed is not (how == "commit"):
+                        raise TransactionEnded(
+                            f"the transaction of {shown(found.message.message_id)} was "
+                            f"{'committed' if found.is_committed else 'rolled back'}; it can't be "
+                            f"{'committed' if how == 'commit' else 'rolled back'} any more",
+                            found.is_committed,
+                        )
+                    done.append(found.message)
+                else:
+                    waiting.update({p.message.position: p for p in self._list.members(found)})
+            results = self._end(list(waiting.values()), how)
+            return [*results, *map(_result, done)] if how == "commit" else []
+
+    def _end(self, found: list[PreparedMessage], how: End) -> list[PutResult]:
+        if not found:
+            return []
+        held = [self._held(one) for one in found]
+        if how == "commit":
+            return self.pending.put(self.pending.copies(held, [0] * len(held), [b""] * len(held)))
+        self.pending.note(held, [rollback_properties(p.message, "rollback") for p in found])
+        return []
+
+    def _held(self, found: PreparedMessage) -> Held:
+        topic = self._topics.get(found.topic)
+        position = found.message.position
+        due = WITH_THE_FIRST if found.check_at is None else found.check_at
+        return *self._log.span(position), position, due, found.topic, topic.id
+
+    def _look(self, asked: Handle, owns: Owns | None) -> PreparedMessage | Ended:
+        """The first message of a transaction that goes on, or the end of one."""
+        if isinstance(asked, PutResult):
+            found = self._list.at(asked.position)
+            if found is not None and found.message_id == asked.message_id and sees(owns, found):
+                return (
+                    found
+                    if found.set_id in (None, found.message_id)
+                    else self._list.state(found.set_id or "", owns)
+                )
+            asked = asked.message_id
+        return self._list.state(asked, owns)
+
+    # --- leaving ---
+
+    def leave(self, segments: Sequence[int]) -> None:
+        """See `PendingMessages.leave`; the messages of a set are moved together."""
+        self.pending.leave(segments, self._with_sets)
+
+    def _with_sets(self, positions: list[int]) -> list[int]:
+        """Positions of prepared messages, with those of the sets that any of them are in: each set
+        from its first message on.
+        """
+        found: dict[int, None] = {}
+        for position in positions:
+            one = self._list.at(position)
+            if one is None:
+                continue
+            if one.set_id not in (None, one.message_id):
+                first = self._list.state(one.set_id or "", None)
+                one = first if isinstance(first, PreparedMessage) else one
+            found.update((p.message.position, None) for p in self._list.members(one))
+        return list(found)
+
+    # --- a put that a crash cut short ---
+
+    def finish_cut(self, last: StoredMessage | None) -> None:
+        """Finishes the last put of the log, if it was of a set and a crash cut it; `last` is the
+        log's last record. Called before anybody else puts or reads.
+        """
+        member = None if last is None else member_of(last)
+        if last is None or member is None or member.number == member.total - 1:
+            return
+        _log.warning(
+            "%s: the last put was of %d messages of a transaction, of which a crash left %d; it is "
+            "finished", self._log.folder.parent, member.total, member.number + 1,
+        )  # fmt: skip
+        is_new = last.topic == TRANSACTION_HALF_TOPIC and prepared_of(last) is not None
+        if is_new and TRANSACTION_BEFORE_MS not in last.properties:
+            # Its put never returned.
+            first = self.pending.newest(member.set_id, None)
+            found = prepared_of(first)
+            members = [] if found is None else self._list.members(found)
+            held = [self._held(one) for one in members]
+            self.pending.note(held, [rollback_properties(p.message, "crash") for p in members])
+            return
+        before = self._context.reader.read_at(last.prepared_position - 1)
+        rest = self._list.behind(before, member)
+        held = [self._held(one) for one in rest]
+        if not rest:
+            return
+        if is_new:
+            self._wait_again(rest, [WITH_THE_FIRST] * len(rest))
+        elif last.topic == TRANSACTION_HALF_TOPIC:
+            why = last.properties[TRANSACTION_ROLLBACK]
+            self.pending.note(held, [rollback_properties(p.message, why) for p in rest])
+        elif last.topic == TRANSACTION_DISCARD_TOPIC:
+            self._give_up(rest)
+        else:
+            self.pending.put(self.pending.copies(held, [0] * len(held), [b""] * len(held)))
+
+    # --- checks ---
+
+    def is_due(self) -> bool:
+        """Whether a message is to be asked about."""
+        if self._topics.find(TRANSACTION_HALF_TOPIC) is None:
+            return False
+        first = self._rows.first_due()
+        return self.pending.is_unsure or (first is not None and first <= self._clock.now_ms())
+
+    def look_again(self) -> None:
+        """Lets messages be asked about again whose questions nobody took."""
+        with self.pending.lock:
+            self.pending.look_again()
+
+    def take_questions(self) -> list[PreparedMessage]:
+        """The messages that are to be asked about, in the order of their times; those that were
+        asked about often enough, or are too old, are given up. None of them is given again before
+        `look_again`, or before it has waited for another check.
+        """
+        now = self._clock.now_ms()
+        questions = list[PreparedMessage]()
+        with self.pending.lock:
+            while due := self.pending.due(now):
+                for _, position, _, _ in due:
+                    found = self._list.at(position)
+                    if found is None or found.check_at is None:
+                        continue
+                    is_old = now - found.since > self._config.transaction_age * 1000
+                    if is_old or found.checks >= self._config.transaction_checks:
+                        self._give_up(self._list.members(found))
+                    else:
+                        questions.append(found)
+                self.pending.settled(due)
+            self.pending.settled([])
+        return questions
+
+    def _give_up(self, found: list[PreparedMessage]) -> None:
+        if self._topics.find(TRANSACTION_DISCARD_TOPIC) is None:
+            self._topics.make_pending_topic(TRANSACTION_DISCARD_TOPIC)
+        held = [
+            (*self._held(one)[:5], TRANSACTION_DISCARD_TOPIC, self._held(one)[6]) for one in found
+        ]
+        added = [topic_property(one.topic) for one in found]
+        self.pending.put(self.pending.copies(held, [0] * len(held), added))
+        first = found[0]
+        _log.warning(
+            "%s: the transaction of %s, group %s, was given up after %d checks: its messages are "
+            "in %s", self._log.folder.parent, first.message_id, first.group, first.checks,
+            TRANSACTION_DISCARD_TOPIC,
+        )  # fmt: skip
+
+    def answered(self, position: int, answer: End | None) -> None:
+        """Ends a transaction whose first message still waits at a position as a checker says, or
+        (None) lets it wait for the next check.
+        """
+        with self.pending.lock:
+            found = self._list.at(position)
+            if found is None:
+                return
+            members = self._list.members(found)
+            if answer is not None:
+                self._end(members, answer)
+                return
+            interval = whole_ms(self._config.transaction_check_interval)
+            due = self._clock.now_ms() + cut_ms(self._clock) + interval
+            self._wait_again(members, [due] + [WITH_THE_FIRST] * (len(members) - 1))
+
+    def _wait_again(self, found: list[PreparedMessage], due: list[int]) -> None:
+        held = [self._held(one) for one in found]
+        self.pending.put(self.pending.copies(held, due, [asked_properties(one) for one in found]))
+
+
+def _result(message: StoredMessage) -> PutResult:
+    """Where a message went, given its record."""
+    return PutResult(
+        message.message_id,
+        message.topic,
+        message.queue,
+        message.offset,
+        message.position,
+        message.size,
+        PutStatus.WRITTEN,
+    )

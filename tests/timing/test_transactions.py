@@ -1,0 +1,566 @@
+"""Transactions: prepared, committed, rolled back, asked about, given up; of several messages."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import kvstore
+from kvstore import (
+    CallerError,
+    Message,
+    MessageIllegal,
+    MessageNotFound,
+    Retention,
+    Store,
+    StoreConfig,
+    StoredMessage,
+    StoreReadOnly,
+    Transaction,
+    TransactionEnded,
+)
+from kvstore.core.names import TRANSACTION_DISCARD_TOPIC, TRANSACTION_HALF_TOPIC
+from kvstore.timing.checks import Answer
+from tests.support import inside
+from tests.support.clock import VirtualClock
+from tests.support.contents import read_all
+from tests.support.files import copy_folder
+from tests.support.stores import SEGMENT, killed, opened, settings
+from tests.timing.test_delays import until
+
+UNKNOWN: Final = "7F00000100007EE371800000"
+
+
+def bodies(store: Store, topic: str = "t") -> list[bytes]:
+    return [m.body for m in store.pull(topic, 0, 0, limit=10_000).messages]
+
+
+def asked(store: Store, clock: VirtualClock, seconds: float = 0) -> None:
+    """Lets time pass, and has all questions asked and answered."""
+    clock.advance(seconds)
+    inside.ask_about_transactions(store)
+
+
+def records(store: Store) -> list[StoredMessage]:
+    """All records of the log, in order."""
+    found = [m for messages in read_all(store).values() for m in messages]
+    return sorted(found, key=lambda m: m.position)
+
+
+def cut_log(folder: Path, position: int) -> None:
+    """Removes all from a position on from the log, as if it had not reached the disk."""
+    for file in sorted((folder / "commitlog").iterdir()):
+        data = bytearray(file.read_bytes())
+        at = min(max(0, position - int(file.name)), len(data))
+        data[at:] = bytes(len(data) - at)
+        file.write_bytes(bytes(data))
+
+
+def begun(store: Store) -> Transaction:
+    """A block of four messages, of two topics, that has not ended."""
+    t = store.transaction(group="pay")
+    for n in range(4):
+        t.put("t" if n % 2 else "u", b"%d" % n, queue=0)
+    return t
+
+
+@pytest.fixture
+def config(clock: VirtualClock) -> StoreConfig:
+    return settings(clock=clock)
+
+
+@pytest.fixture
+def store(tmp_path: Path, config: StoreConfig) -> Iterator[Store]:
+    with opened(tmp_path / "s", config) as store:
+        store.create_topic("u", queues=1)
+        yield store
+
+
+# --- prepare, commit, rollback ---
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+@pytest.mark.parametrize("by_id", [False, True])
+def test_a_prepared_message_is_nowhere_before_its_commit_and_there_behind_it(
+    store: Store, is_checkpointed: bool, by_id: bool
+) -> None:
+    store.create_group("g")
+    put = store.prepare("t", b"x", group="pay", queue=0, keys=["k"], tag="a", properties={"p": "q"})
+    assert (put.topic, put.queue, put.offset) == ("t", 0, -1)
+    if is_checkpointed:
+        store.checkpoint()
+    assert (bodies(store), store.query("t", "k"), store.pop("g", "t")) == ([], [], [])
+    assert store.transactions().count == 1
+    result = store.commit(put.message_id if by_id else put)
+    assert (result.topic, result.queue, result.offset) == ("t", 0, 0)
+    (found,) = store.query("t", "k")
+    assert (found.body, found.tag, found.user_properties) == (b"x", "a", {"p": "q"})
+    assert (found.message_id, found.position) == (put.message_id, result.position)
+    assert [p.message.body for p in store.pop("g", "t")] == [b"x"]
+    assert store.transactions().count == 0
+
+
+def test_to_end_a_transaction_again_in_the_same_way_changes_nothing(store: Store) -> None:
+    one, two = (store.prepare("t", b"x", group="pay", queue=0) for _ in range(2))
+    assert store.commit(one) == store.commit(one) == store.commit(one.message_id)
+    store.rollback(two)
+    store.rollback(two)
+    store.rollback(two.message_id)
+    assert bodies(store) == [b"x"]
+
+
+def test_to_end_a_transaction_in_the_other_way_is_refused(store: Store) -> None:
+    one, two = (store.prepare("t", b"x", group="pay", queue=0) for _ in range(2))
+    store.commit(one)
+    store.rollback(two)
+    for calls, put, is_committed in (
+        (store.rollback, one, True), (store.commit, two, False),
+    ):  # fmt: skip
+        for handle in (put, put.message_id):
+            with pytest.raises(TransactionEnded) as e:
+                calls(handle)
+            assert e.value.is_committed is is_committed
+    with pytest.raises(TransactionEnded):
+        store.prepared(one.message_id)
+
+
+def test_a_batch_is_ended_whole_or_not_at_all(store: Store) -> None:
+    put = store.prepare_batch([Message("t", b"%d" % n, queue=0) for n in range(5)], group="pay")
+    store.rollback(put[4])
+    with pytest.raises(TransactionEnded):
+        store.commit_batch(put)
+    assert bodies(store) == []
+    store.commit_batch(put[:3])
+    with pytest.raises(TransactionEnded):
+        store.rollback_batch(put[2:])
+    assert store.transactions().count == 1
+    assert bodies(store) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("handle", [UNKNOWN, "nonsense"])
+def test_an_unknown_transaction_is_refused(store: Store, handle: str) -> None:
+    for call in (store.commit, store.rollback, store.prepared):
+        with pytest.raises(MessageNotFound):
+            call(handle)
+
+
+def test_a_message_that_was_put_has_no_transaction(store: Store) -> None:
+    put = store.put("t", b"x")
+    for call in (store.commit, store.rollback):
+        with pytest.raises(MessageNotFound, match="without a transaction"):
+            call(put)
+    with pytest.raises(MessageIllegal):
+        store.commit(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"group": ""}, {"group": "a b"}, {"group": 5}, {"immunity": -1}, {"immunity": float("nan")},
+     {"immunity": "5"}, {"immunity": 1e9}],
+)  # fmt: skip
+def test_a_wrong_group_or_immunity_is_refused(store: Store, wrong: dict[str, Any]) -> None:
+    with pytest.raises(CallerError):
+        store.prepare("t", b"x", **{"group": "pay", **wrong})
+    assert store.transactions().count == 0
+
+
+def test_a_prepared_message_can_not_be_delayed(store: Store) -> None:
+    with pytest.raises(MessageIllegal, match=r"message 1 of 2: .*delayed"):
+        store.prepare_batch([Message("t", b"x"), Message("t", b"y", delay=1)], group="pay")
+    with pytest.raises(MessageIllegal, match=r"message 1 of 2: .*tag"):
+        store.prepare_batch([Message("t", b"x"), Message("t", b"y", tag="")], group="pay")
+    store.prepare("t", b"x", group="pay")
+    with pytest.raises(MessageIllegal, match="only the store puts"):
+        store.put(TRANSACTION_HALF_TOPIC, b"x")
+
+
+# --- several messages ---
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_the_messages_of_a_block_become_visible_together(store: Store, is_prepared: bool) -> None:
+    with store.transaction(group="pay") as t:
+        t.put("t", b"1", queue=0)
+        t.put_batch([Message("u", b"2", keys=["k"]), Message("t", b"3", queue=0)])
+        if is_prepared:
+            prepared = t.prepare()
+            assert store.transactions().count == 3
+            assert store.prepared(prepared[2].message_id).message.body == b"1"
+        assert (bodies(store), bodies(store, "u")) == ([], [])
+    assert (bodies(store), bodies(store, "u")) == ([b"1", b"3"], [b"2"])
+    assert [r.offset for r in t.results] == [0, 0, 1]
+    assert store.transactions().count == 0
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_an_exception_in_a_block_rolls_it_back(store: Store, is_prepared: bool) -> None:
+    def work() -> None:
+        with store.transaction(group="pay") as t:
+            t.put("t", b"1")
+            t.put("u", b"2")
+            if is_prepared:
+                t.prepare()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert (bodies(store), bodies(store, "u"), store.transactions().count) == ([], [], 0)
+
+
+def test_a_block_with_a_wrong_message_puts_none(store: Store) -> None:
+    t = store.transaction(group="pay")
+    t.put("t", b"1", queue=0)
+    t.put("nowhere", b"2")
+    with pytest.raises(kvstore.TopicNotFound):
+        t.commit()
+    assert (bodies(store), store.transactions().count) == ([], 0)
+
+
+def test_an_ended_block_takes_no_more(store: Store) -> None:
+    with store.transaction(group="pay") as t:
+        t.put("t", b"1", queue=0)
+        t.commit()
+        with pytest.raises(CallerError, match="no more messages"):
+            t.put("t", b"2")
+    assert bodies(store) == [b"1"]
+    with store.transaction(group="pay") as empty:
+        pass
+    assert empty.results == []
+    with store.transaction(group="pay") as undone:
+        undone.put("t", b"3")
+        undone.rollback()
+    assert bodies(store) == [b"1"]
+
+
+def test_a_reader_never_sees_a_part_of_a_block(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", settings(checkpoint_bytes=10_000)) as store:
+        store.create_topic("u", queues=1)
+        stop = threading.Event()
+        seen: list[tuple[int, int]] = []
+
+        def look() -> None:
+            while not stop.is_set():
+                # The one read first has no more than the other, or the block was not whole.
+                first = store.bounds("u", 0).next_offset
+                seen.append((first, store.bounds("t", 0).next_offset))
+
+        reader = threading.Thread(target=look)
+        reader.start()
+        for n in range(150):
+            with store.transaction(group="pay") as t:
+                t.put("t", b"%d" % n, queue=0)
+                t.put("u", b"%d" % n)
+        stop.set()
+        reader.join()
+        assert all(first <= second for first, second in seen)
+        assert bodies(store) == bodies(store, "u") == [b"%d" % n for n in range(150)]
+
+
+# --- a crash ---
+
+
+def test_open_transactions_wait_across_openings_and_rebuilds(
+    tmp_path: Path, store: Store, config: StoreConfig
+) -> None:
+    put = store.prepare_batch([Message("t", b"%d" % n, queue=0) for n in range(6)], group="pay")
+    store.checkpoint()
+    put += store.prepare_batch([Message("t", b"%d" % n, queue=0) for n in range(6, 9)], group="pay")
+    t = begun(store)
+    t.prepare()
+    store.commit(put[0])
+    store.rollback(put[1])
+    crashed = killed(store, tmp_path / "k")
+    t.rollback()
+    for is_rebuilt in (False, True):
+        folder = copy_folder(crashed, tmp_path / str(is_rebuilt))
+        if is_rebuilt:
+            kvstore.rebuild(folder, config=config)
+        with kvstore.open(folder, config=config) as again:
+            assert again.transactions().count == 11
+            assert again.commit(put[0]).offset == 0
+            again.rollback(put[1])
+            again.commit_batch([*put[2:5], *put[6:8]])
+            first = next(one for one in again.transactions().messages if one.set_id)
+            again.commit(first.message_id)
+            assert bodies(again, "u") == [b"0", b"2"]
+            assert bodies(again) == [b"0", b"2", b"3", b"4", b"6", b"7", b"1", b"3"]
+            assert again.transactions().count == 2
+            assert again.verify().problems == []
+
+
+@pytest.mark.parametrize("act", ["prepare", "commit", "rollback", "ask", "give up"])
+@pytest.mark.parametrize("rest", [1, 2, 3])
+def test_a_put_of_a_set_that_a_crash_cut_is_finished_by_the_next_opening(
+    tmp_path: Path, clock: VirtualClock, act: str, rest: int
+) -> None:
+    """Its messages are all there, or none is: whichever part of the put reached the disk."""
+    config = settings(clock=clock, transaction_checks=1)
+    with opened(tmp_path / "s", config) as store:
+        store.create_topic("u", queues=1)
+        t = begun(store)
+        begin = inside.log(store).end
+        first = t.prepare()[0]
+        if act == "commit":
+            begin = inside.log(store).end
+            store.commit(first)
+        elif act == "rollback":
+            begin = inside.log(store).end
+            store.rollback(first)
+        elif act in ("ask", "give up"):
+            store.on_check("pay", lambda message: "unknown")
+            begin = inside.log(store).end
+            asked(store, clock, 7)
+            if act == "give up":
+                begin = inside.log(store).end
+                asked(store, clock, 31)
+        whole = killed(store, tmp_path / "k")
+        starts = [m.position for m in records(store) if m.position >= begin]
+        assert len(starts) == 4
+        cut_log(whole, starts[-rest])
+    with kvstore.open(whole, config=config) as again:
+        delivered = {"t": bodies(again), "u": bodies(again, "u")}
+        if act == "commit":
+            assert delivered == {"t": [b"1", b"3"], "u": [b"0", b"2"]}
+        else:
+            assert delivered == {"t": [], "u": []}
+        if act == "ask":
+            assert again.transactions().count == 4
+            again.commit(first)
+            assert (bodies(again), bodies(again, "u")) == ([b"1", b"3"], [b"0", b"2"])
+        elif act == "prepare":
+            with pytest.raises(TransactionEnded):
+                again.commit(first.message_id)
+        elif act == "give up":
+            assert sorted(bodies(again, TRANSACTION_DISCARD_TOPIC)) == [b"0", b"1", b"2", b"3"]
+        assert again.transactions().count == 0
+        assert again.verify().problems == []
+
+
+def test_prepared_messages_of_a_segment_that_retention_takes_wait_on(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    config = settings(clock=clock, retention=Retention(max_bytes=3 * SEGMENT), delete_interval=0.0)
+    with opened(tmp_path / "s", config) as store:
+        store.create_topic("u", queues=1)
+        single = store.prepare("t", b"x", group="pay", queue=0)
+        begun(store).prepare()
+        for _ in range(8):
+            store.put_batch([Message("t", bytes(2000), queue=1)] * 25)
+        store.apply_retention()
+        assert inside.log(store).first > 0
+        path = killed(store, tmp_path / "k")
+    with kvstore.open(path, config=config) as again:
+        assert again.transactions().count == 5
+        again.commit(single)
+        again.commit(next(one.set_id for one in again.transactions().messages if one.set_id) or "")
+        assert (bodies(again), bodies(again, "u")) == ([b"x", b"1", b"3"], [b"0", b"2"])
+
+
+# --- checks ---
+
+
+def checker(answers: list[Any]) -> tuple[Callable[[StoredMessage], Any], list[StoredMessage]]:
+    questions: list[StoredMessage] = []
+
+    def ask(message: StoredMessage) -> Any:
+        questions.append(message)
+        answer = answers[min(len(questions), len(answers)) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return ask, questions
+
+
+@pytest.mark.parametrize("answer", ["commit", "rollback"])
+def test_a_checker_ends_a_transaction_that_nobody_ended(
+    store: Store, clock: VirtualClock, answer: str
+) -> None:
+    ask, questions = checker([answer])
+    store.on_check("pay", ask)
+    put = store.prepare("t", b"x", group="pay", queue=0, immunity=60, keys=["k"])
+    other = store.prepare("t", b"other", group="ship", queue=0)
+    asked(store, clock, 59)
+    assert questions == []
+    asked(store, clock, 2)
+    (question,) = questions
+    assert (question.topic, question.body, question.message_id) == ("t", b"x", put.message_id)
+    assert bodies(store) == ([b"x"] if answer == "commit" else [])
+    assert [one.message_id for one in store.transactions().messages] == [other.message_id]
+
+
+def test_a_transaction_that_nobody_can_answer_for_is_given_up(
+    store: Store, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After fifteen checks, thirty seconds apart; its messages are kept in RocketMQ's topic."""
+    ask, questions = checker([ValueError("lost"), 7, "unknown"])
+    store.on_check("pay", ask)
+    put = store.prepare("t", b"x", group="pay", queue=0)
+    asked(store, clock, 7)
+    for n in range(1, 15):
+        assert len(questions) == n
+        assert store.prepared(put.message_id).checks == n
+        asked(store, clock, 29)
+        assert len(questions) == n
+        asked(store, clock, 2)
+    assert len(questions) == 15
+    asked(store, clock, 31)
+    assert len(questions) == 15
+    assert bodies(store) == []
+    (kept,) = store.pull(TRANSACTION_DISCARD_TOPIC, 0, 0).messages
+    assert (kept.body, kept.properties["REAL_TOPIC"]) == (b"x", "t")
+    assert "was given up after 15 checks" in caplog.text
+    with pytest.raises(TransactionEnded):
+        store.commit(put)
+    store.rollback(put)
+
+
+def test_without_a_checker_nothing_is_counted_and_age_ends_it(
+    store: Store, clock: VirtualClock
+) -> None:
+    put = store.prepare("t", b"x", group="pay", queue=0)
+    for _ in range(71):
+        asked(store, clock, 3600)
+    assert store.prepared(put.message_id).checks == 0
+    ask, questions = checker(["unknown"])
+    store.on_check("pay", ask)
+    asked(store, clock)
+    assert len(questions) == 1
+    asked(store, clock, 7200)
+    assert store.transactions().count == 0
+
+
+def test_a_checker_that_hangs_holds_up_nobody_else(tmp_path: Path) -> None:
+    config = settings(transaction_check_interval=0.1)
+    with opened(tmp_path / "s", config) as store:
+        hangs = threading.Event()
+        slow = store.on_check("pay", lambda message: (hangs.wait(30) and "commit") or "commit")
+        put = [store.prepare("t", b"%d" % n, group="pay", queue=0, immunity=0) for n in range(4)]
+        until(lambda: slow.questions)
+        store.on_check("pay", lambda message: "commit")
+        until(lambda: store.transactions().count == 0)
+        hangs.set()
+        assert sorted(bodies(store)) == [b"%d" % n for n in range(len(put))]
+
+
+def test_several_checkers_of_a_group_share_the_questions(store: Store, clock: VirtualClock) -> None:
+    asked_of: list[int] = []
+
+    def answer(number: int, message: StoredMessage) -> Answer:
+        asked_of.append(number)
+        return "commit"
+
+    for n in range(3):
+        store.on_check("pay", partial(answer, n))
+    for n in range(9):
+        store.prepare("t", b"%d" % n, group="pay", queue=0)
+    asked(store, clock, 7)
+    assert len(bodies(store)) == 9
+    assert set(asked_of) == {0, 1, 2}
+
+
+def test_a_closed_checker_is_asked_no_more(store: Store, clock: VirtualClock) -> None:
+    ask, questions = checker(["commit"])
+    store.on_check("pay", ask).close()
+    store.prepare("t", b"x", group="pay")
+    asked(store, clock, 7)
+    assert questions == []
+    with pytest.raises(CallerError, match="must be a function"):
+        store.on_check("pay", "commit")  # type: ignore[arg-type]
+
+
+# --- listing, read-only, aio, namespaces ---
+
+
+def test_transactions_are_listed_by_group_and_page(store: Store) -> None:
+    for n in range(5):
+        store.prepare("t", b"%d" % n, group="pay" if n % 2 else "ship", immunity=10 - n)
+        if n == 2:
+            store.checkpoint()
+    found, after = list[bytes](), None
+    while True:
+        page = store.transactions(limit=2, after=after)
+        assert page.count == 5
+        found += [one.message.body for one in page.messages]
+        if (after := page.next) is None:
+            break
+    assert found == [b"4", b"3", b"2", b"1", b"0"]
+    assert [one.message.body for one in store.transactions("pay").messages] == [b"3", b"1"]
+    with pytest.raises(CallerError):
+        store.transactions(limit=0)
+
+
+def test_a_store_that_is_read_only_lists_and_ends_nothing(
+    tmp_path: Path, store: Store, config: StoreConfig
+) -> None:
+    put = store.prepare("t", b"x", group="pay")
+    with kvstore.open(killed(store, tmp_path / "k"), config=config, read_only=True) as reader:
+        assert reader.transactions().count == 1
+        assert reader.prepared(put.message_id).group == "pay"
+        for call in (reader.commit, reader.rollback):
+            with pytest.raises(StoreReadOnly):
+                call(put)
+        with pytest.raises(StoreReadOnly):
+            reader.prepare("t", b"x", group="pay")
+
+
+def test_a_deleted_topic_takes_its_prepared_messages_with_it(store: Store) -> None:
+    put = store.prepare("u", b"x", group="pay")
+    assert store.delete_topic("u") == 1
+    assert store.transactions().count == 0
+    store.create_topic("u", queues=1)
+    with pytest.raises((TransactionEnded, MessageNotFound)):
+        store.commit(put)
+    assert bodies(store, "u") == []
+
+
+def test_asyncio_has_it_all(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with kvstore.aio.open(tmp_path / "s") as store:
+            await store.create_topic("t", queues=1)
+            put = await store.prepare("t", b"x", group="pay")
+            assert (await store.transactions()).count == 1
+            assert (await store.prepared(put.message_id)).topic == "t"
+            await store.commit(put)
+            await store.rollback((await store.prepare_batch([Message("t", b"y")], group="p"))[0])
+            async with store.transaction(group="pay") as t:
+                t.put("t", b"1")
+                t.put("t", b"2")
+                await t.prepare()
+            undone = store.transaction(group="pay")
+            undone.put("t", b"3")
+            await undone.rollback()
+            found = await store.pull("t", 0, 0)
+            assert [m.body for m in found.messages] == [b"x", b"1", b"2"]
+            store.on_check("pay", lambda message: "commit").close()
+
+    asyncio.run(work())
+
+
+def test_a_namespace_has_its_own_transactions_alone(store: Store, clock: VirtualClock) -> None:
+    one, two = store.namespace("one"), store.namespace("two")
+    for view in (one, two):
+        view.create_topic("t", queues=1)
+    mine, other = one.prepare("t", b"1", group="pay"), two.prepare("t", b"2", group="pay")
+    assert (mine.topic, one.transactions().count, two.transactions("pay").count) == ("t", 1, 1)
+    assert one.prepared(mine.message_id).group == "pay"
+    for call in (one.commit, one.rollback):
+        for handle in (other, other.message_id):
+            with pytest.raises(MessageNotFound):
+                call(handle)
+    assert one.commit(mine).topic == "t"
+    with one.transaction(group="pay") as t:
+        t.put("t", b"3")
+        t.put("t", b"4")
+    assert [m.body for m in one.pull("t", 0, 0).messages] == [b"1", b"3", b"4"]
+    ask, questions = checker(["rollback"])
+    two.on_check("pay", ask)
+    asked(store, clock, 7)
+    assert [(m.topic, m.body) for m in questions] == [("t", b"2")]
+    assert two.transactions().count == 0
