@@ -114,6 +114,10 @@ _VERBS: Final[dict[str, tuple[str, str]]] = {
         "Find the messages that carry a key, newest first.",
     ),
     "find": ("kvstore.cli.message.read_verbs", "Show the message with an id."),
+    "timer": (
+        "kvstore.cli.message.timer_verbs",
+        "Messages that wait for their time: list, show, cancel, change.",
+    ),
     "offset-at": (
         "kvstore.cli.message.read_verbs",
         "Say which offset was the first at or after a time.",

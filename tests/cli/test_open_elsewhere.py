@@ -17,7 +17,8 @@ from tests.cli.conftest import Kvmq
 READ_ONLY: Final = {
     "dump", "find", "get", "group list", "group show", "namespace list", "namespace show",
     "offset history", "offset lag", "offset show", "offset-at", "pull", "query", "stats",
-    "tier history", "tier list", "tier plan", "top", "topic list", "topic show", "verify",
+    "tier history", "tier list", "tier plan", "timer list", "timer show", "top",
+    "topic list", "topic show", "verify",
 }  # fmt: skip
 NOT_OF_A_STORE: Final = {
     "bench", "demo", "import", "rebuild", "restore", "tier key list", "tier key make",
@@ -39,6 +40,8 @@ CALLS: Final[dict[tuple[str, ...], str]] = {
     ("offset", "commit", "DIR", "g", "t", "--queue", "0", "--offset", "7"):
         "store.commit_offset('g', 't', 0, 7, sync=True)",
     ("offset", "reset", "DIR", "g", "t", "--to", "end"): "store.reset_offset('g', 't', to='end')",
+    ("timer", "cancel", "DIR", "i"): "store.cancel('i')",
+    ("timer", "change", "DIR", "i", "--delay", "5"): "store.change_delay('i', delay=5.0)",
     ("namespace", "create", "DIR", "n"): "store.create_namespace('n')",
     ("namespace", "delete", "DIR", "n"): "store.delete_namespace('n')",
     ("topic", "alter", "DIR", "t", "--retention", "hot=1d"):
@@ -88,6 +91,8 @@ EXACT: Final[dict[tuple[str, ...], str]] = {
     ("group", "create", "DIR", "h", "--exist-ok"): "store.create_group('h', exist_ok=True)",
     ("group", "alter", "DIR", "g", "--max-in-flight", "none"):
         "store.alter_group('g', max_in_flight=None)",
+    ("timer", "cancel", "DIR", "i", "j", "--namespace", "n"):
+        "[store.namespace('n').cancel(one) for one in ('i', 'j')]",
     ("topic", "alter", "DIR", "t", "--compression", "store"):
         "store.alter_topic('t', compression=None)",
     ("pop", "DIR", "g", "t", "--queue", "1", "--filter", "a", "--invisible", "5", "--ack"):

@@ -18,6 +18,7 @@ import pytest
 import kvstore
 from kvstore import Message, StoreConfig
 from kvstore.cli.admin.top import take_snapshot
+from kvstore.clock import SystemClock
 from tests.cli.conftest import SMALL, Kvmq
 from tests.support import inside
 
@@ -97,6 +98,24 @@ def test_groups_that_begin_elsewhere(tmp_path: Path) -> None:
         store.create_group("time", start=0)
         assert store.group_stats("end", "t")[0].unread == 0
         assert store.group_stats("time", "t")[0].unread == 10
+
+
+def test_messages_that_wait_are_counted_and_the_next_due_is_told(kvmq: Kvmq, store: Path) -> None:
+    once = ("top", store, "--once", "--interval", 0.05)
+    assert kvmq(*once, "--json").json["delays"] == {"waiting": 0, "next_due": None, "late_ms": 0}
+    assert "no delayed message waits" in kvmq(*once).out
+    with kvstore.open(store) as opened:
+        due = SystemClock().now_ms() + 500
+        opened.put_batch([Message("t", b"x", deliver_at=due + n) for n in (3_600_000, 0)])
+        found = kvmq(*once, "--json").json["delays"]
+        assert found == {"waiting": 2, "next_due": due, "late_ms": 0}
+        assert "2 delayed wait, the next is due in 0." in kvmq(*once).out
+    # Nobody has the store open, so nobody delivers.
+    SystemClock().sleep(0.6)
+    found = kvmq(*once, "--json").json["delays"]
+    assert (found["waiting"], found["next_due"]) == (2, due)
+    assert 0 < found["late_ms"] < 60_000
+    assert "2 delayed wait, the next is due late by " in kvmq(*once).out
 
 
 def test_once_shows_one_interval(kvmq: Kvmq, store: Path) -> None:

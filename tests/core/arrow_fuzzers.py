@@ -212,6 +212,7 @@ def _to_columns(rng: Random) -> Arguments:
         [texts(rng.randrange(3)) for _ in range(rows)],
         [dict(zip(texts(2), texts(2), strict=True)) for _ in range(rows)],
         [rng.choice((None, *texts(1))) for _ in range(rows)],
+        [rng.choice((None, rng.getrandbits(42))) for _ in range(rows)],
     )
 
 
@@ -224,6 +225,7 @@ def _columns(*given: Any) -> int:
         assert found.body == (body.encode("utf-8", "surrogatepass") if type(body) is str else body)
         assert len(found.keys) == len(given[3][row])
         assert found.queue == given[1][row] or given[1][row] < 0
+        assert found.deliver_at == given[6][row] or given[6][row] < 0
     return len(rows)
 
 

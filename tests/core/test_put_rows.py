@@ -103,6 +103,7 @@ def test_values_of_python_become_the_columns_of_their_messages(messages: list[Me
         [list(m.keys) for m in messages],
         [dict(m.properties) for m in messages],
         [m.message_group for m in messages],
+        [m.deliver_at for m in messages],
     )
     rows = GivenColumns(made)
     assert len(rows) == len(messages)
@@ -113,9 +114,9 @@ def test_values_of_python_become_the_columns_of_their_messages(messages: list[Me
 
 
 def test_columns_are_of_one_length_and_of_the_types_that_a_put_takes() -> None:
-    row: tuple[Any, ...] = ([b"x"], [None], [None], [[]], [{}], [None])
+    row: tuple[Any, ...] = ([b"x"], [None], [None], [[]], [{}], [None], [None])
     assert len(columns_to_put(*row)) == 1
-    for at, wrong in enumerate([[None], ["1"], [b"a"], [("a",)], [[]], [5]]):
+    for at, wrong in enumerate([[None], ["1"], [b"a"], [("a",)], [[]], [5], ["1"]]):
         given = list(row)
         given[at] = []
         with pytest.raises(ValueError, match="values of another column"):

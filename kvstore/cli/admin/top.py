@@ -33,7 +33,7 @@ _TRIES: Final = 10
 _INTERVAL_MAX: Final = 24 * 3600.0
 _PAUSE: Final = 0.02
 """Seconds before another try, where files went while they were being opened."""
-_HEADER_LINES: Final = 8
+_HEADER_LINES: Final = 9
 _SCREEN: Final = "\x1b[?1049h\x1b[?25l"
 _SCREEN_END: Final = "\x1b[?25h\x1b[?1049l"
 _CLEAR: Final = "\x1b[2J\x1b[H"
@@ -49,7 +49,9 @@ class TopicSnapshot(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A store at one moment; `at` is ms since the epoch, `seconds` the clock of the rates."""
+    """A store at one moment; `at` is ms since the epoch, `seconds` the clock of the rates. Of
+    delayed messages it has how many wait, and when the next is due, ms (None if none waits).
+    """
 
     at: int
     seconds: float
@@ -58,6 +60,13 @@ class Snapshot(msgspec.Struct, frozen=True):
     topics_left_out: int
     topics: list[TopicSnapshot]
     groups: list[GroupStats]
+    waiting: int
+    next_due: int | None
+
+    @property
+    def late_ms(self) -> int:
+        """By how many ms the next delayed message is overdue."""
+        return 0 if self.next_due is None else max(0, self.at - self.next_due)
 
 
 @click.command()
@@ -67,14 +76,15 @@ class Snapshot(msgspec.Struct, frozen=True):
 @click.option("--once", is_flag=True, help="Show one interval, and end.")
 @output_option
 def top(out: Output, folder: Path, interval: float, once: bool) -> None:
-    """Show rates, lag, messages in flight, attempts and dead letters, live; q or ctrl-C ends it.
+    """Show rates, lag, messages in flight and delayed, and dead letters, live; q or ctrl-C ends it.
 
     put/s, pop/s (handed out for the first time, or passed over by a filter) and ack/s (done, be it
     acked or a dead letter) are of the last interval; retried are those in flight that were handed
     out before, passed those that the group's filters refused since its offset was last set, dead
-    the group's dead letters that nobody took. Other processes may write meanwhile. A look opens the
-    store anew, reads all topics and groups, and the locks of each group: with many thousands of
-    these choose a longer interval.
+    the group's dead letters that nobody took. The last line says how many delayed messages wait,
+    and when the next is due; late, if nothing delivered it yet. Other processes may write
+    meanwhile. A look opens the store anew, reads all topics and groups, and the locks of each
+    group: with many thousands of these choose a longer interval.
     With --json one line for each interval.
     """
     require_store(folder)
@@ -102,8 +112,10 @@ def take_snapshot(folder: Path) -> Snapshot:
     clock = SystemClock()
     for attempt in range(_TRIES):
         try:
+            # Before the store is opened: what becomes due meanwhile is not late.
+            at = clock.now_ms()
             with kvstore.open(folder, read_only=True) as store:
-                return _snapshot(store, clock)
+                return _snapshot(store, at, clock)
         except (Damaged, FileNotFoundError):
             # The writer may have replaced files between listing and opening them.
             if attempt == _TRIES - 1:
@@ -112,7 +124,7 @@ def take_snapshot(folder: Path) -> Snapshot:
     raise AssertionError("the last try raises")
 
 
-def _snapshot(store: Store, clock: SystemClock) -> Snapshot:
+def _snapshot(store: Store, at: int, clock: SystemClock) -> Snapshot:
     stats, infos = store.stats(), store.topics()
     topics = []
     for info in infos[:_TOPICS_MAX]:
@@ -120,13 +132,15 @@ def _snapshot(store: Store, clock: SystemClock) -> Snapshot:
         end = sum(b.next_offset for b in bounds)
         topics.append(TopicSnapshot(info.name, end - sum(b.min_offset for b in bounds), end))
     return Snapshot(
-        at=clock.now_ms(),
+        at=at,
         seconds=clock.monotonic(),
         log_bytes=stats.log_bytes,
         disk_used=stats.disk_used,
         topics_left_out=len(infos) - len(topics),
         topics=topics,
         groups=[found for group in store.groups() for found in store.group_stats(group.name)],
+        waiting=stats.delays.waiting,
+        next_due=stats.delays.next_due,
     )
 
 
@@ -175,7 +189,20 @@ def _value(now: Snapshot, before: Snapshot | None) -> dict[str, Any]:
         {**msgspec.to_builtins(g), "pop_per_second": pop, "ack_per_second": ack}
         for g, pop, ack in _group_rows(now, before)
     ]
-    return {"at": now.at, "log_bytes": now.log_bytes, "topics": topics, "groups": groups}
+    delays = {"waiting": now.waiting, "next_due": now.next_due, "late_ms": now.late_ms}
+    found = {"at": now.at, "log_bytes": now.log_bytes, "delays": delays}
+    return {**found, "topics": topics, "groups": groups}
+
+
+def _delays_text(now: Snapshot) -> str:
+    """How many delayed messages wait, and when the next is due."""
+    if now.next_due is None:
+        return "no delayed message waits"
+    if now.late_ms:
+        about = f"late by {now.late_ms / 1000:,.3f} s"
+    else:
+        about = f"in {(now.next_due - now.at) / 1000:,.3f} s"
+    return f"{now.waiting:,} delayed wait, the next is due {about}"
 
 
 def _tables(out: Output, now: Snapshot, before: Snapshot | None, lines: int | None) -> None:
@@ -224,6 +251,7 @@ def _tables(out: Output, now: Snapshot, before: Snapshot | None, lines: int | No
     out.table(("topic", "put/s", "messages"), rows, right=("put/s",))
     if left:
         out.text(f"and {left:,} more")
+    out.text(_delays_text(now))
 
 
 def _draw(

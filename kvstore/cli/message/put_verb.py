@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 import click
 
@@ -25,13 +25,21 @@ from kvstore.cli.terminal.message_text import (
     name_of,
     row_at_fault,
 )
-from kvstore.cli.terminal.opening import config_option, folder_argument, open_store, topic_argument
+from kvstore.cli.terminal.opening import (
+    config_option,
+    delay_options,
+    folder_argument,
+    open_store,
+    topic_argument,
+)
 from kvstore.cli.terminal.options import LocalFile, Setting
 from kvstore.cli.terminal.output import Output, output_option, size_text
 from kvstore.clock import SystemClock
+from kvstore.core.names import DELAY_LEVELS_MS
 from kvstore.errors import CallerError, MessageIllegal, StoreError
 
 _NumberedLine = tuple[int, MessageLine]
+_DELAYS: Final = ("deliver_at", "delay", "delay_level")
 
 
 @click.command()
@@ -49,6 +57,13 @@ _NumberedLine = tuple[int, MessageLine]
     "--queue", type=click.IntRange(0, QUEUE_MAX), help="The queue; spread over all if not given."
 )
 @click.option("--group", "message_group", help="Keep the messages in order, in one queue.")
+@delay_options
+@click.option(
+    "--delay-level",
+    type=click.IntRange(1, len(DELAY_LEVELS_MS)),
+    metavar="N",
+    help="Deliver it after a delay of RocketMQ's levels: 1 is 1 s, 18 are 2 h.",
+)
 @click.option("--create", is_flag=True, help="Make store and topic if they are not there.")
 @click.option("--batch", type=click.IntRange(min=1), default=256, show_default=True, metavar="N",
               help="Messages put at once; 1 for a stream that must not wait.")  # fmt: skip
@@ -61,17 +76,20 @@ def put(
     """Put messages into TOPIC of the store in DIR: one for each line of FILE or standard input.
 
     With --jsonl a line is an object with body (or body_base64) and, if wanted, topic, queue, tag,
-    keys, properties and message_group; what it does not say, TOPIC and the options do. With --json
-    each message's place is printed as one JSON line.
+    keys, properties, message_group, and one of deliver_at (ms since the epoch), delay (seconds) and
+    delay_level; what it does not say, TOPIC and the options do. With --json each message's place is
+    printed as one JSON line; the offset of a delayed message is -1.
 
     A line that can't be put ends the run with its number: the lines before it are stored, it and
     those behind it are not.
     """
     if body is not None and (source is not None or jsonl):
         raise click.UsageError("give either --body or lines to read")
+    if [fields[name] for name in _DELAYS].count(None) < len(_DELAYS) - 1:
+        raise click.UsageError("give one of --delay, --deliver-at and --delay-level")
     defaults = {name: value for name, value in fields.items() if value}
-    if fields["queue"] is not None:  # queue 0 is a queue
-        defaults["queue"] = fields["queue"]
+    # Queue 0 is a queue, and a delay of 0 is one.
+    defaults |= {name: fields[name] for name in ("queue", *_DELAYS) if fields[name] is not None}
     defaults["properties"] = dict(fields["properties"])
     does = "store.put_batch([kvstore.Message(...), ...])"
     with open_store(out, folder, config_file, create=create, does=does) as store:

@@ -18,11 +18,14 @@ from typing import Annotated, Any, BinaryIO, Final
 import click
 import msgspec
 
-from kvstore import ColumnBatch, StoredMessage
+from kvstore import ColumnBatch, DelayedMessage, StoredMessage
 from kvstore.cli.terminal.opening import time_text
 from kvstore.cli.terminal.output import Output, printable
+from kvstore.clock import SystemClock, whole_ms
 from kvstore.core.arrow.column_batch import columns_to_put
+from kvstore.core.names import DELAY_LEVELS_MS
 from kvstore.errors import CallerError, MessageIllegal
+from kvstore.record.put.explain import DELAY_MAX, check_delay
 
 QUEUE_MAX: Final = (1 << 63) - 1
 """The largest number that a column holds; a topic has far fewer queues."""
@@ -43,6 +46,14 @@ class MessageLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     keys: list[str] | str | None = None
     properties: dict[str, str] | None = None
     message_group: str | None = None
+    deliver_at: int | None = None
+    delay: float | None = None
+    delay_level: int | None = None
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether it says when it is delivered."""
+        return (self.deliver_at, self.delay, self.delay_level) != (None, None, None)
 
 
 _decode: Final = msgspec.json.Decoder(MessageLine).decode
@@ -78,7 +89,12 @@ def show_message(out: Output, m: StoredMessage, *, raw: bool = False) -> None:
     if out.json:
         out.document(message_value(m))
         return
-    value = message_value(m)
+    _show_fields(out, m, {})
+
+
+def _show_fields(out: Output, m: StoredMessage, instead: dict[str, Any]) -> None:
+    """Prints the fields of a message for people, some of them replaced, and its body."""
+    value = message_value(m) | instead
     value.pop("body", value.pop("body_base64", None))
     value |= {"born_at": time_text(m.born_at), "stored_at": time_text(m.stored_at)}
     for name in ("born_host", "store_host"):
@@ -107,12 +123,36 @@ def show_messages(out: Output, messages: Iterable[StoredMessage], *, raw: bool =
     return count
 
 
-def _line(m: StoredMessage) -> str:
+def delayed_value(delayed: DelayedMessage) -> dict[str, Any]:
+    """Everything about a message that waits, for JSON: it has no offset yet."""
+    return message_value(delayed.message) | _waits(delayed)
+
+
+def _waits(delayed: DelayedMessage) -> dict[str, Any]:
+    to = {"topic": delayed.topic, "queue": delayed.queue, "offset": None}
+    return to | {"deliver_at": delayed.deliver_at}
+
+
+def show_delayed(out: Output, delayed: DelayedMessage) -> None:
+    """Prints a message that waits: all its fields, then the body."""
+    if out.json:
+        out.document(delayed_value(delayed))
+        return
+    due = time_text(delayed.deliver_at)
+    _show_fields(out, delayed.message, _waits(delayed) | {"deliver_at": due})
+
+
+def body_text(m: StoredMessage) -> str:
+    """The beginning of a message's body, as a text in one line."""
     body = m.body[: 4 * _BODY_SHOWN].decode("utf-8", "backslashreplace")
     if len(body) > _BODY_SHOWN or len(m.body) > 4 * _BODY_SHOWN:
-        body = body[: _BODY_SHOWN - 1] + "…"
-    about = printable(f"{m.tag or '-':<10} {','.join(m.keys) or '-'}")
-    return f"{m.queue:>4} {m.offset:>9}  {time_text(m.stored_at)}  {about}  {printable(body)}"
+        return body[: _BODY_SHOWN - 1] + "…"
+    return body
+
+
+def _line(m: StoredMessage) -> str:
+    about = printable(f"{m.tag or '-':<10} {','.join(m.keys) or '-'}  {body_text(m)}")
+    return f"{m.queue:>4} {m.offset:>9}  {time_text(m.stored_at)}  {about}"
 
 
 def line_from_json(line: bytes) -> MessageLine:
@@ -135,12 +175,15 @@ def line_from_json(line: bytes) -> MessageLine:
             raise MessageIllegal(f"body_base64 is not base64: {e}") from e
     elif type(body) is not str:
         found.body = msgspec.json.encode(body)
+    if found.is_delayed:
+        check_delay(found.deliver_at, found.delay, found.delay_level, SystemClock().now_ms())
     return found
 
 
 def columns_of(lines: Sequence[MessageLine], defaults: MessageLine) -> ColumnBatch:
     """Columns for `put_columns`; `defaults` has the values of absent fields."""
     own, pairs, keys = defaults, defaults.properties or {}, _listed(defaults.keys or [])
+    now = SystemClock().now_ms()
     return columns_to_put(
         [line.body for line in lines],
         [own.queue if line.queue is None else line.queue for line in lines],
@@ -148,7 +191,19 @@ def columns_of(lines: Sequence[MessageLine], defaults: MessageLine) -> ColumnBat
         [keys if line.keys is None else _listed(line.keys) for line in lines],
         [pairs if line.properties is None else line.properties for line in lines],
         [own.message_group if line.message_group is None else line.message_group for line in lines],
+        [_due_at(line if line.is_delayed else own, now) for line in lines],
     )
+
+
+def _due_at(line: MessageLine, now_ms: int) -> int | None:
+    """When a message is due that is put now; as `kvstore.core.put_fields` has it."""
+    if line.delay_level is not None:
+        return now_ms + SystemClock.cut_ms + DELAY_LEVELS_MS[line.delay_level - 1]
+    if line.delay is None:
+        return line.deliver_at
+    # As a time, the longest delay is at most 40 years from the clock's now.
+    ahead = min(whole_ms(line.delay) + SystemClock.cut_ms, whole_ms(DELAY_MAX))
+    return now_ms + (ahead if line.delay else 0)
 
 
 def _listed(keys: list[str] | str) -> list[str]:

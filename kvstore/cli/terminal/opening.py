@@ -18,9 +18,10 @@ import click
 
 import kvstore
 from kvstore import StoreConfig
-from kvstore.cli.terminal.options import Access, LocalPath, Option
+from kvstore.cli.terminal.options import Access, LocalPath, Option, listed
 from kvstore.cli.terminal.output import Output
 from kvstore.errors import StoreLocked, StoreNotFound
+from kvstore.record.put.explain import DELAY_MAX
 
 folder_argument: Option = click.argument("folder", metavar="DIR", type=LocalPath(file_okay=False))
 topic_argument: Option = click.argument("topic")
@@ -78,6 +79,15 @@ class Seconds(click.FloatRange):
             # NaN is neither below `least` nor above `most`.
             self.fail(f"{value!r} is no number of seconds", param, ctx)
         return found
+
+
+delay_options: Option = listed(
+    click.option("--delay", type=Seconds(0, DELAY_MAX), metavar="SECONDS",
+                 help="Deliver it so long after the put."),
+    click.option("--deliver-at", type=Instant(), metavar="TIME",
+                 help="Deliver it at a time: 2026-11-21T08:30, or ms since the epoch."),
+)  # fmt: skip
+"""When a message is to be delivered."""
 
 
 def read_config(file: Path | None, access: Access | None = None) -> StoreConfig:

@@ -34,8 +34,9 @@ def columns_to_put(
     keys: list[list[str]],
     properties: list[dict[str, str]],
     groups: list[str | None],
+    due_times: list[int | None],
 ) -> ColumnBatch:
     """Columns for `put_columns`, of values of Python, one of each list for a row. Raises ValueError
     for lists of different lengths, TypeError for a value of another type, and OverflowError for a
-    queue that 63 bits cannot hold.
+    queue or a time that 63 bits cannot hold.
     """

@@ -1,0 +1,159 @@
+"""The verbs `timer ...`: messages that wait for their time, listed, cancelled and changed.
+
+The idea: as `topic ...` for topics: each verb is one call of the store or of its namespace. A page
+of the list ends with the place that the next one is asked for.
+
+Invariant: `list` and `show` open the store read-only, so they deliver nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvstore import DelayedPage
+from kvstore.cli.terminal.message_text import body_text, delayed_value, show_delayed
+from kvstore.cli.terminal.opening import (
+    Word,
+    call_store,
+    call_text,
+    delay_options,
+    folder_argument,
+    namespace_option,
+    open_store,
+    time_text,
+    within,
+)
+from kvstore.cli.terminal.output import Output, exit_if, output_option
+from kvstore.errors import CallerError, MessageNotFound
+
+_id_argument = click.argument("message_id", metavar="ID")
+
+
+class PageEnd(click.ParamType[tuple[int, int]]):
+    """Where a page of the list ended: a due time in ms, and a position."""
+
+    name = "TIME,POSITION"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        """See `click.ParamType`."""
+        due, _, position = str(value).partition(",")
+        if not (due.isdecimal() and position.isdecimal()):
+            self.fail(f"{value!r} is not what the page before ended with", param, ctx)
+        return int(due), int(position)
+
+
+@click.group()
+def timer() -> None:
+    """List, show, cancel or change messages that wait for their time."""
+
+
+@timer.command("list")
+@folder_argument
+@click.argument("topic", required=False)
+@click.option("--limit", type=click.IntRange(1, 10_000), default=32, show_default=True)
+@click.option("--after", type=PageEnd(), help="Where the page before ended, as it said.")
+@namespace_option
+@output_option
+def list_delayed(
+    out: Output, folder: Path, topic: str | None, limit: int, after: tuple[int, int] | None,
+    namespace: str | None,
+) -> None:  # fmt: skip
+    """List the messages that wait, of TOPIC or of all topics, the next due first.
+
+    With --json one document: the messages, how many wait in all (count), and what --after takes for
+    the next page (next; null behind the last).
+    """
+    with open_store(out, folder, read_only=True) as store:
+        page = within(store, namespace).timers(topic, limit=limit, after=after)
+    following = None if page.next is None else f"{page.next[0]},{page.next[1]}"
+    if out.json:
+        messages = [delayed_value(one) for one in page.messages]
+        out.document({"messages": messages, "count": page.count, "next": following})
+        return
+    _show_page(out, page)
+    if following is not None:
+        click.echo(f"more with --after {following}", err=True)
+
+
+def _show_page(out: Output, page: DelayedPage) -> None:
+    rows = [
+        (
+            time_text(one.deliver_at), one.topic, one.queue, one.message_id,
+            one.message.tag or "-", ",".join(one.message.keys) or "-", body_text(one.message),
+        )
+        for one in page.messages
+    ]  # fmt: skip
+    out.table(("due", "topic", "queue", "message id", "tag", "keys", "body"), rows)
+    click.echo(f"{page.count:,} messages wait", err=True)
+
+
+@timer.command()
+@folder_argument
+@_id_argument
+@namespace_option
+@output_option
+def show(out: Output, folder: Path, message_id: str, namespace: str | None) -> None:
+    """Show the message with ID that waits: where it goes, when, and all its fields."""
+    with open_store(out, folder, read_only=True) as store:
+        found = within(store, namespace).timer(message_id)
+    show_delayed(out, found)
+
+
+@timer.command()
+@folder_argument
+@click.argument("message_ids", metavar="ID...", nargs=-1, required=True)
+@namespace_option
+@output_option
+def cancel(out: Output, folder: Path, message_ids: tuple[str, ...], namespace: str | None) -> None:
+    """Cancel messages that wait: they will not be delivered.
+
+    Exit code 1 if one was delivered before, or is none: the others are cancelled.
+    """
+    # The program's call for several ids is a call for each.
+    several = f"[{call_text('cancel', Word('one'), namespace=namespace)} for one in {message_ids}]"
+    one = call_text("cancel", message_ids[0], namespace=namespace)
+    ended: list[tuple[str, bool, str | None, str | None]] = []
+    with open_store(out, folder, does=one if len(message_ids) == 1 else several) as store:
+        calls = within(store, namespace)
+        for message_id in message_ids:
+            try:
+                ended.append((message_id, calls.cancel(message_id), None, None))
+            except (CallerError, MessageNotFound) as e:
+                ended.append((message_id, False, type(e).__name__, str(e)))
+    if out.json:
+        out.rows(("message_id", "cancelled", "error", "message"), ended)
+    else:
+        for message_id, was_cancelled, _, text in ended:
+            if not was_cancelled:
+                why = text or "it was delivered before"
+                click.echo(f"kvmq: {message_id}: {why}", err=True)
+        click.echo(f"{sum(was for _, was, _, _ in ended):,} cancelled")
+    exit_if(not all(was_cancelled for _, was_cancelled, _, _ in ended))
+
+
+@timer.command()
+@folder_argument
+@_id_argument
+@delay_options
+@namespace_option
+@output_option
+def change(
+    out: Output, folder: Path, message_id: str, delay: float | None, deliver_at: int | None,
+    namespace: str | None,
+) -> None:  # fmt: skip
+    """Let the message with ID be delivered at another time; one that has passed is now."""
+    if (delay is None) == (deliver_at is None):
+        raise click.UsageError("give one of --delay and --deliver-at")
+    due = call_store(
+        out, folder, "change_delay", message_id, namespace=namespace,
+        deliver_at=deliver_at, delay=delay,
+    )  # fmt: skip
+    if out.json:
+        out.document({"message_id": message_id, "deliver_at": due})
+    else:
+        out.text(f"due at {time_text(due)}")
