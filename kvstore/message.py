@@ -45,7 +45,7 @@ class PullStatus(StrEnum):
 
 class PullResult(msgspec.Struct, gc=False):
     """The messages of a pull, and the offset to pull next; the other offsets are the queue's bounds
-    at that moment.
+    at that moment. `expired` messages between them, or behind them, were passed over.
     """
 
     messages: list[StoredMessage]
@@ -53,6 +53,7 @@ class PullResult(msgspec.Struct, gc=False):
     min_offset: int
     max_offset: int
     status: PullStatus
+    expired: int = 0
 
 
 class PulledBatch(msgspec.Struct, gc=False):
@@ -63,6 +64,7 @@ class PulledBatch(msgspec.Struct, gc=False):
     min_offset: int
     max_offset: int
     status: PullStatus
+    expired: int = 0
 
 
 class ColumnsPut:

@@ -71,6 +71,7 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
         deliver_at: int | None = None,
         delay: float | None = None,
         delay_level: int | None = None,
+        expires_at: int | None = None,
     ) -> PutResult:
         """Puts one message; see `put_batch`, of which this is a batch of one, and `Message` for the
         fields.
@@ -95,6 +96,7 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
             deliver_at,
             delay,
             delay_level,
+            expires_at,
         )
         return self._engine.writer.put_batch((message,))[0]
 
@@ -128,12 +130,12 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
         max_bytes: int | None = None,
         filter: str | SqlFilter | None = None,
     ) -> PullResult:
-        """Up to `limit` messages (and `max_bytes` of records, but at least one message) from an
-        offset on.
+        """Up to `limit` messages (and `max_bytes` of records, but one at least) from an offset on.
 
         `filter` is a tag expression, like `"paid || shipped"`, or `kvstore.sql("amount > 5")`;
         `FilterIllegal` says where one is wrong. `next_offset` is where to go on, also when nothing
-        was found: below the queue's bounds its first offset, behind them its next one."""
+        was found: below the queue's bounds its first offset, behind them its next one. Messages
+        that have expired are passed over and counted; a pull ends behind hundreds of these."""
         self._check_open()
         return pull(
             self._engine.reader,
@@ -213,12 +215,12 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
 
         Messages whose locks ran out come first, then unread messages, from all queues in turn or
         from one. Waits up to `wait` seconds if there is nothing. `filter` is a tag expression or a
-        `kvstore.sql(...)`. A message that it refuses is passed over and done for this group; behind
-        thousands of these a pop that doesn't wait comes back with nothing, and the next one goes
-        on. A pop whose reply may have been lost can be repeated with the same `attempt_id`: it gets
-        the same messages under the same locks. `GroupNotFound`, `TopicNotFound`, `QueueNotFound`,
-        `FilterIllegal`, `CallerError`; `ArchiveMissing`, `ArchiveUnavailable` if there is nothing
-        but what waits for an archive.
+        `kvstore.sql(...)`. A message that it refuses, or that has expired, is passed over and done
+        for this group; behind thousands of these a pop that doesn't wait comes back with nothing,
+        and the next one goes on. A pop whose reply may have been lost can be repeated with the same
+        `attempt_id`: it gets the same messages under the same locks. `GroupNotFound`,
+        `TopicNotFound`, `QueueNotFound`, `FilterIllegal`, `CallerError`; `ArchiveMissing`,
+        `ArchiveUnavailable` if there is nothing but what waits for an archive.
 
         >>> for p in store.pop("billing", "orders", limit=32, wait=5.0):  # doctest: +SKIP
         ...     store.ack(p.receipt)
@@ -422,6 +424,7 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
         dead_letter_topic: str | None = None,
         start: Start = "begin",
         max_in_flight: int | None = None,
+        dead_letter_expired: bool = False,
         attributes: Mapping[str, str] | None = None,
     ) -> GroupInfo:
         """Makes a consumer group; `GroupExists`. `GroupConfig` says what each setting means, and
@@ -438,6 +441,7 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
             dead_letter_topic=dead_letter_topic,
             start=start,
             max_in_flight=max_in_flight,
+            dead_letter_expired=dead_letter_expired,
             attributes=attributes_of({} if attributes is None else attributes),
         )
         return self.create_groups([config], exist_ok=exist_ok)[0]
@@ -476,6 +480,7 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
         dead_letter_topic: str | UnsetType | None = UNSET,
         start: Start | None = None,
         max_in_flight: int | UnsetType | None = UNSET,
+        dead_letter_expired: bool | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> GroupInfo:
         """Changes a group; settings that are not given stay. `GroupNotFound`.
@@ -492,6 +497,7 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
             "dead_letter_topic": dead_letter_topic,
             "start": UNSET if start is None else start,
             "max_in_flight": max_in_flight,
+            "dead_letter_expired": UNSET if dead_letter_expired is None else dead_letter_expired,
             "attributes": UNSET if attributes is None else attributes_of(attributes),
         }
         given = {k: v for k, v in changes.items() if v is not UNSET}

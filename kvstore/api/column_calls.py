@@ -36,11 +36,11 @@ class ColumnCalls:
         `columns` is a record batch, a table, or a stream of batches, of any library that has
         Arrow's `__arrow_c_array__` or `__arrow_c_stream__`. It needs a column `body` (binary or
         string) and may have `queue`, `tag`, `keys` (lists of strings), `properties` (maps of
-        strings), `message_group`, `flags`, `message_id`, `born_at` and `deliver_at` (ms, or a
-        timestamp); a null stands for the field's default (see `Message`). All rows are one batch,
-        also those of several batches of a table or stream, which is read to its end first: an
-        error writes none of them (a crash may leave a leading part), and other puts wait as long
-        as they are copied.
+        strings), `message_group`, `flags`, `message_id`, `born_at`, `deliver_at` and `expires_at`
+        (ms, or a timestamp); a null stands for the field's default (see `Message`). All rows are
+        one batch, also those of several batches of a table or stream, which is read to its end
+        first: an error writes none of them (a crash may leave a leading part), and other puts wait
+        as long as they are copied.
         The records are made in memory before they are written: put more than some 100 MB in
         parts.
 
@@ -69,9 +69,9 @@ class ColumnCalls:
 
         `columns` names those that are wanted, in order: `queue`, `offset`, `position`, `size`,
         `body`, `tag`, `keys`, `properties` (the caller's own), `message_group`, `message_id`,
-        `flags`, `born_at`, `stored_at`; None means all. Numbers are int64, times ms since the
-        epoch, `body` large_binary, texts large_string (null if there is none). An unknown name is a
-        `CallerError`.
+        `flags`, `born_at`, `stored_at`, `expires_at` (null: never); None means all. Numbers are
+        int64, times ms since the epoch, `body` large_binary, texts large_string (null if there is
+        none). An unknown name is a `CallerError`.
 
         >>> found = store.pull_columns("orders", 0, 0, columns=["offset", "body"])  # doctest: +SKIP
         >>> pyarrow.record_batch(found.columns).num_rows  # doctest: +SKIP

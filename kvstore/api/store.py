@@ -187,7 +187,10 @@ class Store(Calls):
         unread, delays = 0, engine.timer_rows.stats
         if engine.log.writable:
             unread, delays = engine.upkeep.deleted_unread, engine.timers.stats
-        return collect(engine.context, self.recovery, engine.tiers, unread, self.threads, delays())
+        expired = engine.group_progress.tables.expired
+        return collect(
+            engine.context, self.recovery, engine.tiers, unread, expired, self.threads, delays()
+        )
 
     def catalog(self) -> Catalog:
         """Which archives there are; `tiering` reads the rows."""

@@ -28,6 +28,8 @@ cdef struct Row:
     Py_ssize_t body_size
     Py_ssize_t properties_at
     Py_ssize_t properties_size
+    # Where the unique id begins there.
+    Py_ssize_t id_at
     # Ends of the row's hashes of keys, the unique id's the first.
     Py_ssize_t hashes_end
     # The queue that the message names; -1: none. Its group's hash, if it has a group.

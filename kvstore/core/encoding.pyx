@@ -15,13 +15,14 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_GetItemWithError, PyDict_Next
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memmove, strlen
 
 from kvstore.core.buffers cimport grown, store_be32, store_be64
 from kvstore.core.crc cimport crc32_of
 from kvstore.core.hashing cimport java_hash_of, xxh32_of
+from kvstore.core.expiry cimport EXPIRY_SIZE, write_expiry
 from kvstore.core.put_fields cimport (
     DUE_DIGITS, QUEUE_DIGITS, due_of, is_delayed, message_of, number_within, refuse, write_digits,
 )
@@ -90,6 +91,7 @@ cdef class Encoder:
         cdef PreparedBatch batch = PreparedBatch.__new__(PreparedBatch)
         cdef Py_ssize_t i, size
         cdef const uint8_t *name
+        cdef uint8_t expiry[EXPIRY_SIZE]
         cdef Message message
         cdef object topic = None
         cdef PutRoute route = None
@@ -104,6 +106,9 @@ cdef class Encoder:
             self._add_body(batch, &batch.rows[i], message.body, route)
             _add_numbers(&batch.rows[i], message.queue, message.flags, message.born_at)
             batch.rows[i].properties_at = batch.properties_size
+            if message.expires_at is not None:
+                write_expiry(number_within(message.expires_at, INT64_MAX), expiry)
+                batch.add(<const char *>expiry, EXPIRY_SIZE)
             batch._add_id(&batch.rows[i], message.message_id, now_ms)
             batch._add_keys(message.keys)
             batch.rows[i].hashes_end = batch.hashes_count
@@ -134,14 +139,11 @@ cdef class Encoder:
         for i in range(batch.count):
             missing |= batch.routes[i] is None
         if missing:
-            queues = [
-                None if batch.rows[i].queue < 0 else batch.rows[i].queue
-                for i in range(batch.count)
-            ]
+            named = [batch.rows[i].queue for i in range(batch.count)]
+            queues = [None if queue < 0 else queue for queue in named]
             sizes = [batch.rows[i].size for i in range(batch.count)]
-            batch.routes = list(
-                self.routes.make_missing(batch.topics, queues, sizes, self.limits.record)
-            )
+            found = self.routes.make_missing(batch.topics, queues, sizes, self.limits.record)
+            batch.routes = list(found)
             if len(batch.routes) != batch.count:
                 refuse("not each message has a route")
         for i in range(batch.count):
@@ -216,7 +218,7 @@ cdef class Encoder:
 cdef int _add_numbers(Row *row, object queue, object flags, object born_at) except -1:
     row.queue = -1 if queue is None else number_within(queue, 0xFFFFFFFF)
     row.flags = <uint32_t>number_within(flags, 0xFFFFFFFF)
-    row.born_at = -1 if born_at is None else number_within(born_at, 0x7FFFFFFFFFFFFFFF)
+    row.born_at = -1 if born_at is None else number_within(born_at, INT64_MAX)
     return 0
 
 
@@ -307,6 +309,7 @@ cdef class PreparedBatch:
         cdef UniqueIds ids = self._encoder.ids
         row.id_number = -1
         self.add(b"UNIQ_KEY\x01", 9)
+        row.id_at = self.properties_size
         if message_id is None:
             message_id = ids.prefix
             row.id_number = <int64_t>ids.take(now_ms)
@@ -324,7 +327,7 @@ cdef class PreparedBatch:
         return 0
 
     cdef int end_id(self, Row *row) except -1 nogil:
-        self.add_hash(row.properties_at + 9)
+        self.add_hash(row.id_at)
         return self.add(b"\x02", 1)
 
     cdef int _add_keys(self, object keys) except -1:
@@ -384,14 +387,10 @@ cdef class PreparedBatch:
     cdef int end_name(self, Py_ssize_t begin) except -1 nogil:
         # Of a property's name from `begin` on: 1 if its value follows; 0 if it is not kept.
         cdef const uint8_t *at = self.properties + begin
-        cdef Py_ssize_t size = self.properties_size - begin
-        cdef Limits *limits = &self.limits
+        cdef Py_ssize_t size = self.properties_size - begin, hidden = self.limits.transient_size
         if self._reserved.has(at, size):
             refuse("a reserved name")
-        if (
-            size >= limits.transient_size
-            and not memcmp(at, limits.transient, limits.transient_size)
-        ):
+        if size >= hidden and not memcmp(at, self.limits.transient, hidden):
             self.properties_size = begin
             return 0
         self.add(b"\x01", 1)

@@ -1,8 +1,11 @@
 """See messages.pyx."""
 
-from libc.stdint cimport uint8_t
+from libc.stdint cimport int64_t, uint8_t
 
 from kvstore.core.records cimport Parts
+
+
+cpdef bint any_expired(list messages, int64_t now) except -1
 
 
 cdef class Collector:

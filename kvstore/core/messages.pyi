@@ -94,6 +94,10 @@ class StoredMessage:
         """The group whose messages are kept in order, or None."""
 
     @property
+    def expires_at(self) -> int | None:
+        """When the message expires, in milliseconds since the epoch; None if it never does."""
+
+    @property
     def position_id(self) -> str:
         """RocketMQ's offset message id: store host and position in upper-case hex, 32 or 56
         characters.
@@ -106,6 +110,31 @@ class StoredMessage:
     @property
     def store_host(self) -> tuple[str, int]:
         """Address and port of the store that wrote the record."""
+
+def any_expired(messages: list[StoredMessage], now: int) -> bool:
+    """Whether one of the messages has expired at a time, in ms since the epoch."""
+
+@final
+class ExpiryCheck:
+    """Has a reader of a queue pass over the messages that have expired at `now`, in ms since the
+    epoch, up to `most` in all, and end before the offset `end`. `offsets` are those of the messages
+    that were passed over.
+    """
+
+    now: int
+    offsets: list[int]
+
+    def __init__(self, now: int, most: int, end: int) -> None: ...
+    def ends_at(self, offset: int) -> bool:
+        """Whether a reader goes on no more from an offset on."""
+
+    def forget_from(self, offset: int) -> None:
+        """Forgets the messages from an offset on: a reader comes to them again."""
+
+    def keep(self, messages: list[StoredMessage]) -> list[StoredMessage]:
+        """Those of the messages that have not expired; the others are passed over, be they more
+        than `most`.
+        """
 
 def unpack_host(raw: bytes) -> tuple[str, int]:
     """Address (dotted, or IPv6 in its short form) and port.
@@ -187,10 +216,12 @@ class QueueReader:
         end: int,
         max_bytes: int,
         out: list[StoredMessage] | Collector,
+        check: ExpiryCheck | None = None,
     ) -> int:
         """Appends up to `limit` messages from `offset` on to `out`, of the queue `key` (topic id <<
         32 | queue id). It ends before the first one whose position is not known, or is not below
-        `end`, and whose record can't be read, is damaged, or is not the expected one.
+        `end`, and whose record can't be read, is damaged, or is not the expected one. Messages that
+        `check` passes over are not among them; it also ends before the first that is too many.
 
         Their records have `max_bytes` together, but one message may be larger if `out` is empty.
         Returns the rest of `max_bytes`; less than 0 if there is no room for the next one.

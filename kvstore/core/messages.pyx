@@ -5,11 +5,12 @@ The idea: numbers are loaded into fields of C, body and properties are copied on
 an object of Python, or is taken apart, when somebody asks. Neighbours in a log mostly have the same
 topic and hosts, so those objects are shared. `QueueReader` goes from an offset of a queue over the
 positions that are in memory to messages, and takes records as long as they are the expected ones.
-`decode_rows` takes records that lie side by side, as an archive's do. (RocketMQ:
-MessageDecoder.decode.)
+`decode_rows` takes records that lie side by side, as an archive's do. An `ExpiryCheck` tells the
+expired ones before they are decoded. (RocketMQ: MessageDecoder.decode.)
 
 Invariants: any bytes give a message or RecordDamaged, nothing else; a message keeps no reference to
-the buffer, and reading a field never touches the disk; `QueueReader` gives what `decode` gives.
+the buffer, and reading a field never touches the disk; `QueueReader` gives what `decode` gives, but
+for messages that a check passes over.
 """
 
 cimport cython
@@ -22,6 +23,7 @@ from libc.string cimport memcmp, memcpy
 from kvstore.core.buffers cimport (
     View, fetch_ahead, index_of, load_be32, load_be64, numbers_of, view_of,
 )
+from kvstore.core.expiry cimport expiry_of
 from kvstore.core.packed_runs cimport DecodedRuns
 from kvstore.core.records cimport (
     BORN_V6, FLAGS_AT, Kind, Named, OFFSET_AT, Parts, QUEUE_AT, RECORD, STORE_V6, STORED_AT, Span,
@@ -87,6 +89,8 @@ cdef class StoredMessage:
         "reconsume_times", "prepared_position", "body_crc", "version",
     )
 
+    # -1: never. Read off the properties while these are at hand, and kept where a pop looks.
+    cdef int64_t _expires_at
     cdef public str topic
     cdef public uint32_t queue
     cdef public int64_t offset
@@ -116,7 +120,7 @@ cdef class StoredMessage:
     ):
         self.topic = topic
         self.body = body
-        self._raw_properties = raw_properties
+        self.raw_properties = raw_properties
         self.raw_born_host = raw_born_host
         self.raw_store_host = raw_store_host
         try:
@@ -179,6 +183,9 @@ cdef class StoredMessage:
     @raw_properties.setter
     def raw_properties(self, bytes raw not None):
         self._raw_properties = raw
+        self._expires_at = expiry_of(
+            <const uint8_t *>PyBytes_AS_STRING(raw), PyBytes_GET_SIZE(raw)
+        )
         self._properties = None
         self._is_searched = False
 
@@ -217,6 +224,10 @@ cdef class StoredMessage:
         return self._value(&self._named.group, "__SHARDINGKEY")
 
     @property
+    def expires_at(self):
+        return None if self._expires_at < 0 else self._expires_at
+
+    @property
     def position_id(self):
         return (self.raw_store_host + self.position.to_bytes(8, "big")).hex().upper()
 
@@ -227,6 +238,56 @@ cdef class StoredMessage:
     @property
     def store_host(self):
         return unpack_host(self.raw_store_host)
+
+
+cpdef bint any_expired(list messages, int64_t now) except -1:
+    cdef int64_t time
+    for message in messages:
+        if isinstance(message, StoredMessage):
+            time = (<StoredMessage>message)._expires_at
+            if 0 <= time <= now:
+                return True
+    return False
+
+
+@cython.final
+cdef class ExpiryCheck:
+    cdef readonly int64_t now
+    cdef readonly list offsets
+    cdef Py_ssize_t _most
+    cdef int64_t _end
+
+    def __init__(self, int64_t now, Py_ssize_t most, int64_t end):
+        self.now = now
+        self.offsets = []
+        self._most = most
+        self._end = end
+
+    def ends_at(self, int64_t offset):
+        return offset >= self._end or len(self.offsets) >= self._most
+
+    def forget_from(self, int64_t offset):
+        cdef Py_ssize_t kept = len(self.offsets)
+        while kept and self.offsets[kept - 1] >= offset:
+            kept -= 1
+        del self.offsets[kept:]
+
+    def keep(self, list messages not None):
+        cdef list kept = []
+        cdef int64_t time
+        if not any_expired(messages, self.now):
+            return messages
+        for message in messages:
+            time = (<StoredMessage?>message)._expires_at
+            if 0 <= time <= self.now:
+                self.offsets.append((<StoredMessage>message).offset)
+            else:
+                kept.append(message)
+        return kept
+
+    cdef bint expires(self, const uint8_t *record, Parts *p) noexcept:
+        cdef int64_t time = expiry_of(record + p.properties_at, p.properties_size)
+        return 0 <= time <= self.now
 
 
 cdef bytes _host(const uint8_t *at, Py_ssize_t size, bytes known):
@@ -266,6 +327,7 @@ cdef StoredMessage _message(const uint8_t *record, Parts *p, str topic, object u
     m.prepared_position = <int64_t>load_be64(at + 4)
     m.version = p.version
     m.body = PyBytes_FromStringAndSize(<const char *>record + p.body_at, p.body_size)
+    m._expires_at = expiry_of(record + p.properties_at, p.properties_size)
     m._raw_properties = PyBytes_FromStringAndSize(
         <const char *>record + p.properties_at, p.properties_size
     )
@@ -381,12 +443,13 @@ cdef class QueueReader:
 
     def read(
         self, Tail active not None, Tail frozen, str topic not None, uint64_t key, offset,
-        Py_ssize_t limit, int64_t end, int64_t max_bytes, out,
+        Py_ssize_t limit, int64_t end, int64_t max_bytes, out, ExpiryCheck check=None,
     ):
         cdef list listed = out if isinstance(out, list) else None
         cdef Collector collector = None if listed is not None else <Collector?>out
         return self._read(
-            active, frozen, topic, key, number_of(offset), limit, end, max_bytes, listed, collector
+            active, frozen, topic, key, number_of(offset), limit, end, max_bytes, listed, collector,
+            check,
         )
 
     def get(
@@ -398,12 +461,12 @@ cdef class QueueReader:
         cdef uint64_t key = base + <uint64_t>at
         if not 0 <= at < queues or type(offset) is not int:
             return None
-        self._read(active, frozen, topic, key, number_of(offset), 1, end, 0, found, None)
+        self._read(active, frozen, topic, key, number_of(offset), 1, end, 0, found, None, None)
         return found[0] if found else None
 
     cdef int64_t _read(
         self, Tail active, Tail frozen, str topic, uint64_t key, int64_t at, Py_ssize_t limit,
-        int64_t end, int64_t max_bytes, list listed, Collector collector,
+        int64_t end, int64_t max_bytes, list listed, Collector collector, ExpiryCheck check,
     ) except? -1:
         cdef int64_t places[AT_ONCE]
         cdef int64_t base = 0, position
@@ -418,7 +481,7 @@ cdef class QueueReader:
             limit -= count
             for i in range(count):
                 position = places[i]
-                if position >= end:
+                if position >= end or (check is not None and at >= check._end):
                     return max_bytes
                 if view is None or not 0 <= index_of(position, base) < stop:
                     stop, index = self._segment_size, position % self._segment_size
@@ -450,6 +513,13 @@ cdef class QueueReader:
                     or not _is_text(record + p.topic_at, p.topic_size, topic)
                 ):
                     return max_bytes
+                if check is not None and check.expires(record, &p):
+                    if len(check.offsets) >= check._most:
+                        return max_bytes
+                    check.offsets.append(at)
+                    at = <int64_t>(<uint64_t>at + 1)
+                    limit += 1
+                    continue
                 if p.size > max_bytes and (len(collector) if listed is None else len(listed)):
                     return -1
                 try:

@@ -22,6 +22,8 @@ UNIQUE_ID: Final = "UNIQ_KEY"
 """The unique id, made by the producer (or by the store, when it had none)."""
 MESSAGE_GROUP: Final = "__SHARDINGKEY"
 """The group whose messages are consumed in order."""
+EXPIRES_AT: Final = "__EXPIRES_AT"
+"""When the message expires, in ms since the epoch, as 13 digits; the record's first property."""
 WAIT_STORED: Final = "WAIT"
 """Whether the producer waited for the flush ("true" or "false")."""
 BATCH_COUNT: Final = "INNER_NUM"
@@ -57,6 +59,10 @@ DLQ_LEFT_OUT: Final = "DLQ_LEFT_OUT"
 """On a dead letter that was too large to be copied: bytes of the original's body, in decimal."""
 DLQ_ATTEMPTS: Final = "DLQ_ATTEMPTS"
 """How often it had been handed out, in decimal."""
+DLQ_REASON: Final = "DLQ_REASON"
+"""Why the group gave up on it, one of the next two."""
+REASON_ATTEMPTS: Final = "attempts"
+REASON_EXPIRED: Final = "expired"
 
 # --- consuming -------------------------------------------------------------------------------
 
@@ -115,6 +121,7 @@ RESERVED: Final[frozenset[str]] = frozenset(
         TAGS,
         UNIQUE_ID,
         MESSAGE_GROUP,
+        EXPIRES_AT,
         WAIT_STORED,
         BATCH_COUNT,
         BATCH_BASE,
@@ -152,6 +159,11 @@ RESERVED: Final[frozenset[str]] = frozenset(
     }
 )
 """Property names with a meaning of their own: not a caller's to set or to see among his own."""
+
+DATES_BEGIN: Final = 946_684_800_000
+"""2000-01-01 UTC, in ms since the epoch. Earlier times are in a wrong unit: seconds lie before."""
+DATES_END: Final = 4_102_444_800_000
+"""2100-01-01 UTC; from then on they are, too."""
 
 # --- topics ----------------------------------------------------------------------------------
 

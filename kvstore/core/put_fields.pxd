@@ -16,5 +16,7 @@ cdef Message message_of(object message)
 cdef int64_t number_within(object given, int64_t largest) except -1
 cdef bint is_delayed(Message message) noexcept
 cdef int64_t due_of(Message message, int64_t now_ms, int64_t cut_ms) except -1
+# Whether it is a time in ms, and not in a wrong unit.
+cdef bint is_time(int64_t time) noexcept nogil
 cdef int64_t due_at(int64_t due, int64_t now_ms) except -1 nogil
 cdef int write_digits(int64_t number, int digits, uint8_t *out) noexcept nogil

@@ -12,7 +12,7 @@ from libc.stdint cimport int64_t, uint8_t
 
 from kvstore.core.put_values cimport Message
 
-from kvstore.core.names import DELAY_LEVELS_MS
+from kvstore.core.names import DELAY_LEVELS_MS, DATES_BEGIN, DATES_END
 
 cdef extern from "Python.h":
     int64_t PyLong_AsLongLongAndOverflow(object number, int *overflow) except? -1
@@ -20,9 +20,7 @@ cdef extern from "Python.h":
 cdef enum:
     LEVELS = 18
 
-# Times before the year 2000, and from 2100 on, are in a wrong unit.
-cdef int64_t _TIMES_BEGIN = 946_684_800_000
-cdef int64_t _TIMES_END = 4_102_444_800_000
+cdef int64_t _times_begin = DATES_BEGIN, _times_end = DATES_END
 # 40 years of 365.25 days.
 cdef int64_t _DELAY_MAX = 1_262_304_000_000
 cdef int64_t _levels[LEVELS]
@@ -66,7 +64,7 @@ cdef int64_t due_of(Message message, int64_t now_ms, int64_t cut_ms) except -1:
     if message.deliver_at is not None:
         if message.delay is not None or message.delay_level is not None:
             refuse("two delays")
-        return due_at(number_within(message.deliver_at, _TIMES_END - 1), now_ms)
+        return due_at(number_within(message.deliver_at, _times_end - 1), now_ms)
     if message.delay_level is not None:
         if message.delay is not None:
             refuse("two delays")
@@ -84,8 +82,12 @@ cdef int64_t due_of(Message message, int64_t now_ms, int64_t cut_ms) except -1:
     return now_ms + cut_ms + delay if delay > 0 else 0
 
 
+cdef bint is_time(int64_t time) noexcept nogil:
+    return _times_begin <= time < _times_end
+
+
 cdef int64_t due_at(int64_t due, int64_t now_ms) except -1 nogil:
-    if not _TIMES_BEGIN <= due < _TIMES_END or due - now_ms > _DELAY_MAX:
+    if not is_time(due) or due - now_ms > _DELAY_MAX:
         refuse("a time out of its range")
     return due if due > now_ms else 0
 

@@ -17,6 +17,7 @@ cdef class Message:
     cdef public object deliver_at
     cdef public object delay
     cdef public object delay_level
+    cdef public object expires_at
 
 
 cdef class PutResult:

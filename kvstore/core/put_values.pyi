@@ -23,11 +23,14 @@ class Message:
     None lets the store spread messages over the topic's write queues, or keep one `message_group`
     together. `tag` is one word for filters, `keys` are what `query` finds, `properties` are text
     pairs. `flags` is a 32-bit number of the caller's own. `message_id` None makes a unique one.
-    `born_at` is in milliseconds since the epoch; None means now.
+    `born_at` is in milliseconds since the epoch; None means now. From `expires_at` on, in
+    milliseconds since the epoch, pulls and pops pass the message over; None means never. A time
+    that is past is allowed: the message is stored, and has expired already.
 
-    One of the last three delays the message: until the time `deliver_at` (ms since the epoch), by
-    `delay` seconds, or by the level `delay_level` of RocketMQ (1 to 18: 1 s to 2 h). It is not in
-    its queue before that. A time that has passed is now; 40 years are the longest delay."""
+    One of `deliver_at`, `delay` and `delay_level` delays the message: until the time `deliver_at`
+    (ms since the epoch), by `delay` seconds, or by the level `delay_level` of RocketMQ (1 to 18:
+    1 s to 2 h). It is not in its queue before that. A time that has passed is now; 40 years are the
+    longest delay."""
 
     __match_args__: ClassVar[tuple[str, ...]]
     topic: str
@@ -43,6 +46,7 @@ class Message:
     deliver_at: int | None
     delay: float | None
     delay_level: int | None
+    expires_at: int | None
 
     def __init__(
         self,
@@ -59,6 +63,7 @@ class Message:
         deliver_at: int | None = None,
         delay: float | None = None,
         delay_level: int | None = None,
+        expires_at: int | None = None,
     ) -> None: ...
     def __replace__(self, **changes: object) -> Self:
         """The message with other values in some of its fields."""

@@ -45,22 +45,25 @@ cdef class Message:
     None lets the store spread messages over the topic's write queues, or keep one `message_group`
     together. `tag` is one word for filters, `keys` are what `query` finds, `properties` are text
     pairs. `flags` is a 32-bit number of the caller's own. `message_id` None makes a unique one.
-    `born_at` is in milliseconds since the epoch; None means now.
+    `born_at` is in milliseconds since the epoch; None means now. From `expires_at` on, in
+    milliseconds since the epoch, pulls and pops pass the message over; None means never. A time
+    that is past is allowed: the message is stored, and has expired already.
 
-    One of the last three delays the message: until the time `deliver_at` (ms since the epoch), by
-    `delay` seconds, or by the level `delay_level` of RocketMQ (1 to 18: 1 s to 2 h). It is not in
-    its queue before that. A time that has passed is now; 40 years are the longest delay."""
+    One of `deliver_at`, `delay` and `delay_level` delays the message: until the time `deliver_at`
+    (ms since the epoch), by `delay` seconds, or by the level `delay_level` of RocketMQ (1 to 18:
+    1 s to 2 h). It is not in its queue before that. A time that has passed is now; 40 years are the
+    longest delay."""
 
     __match_args__ = (
         "topic", "body", "queue", "tag", "keys", "properties", "message_group", "flags",
-        "message_id", "born_at", "deliver_at", "delay", "delay_level",
+        "message_id", "born_at", "deliver_at", "delay", "delay_level", "expires_at",
     )
     __hash__ = None
 
     def __init__(
         self, topic, body, queue=None, tag=None, keys=(), properties=NO_PROPERTIES,
         message_group=None, flags=0, message_id=None, born_at=None, deliver_at=None, delay=None,
-        delay_level=None,
+        delay_level=None, expires_at=None,
     ):
         self.topic = topic
         self.body = body
@@ -75,6 +78,7 @@ cdef class Message:
         self.deliver_at = deliver_at
         self.delay = delay
         self.delay_level = delay_level
+        self.expires_at = expires_at
 
     def __eq__(self, other):
         return fields_of(self) == fields_of(other) if type(self) is type(other) else NotImplemented

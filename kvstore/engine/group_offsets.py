@@ -182,6 +182,7 @@ def _lags(engine: Engine, group: GroupInfo, topic: Topic) -> Iterable[Lag]:
             unread=todo.unread,
             in_flight=todo.in_flight,
             passed_over=todo.passed_over,
+            expired=todo.expired,
         )
 
 

@@ -35,10 +35,11 @@ class StoreStats(msgspec.Struct, frozen=True):
 
     `syncs` counts fdatasyncs of segments since the store was opened. `disk_used` is a share, 0 to
     1. `refuses_puts` is why puts are refused now; None if they are not. `deleted_unread` counts
-    messages that retention deleted since the opening and that no group had read. `recovery` is what
-    opening the store did. `tiers` are the archives' (the log's is not among them). `threads` are
-    those that work by themselves in this process; a store that is opened read-only has none.
-    `delays` are of delayed messages."""
+    messages that retention deleted since the opening and that no group had read, `expired` those
+    that pops passed over since then because they had expired. `recovery` is what opening the store
+    did. `tiers` are the archives' (the log's is not among them). `threads` are those that work by
+    themselves in this process; a store that is opened read-only has none. `delays` are of delayed
+    messages."""
 
     path: str
     topics: int
@@ -58,6 +59,7 @@ class StoreStats(msgspec.Struct, frozen=True):
     tiers: list[TierStats] = []
     refuses_puts: str | None = None
     deleted_unread: int = 0
+    expired: int = 0
     threads: list[ThreadStats] = []
     delays: DelayStats = DelayStats()
 
@@ -67,6 +69,7 @@ def collect(
     recovery: RecoveryReport,
     archived: Archived | None,
     deleted_unread: int,
+    expired: int,
     threads: Sequence[Background],
     delays: DelayStats,
 ) -> StoreStats:
@@ -93,6 +96,7 @@ def collect(
         tiers=archived.stats() if archived is not None else [],
         refuses_puts=log.refusal(),
         deleted_unread=deleted_unread,
+        expired=expired,
         threads=[thread.stats() for thread in threads],
         delays=delays,
     )

@@ -62,7 +62,8 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
     when a lock runs out or is given back without a time. `dead_letter_topic`: None is `%DLQ%` and
     the group's name. `start`: the first message for a group that is new in a queue: "begin", "end",
     or the messages stored from a time on (ms since the epoch). `max_in_flight`: messages under lock
-    at a time, over all queues; None: no limit.
+    at a time, over all queues; None: no limit. `dead_letter_expired`: whether messages that have
+    expired go to the dead letters; else they are dropped.
     """
 
     name: str
@@ -72,6 +73,7 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
     dead_letter_topic: str | None = None
     start: Start = "begin"
     max_in_flight: int | None = None
+    dead_letter_expired: bool = False
     attributes: dict[str, str] = {}
 
 
@@ -89,6 +91,7 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     dead_letter_topic: str | None = None
     start: Start = "begin"
     max_in_flight: int | None = None
+    dead_letter_expired: bool = False
     attributes: dict[str, str]
     since: int = 0
     former_dead_letters: dict[str, int] = {}
@@ -323,6 +326,7 @@ def _new(config: GroupConfig, number: int) -> GroupInfo:
             dead_letter_topic=config.dead_letter_topic,
             start=config.start,
             max_in_flight=config.max_in_flight,
+            dead_letter_expired=config.dead_letter_expired,
             attributes=config.attributes,
         )
     )
@@ -333,6 +337,10 @@ def _checked(info: GroupInfo) -> GroupInfo:
     _check_count("max_attempts", info.max_attempts, ATTEMPTS_MAX)
     if type(info.ordered) is not bool:
         raise CallerError(f"ordered is {shown(info.ordered)}; it must be True or False")
+    if type(info.dead_letter_expired) is not bool:
+        raise CallerError(
+            f"dead_letter_expired is {shown(info.dead_letter_expired)}; it must be True or False"
+        )
     if info.max_in_flight is not None:
         _check_count("max_in_flight", info.max_in_flight, IN_FLIGHT_MAX)
     _check_start(info.start)

@@ -61,6 +61,7 @@ from kvstore.meta.topics import Topic
 
 _ROW: Final = Struct(">QI")  # offset, recoveries noted before it was written
 _PASSED_ROW: Final = Struct(">QIQ")  # the same, and how many messages filters have refused
+_EXPIRED_ROW: Final = Struct(">QIQQ")  # the same, and how many had expired
 _RECOVERIES: Final = b"recoveries"  # u32: how many there are of the next
 _RECOVERED: Final = b"recovered/"  # and a number, u32 -> u64: the log's end as it was found
 _ENDS_MAX: Final = 256
@@ -82,7 +83,8 @@ class Lag(msgspec.Struct, frozen=True, kw_only=True):
     committed an offset there; the group would then begin at its `start`. `lag` is how many messages
     it has still to do: those that are `unread`, and those that are `in_flight`, handed out or
     redriven and not acked yet. `passed_over`: how many its filters have refused since its offset
-    was last set; they are done.
+    was last set; they are done. `expired`: how many its pops have passed over since then because
+    they had expired.
     """
 
     group: str
@@ -95,16 +97,18 @@ class Lag(msgspec.Struct, frozen=True, kw_only=True):
     unread: int = 0
     in_flight: int = 0
     passed_over: int = 0
+    expired: int = 0
 
 
 class Committed(NamedTuple):
     """A row: the offset a group wants next, how many recoveries were noted before it was written,
-    and how many messages filters have refused since the offset was last set.
+    how many messages filters have refused since the offset was last set, and how many had expired.
     """
 
     offset: int
     recoveries: int
     passed_over: int = 0
+    expired: int = 0
 
 
 class OffsetRow(NamedTuple):
@@ -131,6 +135,7 @@ class PopProgress(Protocol):
     group: int
     topic: int
     passed: dict[int, int]
+    expired: dict[int, int]
 
 
 Resetting = Callable[[Batch, GroupInfo, Topic, Mapping[int, int]], AbstractContextManager[None]]
@@ -205,7 +210,7 @@ class Offsets:
             queue = topic << 32 | number
             offset = self.clamped(queue, old.offset, old.recoveries, bounds(queue))
             if offset != old.offset:
-                yield OFFSETS, key, _packed(offset, self.recoveries, old.passed_over)
+                yield OFFSETS, key, _packed(old._replace(offset=offset, recoveries=self.recoveries))
         # Many rows of a queue's history have one number of recoveries.
         yield from self.history_rows.clamped(
             lru_cache(_HELD_KEPT)(
@@ -264,10 +269,10 @@ class Offsets:
             return None
         old = read_offset(row)
         offset = self.clamped(queue, old.offset, old.recoveries, bounds)
-        found = Committed(offset, self.recoveries, old.passed_over)
+        found = old._replace(offset=offset, recoveries=self.recoveries)
         if offset != old.offset and not self._read_only:
             batch = self._families.batch()
-            batch.put(OFFSETS, key, _packed(*found))
+            batch.put(OFFSETS, key, _packed(found))
             self._last_rows.pop(key, None)
             self._families.write(batch)
         return found
@@ -394,9 +399,12 @@ class Offsets:
         self._last_rows.pop(key, None)
         self._put(batch, key, offset)
 
-    def pop_row(self, flight: PopProgress, queue: int, offset: int, passed: int) -> KeyValue:
-        """The row that says where a pop's queue goes on, and that it passed over `passed` messages
-        more than are known. No `written` follows: the in-flight table has these values.
+    def pop_row(
+        self, flight: PopProgress, queue: int, offset: int, passed: int, expired: int
+    ) -> KeyValue:
+        """The row that says where a pop's queue goes on, and that its filter refused `passed`
+        messages more than are known, and `expired` more had expired. No `written` follows: the
+        in-flight table has these values.
         """
         key = offset_key(flight.group, flight.topic, queue)
         if self._last_rows:
@@ -406,8 +414,10 @@ class Offsets:
         self._unsynced = True
         if flight.passed:
             passed += flight.passed.get(queue, 0)
-        if passed:
-            return key, _PASSED_ROW.pack(offset, self.recoveries, passed)
+        if flight.expired:
+            expired += flight.expired.get(queue, 0)
+        if passed or expired:
+            return key, _packed(Committed(offset, self.recoveries, passed, expired))
         return key, _ROW.pack(offset, self.recoveries)
 
     def written(self) -> None:
@@ -512,11 +522,13 @@ class Offsets:
                 return
 
 
-def _packed(offset: int, recoveries: int, passed: int) -> bytes:
-    """A row."""
-    if passed:
-        return _PASSED_ROW.pack(offset, recoveries, passed)
-    return _ROW.pack(offset, recoveries)
+def _packed(row: Committed) -> bytes:
+    """A row, as short as may be."""
+    if row.expired:
+        return _EXPIRED_ROW.pack(*row)
+    if row.passed_over:
+        return _PASSED_ROW.pack(*row[:3])
+    return _ROW.pack(*row[:2])
 
 
 def read_offset(row: bytes) -> Committed:
@@ -526,6 +538,8 @@ def read_offset(row: bytes) -> Committed:
         return Committed(U64.unpack(row)[0], 0)
     if len(row) == _PASSED_ROW.size:
         return Committed(*_PASSED_ROW.unpack(row))
+    if len(row) == _EXPIRED_ROW.size:
+        return Committed(*_EXPIRED_ROW.unpack(row))
     if len(row) != _ROW.size:
         raise IndexDamaged(
             f"a committed offset has {len(row)} bytes, not {_ROW.size}; commit it again"

@@ -5,8 +5,8 @@ messages, queue by queue, until there are enough. The messages taken are collect
 that will lock them. Once the change is written the receipts are made. (docs/pop.md)
 
 Invariants: nothing is changed before the change is written, and nothing but by it; a message is in
-one row at most; every message that is passed over (refused by the filter, lost to damage, deleted
-by retention) is done by the same change.
+one row at most; every message that is passed over (refused by the filter, expired, lost to damage,
+deleted by retention) is done by the same change.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from kvstore.clock import cut_ms
+from kvstore.core.messages import any_expired
 from kvstore.core.popping.inflight import Change
 from kvstore.core.popping.receipts import Popped
 from kvstore.errors import ArchiveMissing, ArchiveUnavailable, PutRefused
@@ -29,6 +30,7 @@ from kvstore.meta.groups import GroupInfo
 from kvstore.meta.topics import Topic
 from kvstore.pop.context import PopContext
 from kvstore.pop.dead_letters import DeadLetters
+from kvstore.pop.expired import UNREAD, ExpiredMessages, has_expired
 from kvstore.pop.inflight.lock_rows import SPAN, Lock, bits_of, offsets_of, spans
 from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.inflight.tables import prefetch
@@ -60,7 +62,8 @@ def order(queues: int, turn: int, *, priority: bool) -> Iterable[int]:
 
 class Look(NamedTuple):
     """The arguments of a claim: for whom and where it looks, and with which archive reads. `stuck`
-    has the rows that are known to have died and can't be copied to the dead letters now.
+    has the rows that are known to have died and can't be copied to the dead letters now; with
+    `keeps_expired` the same holds for all messages that have expired.
     """
 
     table: InflightTable
@@ -69,12 +72,13 @@ class Look(NamedTuple):
     wanted: Wanted
     reads: AtHand
     stuck: Mapping[LockKey, ArchiveMissing]
+    keeps_expired: bool = False
 
 
 class Claimed(NamedTuple):
     """The result of a claim. `left` more messages are wanted; `more_may_come` if another claim may
-    find some that this one did not; `looked` were shown to the filter. `unavailable` is the error
-    that kept some messages from being read; these stay as they are.
+    find some that this one did not; `looked` were shown to the filter, or had expired.
+    `unavailable` is the error that kept some messages from being read; these stay as they are.
     """
 
     popped: list[Popped]
@@ -112,15 +116,19 @@ class Claim:
         self._unavailable: ArchiveUnavailable | ArchiveMissing | None = None
         self._refused = 0
         """How many messages of the current queue the filter has refused."""
+        self._expired = ExpiredMessages(
+            self._now, buried=look.group.dead_letter_expired, stay=look.keeps_expired
+        )
         self._looked = 0
         self._dying = 0
         self._bytes = look.wanted.max_bytes
         self._is_limited = look.wanted.max_bytes < UNLIMITED
         self._simple = look.wanted.matches is None and not self._is_limited
 
-    def run(self) -> Claimed:
-        """Looks, writes the change, and returns what it hands out. `ArchiveUnavailable`, with
-        nothing changed, if that takes a read of an archive.
+    def run(self) -> Claimed | None:
+        """Looks, writes the change, and returns what it hands out. None, with nothing changed, if
+        the dead letters of expired messages can't be put now; `ArchiveUnavailable`, likewise, if it
+        takes a read of an archive.
         """
         context, table, group, wanted = self._context, self._table, self.group, self._wanted
         table.capped = group.max_in_flight is not None
@@ -143,6 +151,8 @@ class Claim:
                 self._take_queue(queue)
         if self._unavailable is not None and self._reads.misses:
             raise ArchiveUnavailable(str(self._unavailable))
+        if not self._has_buried_expired():
+            return None
         self._write()
         if table.prefetched:
             context.tables.note_prefetch(table)
@@ -150,7 +160,7 @@ class Claim:
             self._change.popped(),
             self._wants_more,
             self._more_may_come,
-            self._looked,
+            self._shown,
             self._unavailable,
             self._stuck,
         )
@@ -211,8 +221,15 @@ class Claim:
 
     @property
     def _is_tired(self) -> bool:
-        """Whether the filter was shown as many messages as one claim may."""
-        return self._looked >= SCAN_MAX
+        """Whether the filter was shown as many messages as one claim may, or as many had
+        expired.
+        """
+        return self._shown >= SCAN_MAX or len(self._expired.letters) >= _DEAD_AT_ONCE
+
+    @property
+    def _shown(self) -> int:
+        """How many messages the filter was shown, those that had expired included."""
+        return self._looked if self._wanted.matches is not None else self._expired.count
 
     # --- due rows ---
 
@@ -246,7 +263,7 @@ class Claim:
         """Hands out a row once more; messages that don't fit, or have to wait, stay in it."""
         may = self._may_go(key, offsets_of(key.first, lock.locked))
         before = self._left
-        read = self._read_again(key.queue, may)
+        read = self._read_again(key.queue, may, lock)
         if read is None:
             return
         asked, messages, unfit = read
@@ -267,10 +284,10 @@ class Claim:
         self._change.shrink(key, lock, lock._replace(locked=rest, moved=gone))
 
     def _read_again(
-        self, queue: int, may: list[int]
+        self, queue: int, may: list[int], lock: Lock
     ) -> tuple[list[int], list[StoredMessage], int | None] | None:
-        """Reads messages that may go. Returns those of them that were asked for and can be read or
-        are lost, and the result of `_fitting`; None if there is nothing to be had.
+        """Reads messages of a row that may go. Returns those of them that were asked for and can be
+        read or are lost, and the result of `_fitting`; None if there is nothing to be had.
         """
         left, room = self._left, self._bytes
         while True:
@@ -280,11 +297,12 @@ class Claim:
             if not asked:
                 return None
             found = self._read_offsets(queue, asked)
-            self._refused = 0
+            self._forget_refused()
             try:
-                messages, unfit = self._fitting(found, self._room)
+                messages, unfit = self._fitting(found, self._room, lock)
             except ArchiveUnavailable as e:
-                self._unavailable, self._left, self._bytes, self._refused = e, left, room, 0
+                self._unavailable, self._left, self._bytes = e, left, room
+                self._forget_refused()
                 return None
             if found.unavailable is None:
                 return asked, messages, unfit
@@ -304,10 +322,18 @@ class Claim:
         )
 
     def _note_refused(self, queue: int) -> None:
-        """Counts the messages that the filter refused as passed over in this queue."""
+        """Counts the messages that the filter refused, or that had expired, as passed over in this
+        queue.
+        """
         if self._refused:
             self._change.passed[queue] = self._change.passed.get(queue, 0) + self._refused
             self._refused = 0
+        self._expired.note(self._change, queue)
+
+    def _forget_refused(self) -> None:
+        """Takes back what the last read of a queue passed over: it is read again."""
+        self._refused = 0
+        self._expired.take_back()
 
     def _has_looked(self, count: int) -> None:
         if self._wanted.matches is not None:
@@ -318,16 +344,19 @@ class Claim:
         return offsets
 
     def _fitting(
-        self, messages: Iterable[StoredMessage], most: int = UNLIMITED
+        self, messages: Iterable[StoredMessage], most: int = UNLIMITED, lock: Lock = UNREAD
     ) -> tuple[list[StoredMessage], int | None]:
-        """The messages that match and fit, in order, and the offset of the first that doesn't fit,
-        or None.
+        """The messages that match, have not expired and fit, in order, and the offset of the first
+        that doesn't fit, or has to stay; or None. They are or were under `lock`.
         """
         matches, out = self._wanted.matches, list[StoredMessage]()
         for message in messages:
             if not self._wants_more or len(out) >= most:
                 return out, message.offset
-            if matches is None or matches(message):
+            if has_expired(message, self._now):
+                if not self._expired.take(message, lock):
+                    return out, message.offset
+            elif matches is None or matches(message):
                 if message.size > self._bytes and self._left < self._wanted.limit:
                     self._bytes = 0
                     return out, message.offset
@@ -358,6 +387,19 @@ class Claim:
             if key not in stuck:
                 self._dropped += [(key.queue, o) for o in offsets_of(key.first, lock.locked)]
 
+    def _has_buried_expired(self) -> bool:
+        """Copies the expired messages that this claim passes over, if the group wants that, to the
+        dead letters; False if the disk refuses the copies.
+        """
+        if self._expired.letters:
+            try:
+                self._dead_letters.bury_expired(self.topic, self.group, self._expired.letters)
+            except PutRefused as e:
+                # Other messages don't have to wait for a disk with room.
+                _log.error("kvmq can't copy what expired for group %r: %s", self.group.name, str(e))
+                return False
+        return True
+
     # --- parked rows ---
 
     def _take_parked(self, queue: int | None) -> None:
@@ -380,7 +422,7 @@ class Claim:
         self._finish()
         context, change, table = self._context, self._change, self._table
         if change.rows or change.next:
-            for queue in change.passed.keys() - change.next.keys():
+            for queue in (change.passed.keys() | change.expired.keys()) - change.next.keys():
                 change.next[queue] = context.next_offset(table, self.group, self.topic, queue)
             context.tables.write(table, change)
             self._update_order()
@@ -404,7 +446,7 @@ class Claim:
         messages: list[StoredMessage] = []
         before = self._left
         end = max(0, before - self._room)
-        while at < stop and self._wants_more > end:
+        while at < stop and self._wants_more > end and not self._is_tired:
             count = min(self._left - end, stop - at)
             read = partial(self._read, queue, at, count)
             result = ReadResult.of_queue(read, at, high, self.group.name, bounds)
@@ -417,7 +459,8 @@ class Claim:
             at = ahead[-1].offset if ahead and found else result.end
             if not found:
                 continue
-            fits, unfit = self._fit_all(found) if self._simple else self._fitting(found)
+            is_simple = self._simple and not any_expired(found, self._now)
+            fits, unfit = self._fit_all(found) if is_simple else self._fitting(found)
             messages += fits
             if unfit is not None:
                 at = unfit
@@ -428,9 +471,10 @@ class Claim:
         self._note_refused(queue)
         if at != first:
             self._change.next[queue] = at
-        # More messages for the filter may follow behind those that one claim reads.
-        self._more_may_come = self._more_may_come or stop <= at < high
         self._has_looked(at - begun)
+        # More messages may follow behind those that one claim reads.
+        self._more_may_come = self._more_may_come or stop <= at < high
+        self._more_may_come = self._more_may_come or (self._is_tired and at < high)
         self._room -= before - self._left
         if messages:
             self._lock(queue, messages, 1, fresh=True)
@@ -451,7 +495,7 @@ class Claim:
         return found
 
     def _fit_all(self, messages: list[StoredMessage]) -> tuple[list[StoredMessage], None]:
-        """`_fitting`, where everything matches and nothing is too large."""
+        """`_fitting`, where everything matches and nothing is too large or has expired."""
         self._left -= len(messages)
         return messages, None
 

@@ -55,6 +55,8 @@ class PopContext:
             table.next[queue] = found.offset
             if found.passed_over:
                 table.passed[queue] = found.passed_over
+            if found.expired:
+                table.expired[queue] = found.expired
             table.starts.pop(queue, None)
             return found.offset
         kept = table.starts.get(queue)

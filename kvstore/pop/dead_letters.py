@@ -3,14 +3,15 @@
 The idea: a row that was handed out too often is copied, message by message, to the group's
 dead-letter topic, and then removed. The copy's unique id is made from the original and its last
 delivery. Before a copy is put, that id is looked for. So a crash between the copy and the removal
-makes no second copy.
+makes no second copy. A message that has expired is copied by the claim that passes it over, in the
+same way; if it had no lock then, its place alone names it, and so it has one copy for ever.
 
 A dead letter says which message it is a copy of. A redrive locks that message for the group once
 more, in a row that is due at once and was never handed out: so only this group gets it, with its
 old offset and id. For an ordered group it is parked instead, and comes when it is its message
 group's turn. The group's offset in its dead-letter topic says which letters were taken. If the
-original is gone (or its place has another message now), the letter itself is put to the topic it
-came from, under the letter's id, which is how a second try finds that it was done.
+original is gone or has expired (or its place has another message now), the letter itself is put to
+the topic it came from, under the letter's id, which is how a second try finds that it was done.
 
 Invariants: a copy is on the disk before the row it replaces goes. The rows of a redrive and the
 group's offset in the dead-letter topic are one WriteBatch; a letter that is put back is on the disk
@@ -32,6 +33,9 @@ from kvstore.core.names import (
     DLQ_ORIGIN_QUEUE,
     DLQ_ORIGIN_TOPIC,
     DLQ_PREFIX,
+    DLQ_REASON,
+    REASON_ATTEMPTS,
+    REASON_EXPIRED,
 )
 from kvstore.core.popping.inflight import Change
 from kvstore.errors import (
@@ -53,6 +57,7 @@ from kvstore.message import Message, StoredMessage
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.topics import Topic, TopicConfig
 from kvstore.pop.context import PopContext
+from kvstore.pop.expired import Expired, has_expired
 from kvstore.pop.inflight.lock_rows import SPAN, Lock, bits_of, offsets_of, spans
 from kvstore.pop.inflight.queue_order import group_hash
 from kvstore.pop.inflight.table import InflightTable
@@ -68,14 +73,13 @@ _NAMING: Final = frozenset(
         DLQ_ORIGIN_QUEUE,
         DLQ_ORIGIN_OFFSET,
         DLQ_ATTEMPTS,
+        DLQ_REASON,
     }
 )
 _ID: Final = Struct(">IIIQQ")
 _AT_ONCE: Final = 512
 """Dead letters that are looked at, and put back, by one WriteBatch."""
-_OF_THE_LETTER: Final = frozenset(
-    {DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_GROUP, DLQ_ORIGIN_QUEUE, DLQ_ORIGIN_OFFSET, DLQ_ATTEMPTS}
-)
+_OF_THE_LETTER: Final = _NAMING - {DLQ_ORIGIN_MESSAGE_ID}
 """Properties that a letter doesn't keep when it is put back; it keeps the id of its original."""
 
 
@@ -106,19 +110,33 @@ class DeadLetters:
                 stuck[key] = found.unavailable
                 continue
             for message in messages:
-                name = _ID.pack(group.id, topic.id, key.queue, message.offset, lock.nonce)
-                copy = _letter_of(
-                    message, group.name, target.name, name.hex().upper(), lock.attempts
+                copies += self._missing(
+                    target, topic, group, Expired(message, lock), REASON_ATTEMPTS
                 )
-                # A copy is no older than its original.
-                begin = message.stored_at
-                if not self._finder.query(target, str(copy.message_id), begin, None, 1):
-                    copies.append(copy)
         self._put_what_fits(copies)
         for key, lock in rows:
             if key not in stuck:
                 change.remove(key, lock, lock.locked | lock.moved)
         return stuck
+
+    def bury_expired(self, topic: Topic, group: GroupInfo, expired: list[Expired]) -> None:
+        """Copies messages that have expired to the dead letters."""
+        target = self._topic(group)
+        copies = []
+        for one in expired:
+            copies += self._missing(target, topic, group, one, REASON_EXPIRED)
+        self._put_what_fits(copies)
+
+    def _missing(
+        self, target: Topic, topic: Topic, group: GroupInfo, dead: Expired, reason: str
+    ) -> list[Message]:
+        """The copy of a message, if there is none yet."""
+        message, lock = dead
+        name = _ID.pack(group.id, topic.id, message.queue, message.offset, lock.nonce).hex().upper()
+        # A copy is no older than its original.
+        if self._finder.query(target, name, message.stored_at, None, 1):
+            return []
+        return [_letter_of(message, group.name, target.name, name, lock.attempts, reason)]
 
     def _put_what_fits(self, copies: list[Message]) -> None:
         """Puts copies. One that is too large, because of the original's size and the properties
@@ -153,7 +171,7 @@ class DeadLetters:
 
 
 def _letter_of(
-    message: StoredMessage, group: str, topic: str, message_id: str, attempts: int
+    message: StoredMessage, group: str, topic: str, message_id: str, attempts: int, reason: str
 ) -> Message:
     origin = {
         DLQ_ORIGIN_TOPIC: message.topic,
@@ -162,6 +180,7 @@ def _letter_of(
         DLQ_ORIGIN_QUEUE: str(message.queue),
         DLQ_ORIGIN_OFFSET: str(message.offset),
         DLQ_ATTEMPTS: str(attempts),
+        DLQ_REASON: reason,
     }
     return Message(
         topic,
@@ -407,7 +426,9 @@ class Redrive:
             change.park(key, Lock(0, self._offsets.recoveries, 0, bits))
 
     def _original(self, letter: _Letter) -> StoredMessage | None:
-        """The message a letter is a copy of, if it is still where it was."""
+        """The message a letter is a copy of, if it is still where it was, and a pop may hand it
+        out.
+        """
         if letter.queue < 0:
             return None
         try:
@@ -417,7 +438,9 @@ class Redrive:
         except (OffsetNotFound, RecordDamaged, ArchiveDamaged):
             return None
         said = letter.message.properties.get(DLQ_ORIGIN_MESSAGE_ID)
-        return found if found.message_id == said else None
+        if found.message_id != said or has_expired(found, self._context.clock.now_ms()):
+            return None
+        return found
 
     def _hold_next(
         self, group: GroupInfo, table: InflightTable, batch: Batch, change: Change, queue: int

@@ -21,6 +21,7 @@ from kvstore.index.keys import PARKED, LockKey
 from kvstore.message import StoredMessage
 from kvstore.meta.topics import Topic
 from kvstore.pop.claim import Claim
+from kvstore.pop.expired import has_expired
 from kvstore.pop.inflight.lock_rows import SPAN, Lock, bits_of, offsets_of
 from kvstore.pop.inflight.queue_order import Order, group_hash
 from kvstore.pop.inflight.table import InflightTable
@@ -109,13 +110,14 @@ class OrderedClaim(Claim):
         try:
             messages, unfit = self._fitting(found)
         except ArchiveUnavailable as e:
-            self._unavailable, self._left, self._bytes, self._refused = e, before, room, 0
+            self._unavailable, self._left, self._bytes = e, before, room
+            self._forget_refused()
             return 0
         self._note_refused(queue)
         self._unavailable = found.unavailable or self._unavailable
         there = [offset for offset in offsets if not found.is_missing(offset)]
         self._has_looked(len(there))
-        # Refused and lost messages are done; those that did not fit stay.
+        # Refused, expired and lost messages are done; those that did not fit stay.
         self._unparked += [(queue, o) for o in there if unfit is None or o < unfit]
         self._room -= before - self._left
         self._lock_in_order(queue, messages)
@@ -161,8 +163,10 @@ class OrderedClaim(Claim):
         self, order: Order, message: StoredMessage, messages: list[StoredMessage]
     ) -> bool:
         """Adds a message to those that are taken, or parks it, or passes it over as the filter
-        says; False if there is no room for it.
+        says, or because it has expired; False if there is no room for it, or it has to stay.
         """
+        if has_expired(message, self._now):
+            return self._expired.take(message)
         hashed = group_hash(message)
         if hashed not in self._met and order.is_free(hashed):
             fits, unfit = self._fitting([message])

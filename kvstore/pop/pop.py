@@ -291,12 +291,18 @@ class Pop:
                 again = self._again(table, topic, group.name, wanted.attempt_id)
                 if again:
                     return Claimed(again)
-            look = Look(table, topic, group, wanted, reads, last.stuck)
-            claimed = self._claim_of(look).run()
+            claimed = self._look(Look(table, topic, group, wanted, reads, last.stuck))
             if claimed.popped and table.waiters:
                 # A waiter may have to look again earlier than it thought.
                 context.waiting.freed(table, 1)
             return claimed
+
+    def _look(self, look: Look) -> Claimed:
+        claimed = self._claim_of(look).run()
+        if claimed is None:
+            claimed = self._claim_of(look._replace(keeps_expired=True)).run()
+            assert claimed is not None, "there was nothing to be put"
+        return claimed
 
     def _claim_of(self, look: Look) -> Claim:
         kind = OrderedClaim if look.group.ordered else Claim

@@ -56,7 +56,8 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
     flight together, as in `Store.lag`. `oldest_due`: when the first lock runs out, or did, ms since
     the epoch; None if there is none. `dead_letters`: of this group, from all topics, that were
     neither taken nor put back. `passed_over`: refused by the group's filters, and so done, since
-    its offset was last set.
+    its offset was last set. `expired`: passed over since then because they had expired, those among
+    them that got a dead letter included.
     """
 
     group: str
@@ -71,6 +72,7 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
     oldest_due: int | None
     dead_letters: int
     passed_over: int = 0
+    expired: int = 0
 
 
 class Todo(NamedTuple):
@@ -86,6 +88,7 @@ class Todo(NamedTuple):
     in_flight: int
     redelivered: int
     passed_over: int
+    expired: int
 
     @property
     def lag(self) -> int:
@@ -141,7 +144,10 @@ class GroupProgress:
         # Messages that retention deleted before the group came to them are not owed to it.
         unread = bounds.next_offset - max(following, bounds.min_offset) + parked
         passed = 0 if row is None else row.passed_over
-        return Todo(committed, following, bounds, unread, parked, locked, redelivered, passed)
+        expired = 0 if row is None else row.expired
+        return Todo(
+            committed, following, bounds, unread, parked, locked, redelivered, passed, expired
+        )
 
     def committed(self, group: GroupInfo, topic: Topic, queue: int) -> int | None:
         """The first offset of a queue that a group is not done with; None if it never began
@@ -173,6 +179,7 @@ class GroupProgress:
             oldest_due=oldest_due,
             dead_letters=self._dead_letters(group),
             passed_over=sum(one.passed_over for one in todo),
+            expired=sum(one.expired for one in todo),
         )
 
     def _dead_letters(self, group: GroupInfo) -> int:

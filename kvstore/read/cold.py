@@ -17,6 +17,7 @@ from heapq import heappop, heappush
 from typing import Final
 
 from kvstore.core.arrow.pulled_columns import PulledColumns
+from kvstore.core.messages import ExpiryCheck
 from kvstore.errors import ArchiveDamaged, ArchiveMissing, ArchiveUnavailable, RecordDamaged
 from kvstore.index.archived import Archived
 from kvstore.index.index import Index
@@ -57,9 +58,18 @@ class Cold:
                 return span.location.archive, behind
         return None
 
-    def read(self, topic: Topic, queue: int, offset: int, limit: int, out: Messages) -> int | None:
-        """Appends up to `limit` messages from `offset` on to `out`; returns the offset at which to
-        go on, or None if no archive is to have that offset.
+    def read(
+        self,
+        topic: Topic,
+        queue: int,
+        offset: int,
+        limit: int,
+        out: Messages,
+        check: ExpiryCheck | None = None,
+    ) -> int | None:
+        """Appends up to `limit` messages from `offset` on to `out`, but for those that `check`
+        passes over; returns the offset at which to go on, or None if no archive is to have that
+        offset.
         """
         found = self.location(topic.base + queue, offset)
         if found is None:
@@ -74,7 +84,7 @@ class Cold:
             raise with_next(e, str(e), max(offset + 1, min(following, behind))) from e
         if not messages:
             return behind
-        out.extend(messages)
+        out.extend(messages if check is None else check.keep(messages))
         return messages[-1].offset + 1
 
     def first_from(self, topic: Topic, queue: int, time: int, low: int, high: int) -> int | None:

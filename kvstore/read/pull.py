@@ -2,7 +2,9 @@
 
 The idea: bounds first, then positions from the index in one go, then records from their segments. A
 filter is asked after the record is decoded; a refused message is passed over and counts towards
-`SCAN_MAX`, so that a pull ends even when nothing matches.
+`SCAN_MAX`, so that a pull ends even when nothing matches. So does a message that has expired, which
+the core passes over before it is decoded. Only a pull passes these over: a pop reads ahead, and
+looks at the time when it hands out.
 
 A locked message is read again long after it was locked; meanwhile damage or retention may have
 taken it. A pop passes over a lost message, and says so in the log (`ReadResult`). A message in a
@@ -13,7 +15,7 @@ Invariants:
 
 - At least one message is returned if there is one, whatever `max_bytes`.
 - `next_offset` never jumps over a message that neither the caller nor the filter has seen, but does
-  over messages that are not held any more.
+  over messages that have expired, which are counted, or are not held any more.
 - Damage is an error with the offset behind it (behind the whole segment, or the archive's block, if
   that can't be read), never a silent gap.
 - A place that doesn't answer is an error, and nothing is passed over for it.
@@ -26,7 +28,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Final, Self
 
+import msgspec
+
 from kvstore.core.arrow.pulled_columns import PulledColumns
+from kvstore.core.messages import ExpiryCheck
 from kvstore.errors import (
     ArchiveDamaged,
     ArchiveMissing,
@@ -98,9 +103,8 @@ def pull_columns(
         columns.extend(found.messages)
     else:
         found = pull(reader, topic, queue, offset, limit, max_bytes, None, columns)
-    return PulledBatch(
-        columns.batch(), found.next_offset, found.min_offset, found.max_offset, found.status
-    )
+    _, following, low, high, status, expired = msgspec.structs.astuple(found)
+    return PulledBatch(columns.batch(), following, low, high, status, expired)
 
 
 def _pull(
@@ -119,17 +123,25 @@ def _pull(
     if refused is not None:
         status, following = refused
         return PullResult([], following, low, high, status)
+    count = min(limit, high - offset)
+    if wanted is None and columns is None:
+        # Most queues have no message that ever expires: theirs need no look at the time.
+        lasting = reader.lasting(topic, queue, offset, count, max_bytes)
+        if lasting is not None:
+            return PullResult(lasting, offset + count, low, high, PullStatus.FOUND)
+    check, messages = ExpiryCheck(reader.now_ms(), max(SCAN_MAX, limit), high), []
+    if wanted is not None:
+        return _filtered(reader, topic, queue, offset, limit, max_bytes, wanted, check)
     if columns is not None:
-        count = min(limit, high - offset)
-        if not fetch_into(columns, reader, topic, queue, offset, count, max_bytes):
-            return PullResult([], high, low, high, PullStatus.NO_MATCHED_MESSAGE)
-        return PullResult([], columns.next_offset, low, high, PullStatus.FOUND)
-    if wanted is None:
-        messages = fetch(reader, topic, queue, offset, min(limit, high - offset), max_bytes)
-        if not messages:
-            return PullResult([], high, low, high, PullStatus.NO_MATCHED_MESSAGE)
-        return PullResult(messages, messages[-1].offset + 1, low, high, PullStatus.FOUND)
-    return _filtered(reader, topic, queue, offset, limit, max_bytes, wanted)
+        found = fetch_into(columns, reader, topic, queue, offset, count, max_bytes, check)
+        last = columns.next_offset - 1 if found else -1
+    else:
+        messages = fetch(reader, topic, queue, offset, count, max_bytes, check)
+        found, last = len(messages), messages[-1].offset if messages else -1
+    last = max([last, *check.offsets[-1:]])
+    status = PullStatus.FOUND if found else PullStatus.NO_MATCHED_MESSAGE
+    following = high if last < 0 else last + 1
+    return PullResult(messages, following, low, high, status, len(check.offsets))
 
 
 def _outside(offset: int, low: int, high: int) -> tuple[PullStatus, int] | None:
@@ -145,16 +157,28 @@ def _outside(offset: int, low: int, high: int) -> tuple[PullStatus, int] | None:
 
 
 def fetch(
-    reader: Reader, topic: Topic, queue: int, offset: int, limit: int, max_bytes: int | None
+    reader: Reader,
+    topic: Topic,
+    queue: int,
+    offset: int,
+    limit: int,
+    max_bytes: int | None,
+    check: ExpiryCheck | None = None,
 ) -> list[StoredMessage]:
     """Messages from `offset`, which is inside the bounds: up to `limit`, and to damage; at least
-    one, unless the queue holds none from there on any more. `RecordDamaged` or `ArchiveDamaged`,
-    with the offset at which to go on, if the first message is lost.
+    one, unless the queue holds none from there on any more, or `check` passes over those that there
+    are. `RecordDamaged` or `ArchiveDamaged`, with the offset at which to go on, if the first
+    message is lost.
     """
     messages: list[StoredMessage] = []
-    fetch_into(messages, reader, topic, queue, offset, limit, max_bytes)
+    fetch_into(messages, reader, topic, queue, offset, limit, max_bytes, check)
     # Sizes of records in the log were counted before they were read.
-    return messages if max_bytes is None or reader.cold is None else _within(messages, max_bytes)
+    if max_bytes is None or reader.cold is None:
+        return messages
+    found = _within(messages, max_bytes)
+    if check is not None and len(found) < len(messages):
+        check.forget_from(messages[len(found)].offset)
+    return found
 
 
 def fetch_into(
@@ -165,25 +189,32 @@ def fetch_into(
     offset: int,
     limit: int,
     max_bytes: int | None,
+    check: ExpiryCheck | None = None,
 ) -> int:
     """As `fetch`, into `messages`, which are none yet; archives may give more than `max_bytes`.
     Returns how many there are.
     """
     mark = reader.mark()
+    before = 0 if check is None else len(check.offsets)
     try:
         if reader.cold is None:
-            reader.read_tiers(topic, queue, offset, limit, messages, max_bytes)
+            reader.read_tiers(topic, queue, offset, limit, messages, max_bytes, check)
         else:
-            _fetch_from_tiers(reader, topic, queue, offset, limit, max_bytes, messages)
+            _fetch_from_tiers(reader, topic, queue, offset, limit, max_bytes, messages, check)
     except READ_ERRORS as e:
-        if not len(messages):
+        if not len(messages) and not _passed_since(check, before):
             if reader.moved_on(mark):
-                return fetch_into(messages, reader, topic, queue, offset, limit, max_bytes)
+                return fetch_into(messages, reader, topic, queue, offset, limit, max_bytes, check)
             raise _told(e, topic, queue, offset) from e
     except ArchiveUnavailable:
-        if not len(messages):
+        if not len(messages) and not _passed_since(check, before):
             raise
     return len(messages)
+
+
+def _passed_since(check: ExpiryCheck | None, before: int) -> bool:
+    """Whether a check passed messages over since it had so many: then a read may end there."""
+    return check is not None and len(check.offsets) > before
 
 
 def _fetch_from_tiers(
@@ -194,17 +225,20 @@ def _fetch_from_tiers(
     limit: int,
     max_bytes: int | None,
     messages: Messages,
+    check: ExpiryCheck | None,
 ) -> None:
     high = reader.next_offset(topic.base + queue)
     at = offset
     while at < high and len(messages) < limit:
+        if check is not None and check.ends_at(at):
+            break
         count = min(limit - len(messages), high - at)
         if max_bytes is not None:
             assert isinstance(messages, list), "columns have no number of bytes to keep to"
             count = min(count, _as_many(messages, max_bytes))
         if not count:
             break
-        at = reader.read_tiers(topic, queue, at, count, messages)
+        at = reader.read_tiers(topic, queue, at, count, messages, None, check)
 
 
 def _as_many(messages: list[StoredMessage], max_bytes: int) -> int:
@@ -243,33 +277,45 @@ def _filtered(
     limit: int,
     max_bytes: int | None,
     wanted: Filter,
+    check: ExpiryCheck,
 ) -> PullResult:
     low, high = reader.bounds(topic.key(queue))
     messages: list[StoredMessage] = []
     scanned, left = 0, max_bytes if max_bytes is not None else 1 << 62
     at = offset
-    while at < high and scanned < max(SCAN_MAX, limit) and len(messages) < limit:
+    while at < high and scanned < max(SCAN_MAX, limit) and not check.ends_at(at):
+        before = len(check.offsets)
         try:
             most = None if max_bytes is None else max(left, 1)
-            batch = fetch(reader, topic, queue, at, min(limit, high - at), most)
+            batch = fetch(reader, topic, queue, at, min(limit, high - at), most, check)
         except (ArchiveUnavailable, *READ_ERRORS):
             if messages:
                 break
             raise
-        if not batch:
+        expired = check.offsets[before:]
+        if not batch and not expired:
             at = high
         for message in batch:
             if wanted(message):
                 left -= message.size
                 if left < 0 and messages:
-                    return PullResult(messages, message.offset, low, high, PullStatus.FOUND)
+                    return _pulled(messages, message.offset, low, high, check)
                 messages.append(message)
             at = message.offset + 1
-            scanned += 1
             if len(messages) == limit:
-                break
+                return _pulled(messages, at, low, high, check)
+        scanned += len(batch) + len(expired)
+        at = max(at, expired[-1] + 1 if expired else 0)
+    return _pulled(messages, at, low, high, check)
+
+
+def _pulled(
+    messages: list[StoredMessage], following: int, low: int, high: int, check: ExpiryCheck
+) -> PullResult:
+    """The result of a pull that goes on at `following`, whatever else was read."""
+    check.forget_from(following)
     status = PullStatus.FOUND if messages else PullStatus.NO_MATCHED_MESSAGE
-    return PullResult(messages, at, low, high, status)
+    return PullResult(messages, following, low, high, status, len(check.offsets))
 
 
 class ReadResult:

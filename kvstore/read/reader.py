@@ -17,7 +17,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from kvstore.config import StoreConfig
-from kvstore.core.messages import QueueReader, decode
+from kvstore.core.messages import ExpiryCheck, QueueReader, decode
 from kvstore.core.records import facts
 from kvstore.errors import (
     CallerError,
@@ -40,7 +40,9 @@ from kvstore.record.layout import BLANK, BLANK_MAGIC, MAGIC_V1, MAGIC_V2
 
 _free: Final = nullcontext()
 NO_BOUND: Final = 1 << 62
-"""More bytes than there are."""
+"""More bytes than there are, and a later time and offset than any."""
+_LASTING: Final = ExpiryCheck(NO_BOUND, 0, NO_BOUND)
+"""Ends a read before the first message that ever expires."""
 _LOOKED_THROUGH: Final = 8192
 """Positions asked for at a time where the end of a segment is searched."""
 
@@ -66,6 +68,8 @@ class Reader:
         self._check_crc = config.check_crc
         self._check_property_crc = config.check_property_crc
         self._flushed_only = config.visibility == "flushed"
+        self.now_ms = config.clock.now_ms
+        """The time by which messages have expired, or not."""
         self._unpack = partial(decompress, limit=max(config.max_body, 64 << 20))
         self._in_memory = QueueReader(
             index.locations.decoded,
@@ -159,24 +163,42 @@ class Reader:
         limit: int,
         out: Messages,
         max_bytes: int | None = None,
-    ) -> None:
+        check: ExpiryCheck | None = None,
+    ) -> int:
         """Appends up to `limit` messages from `offset` on to `out`: those that the log has, up to
         damage, whose records have `max_bytes` together (one may have more, if `out` is empty).
+        Those that `check` passes over are not among them. Returns the offset at which to go on.
         """
         key, index, end = topic.base + queue, self._index, self.visible_end()
         left = NO_BOUND if max_bytes is None else max_bytes
         stop, at = len(out) + limit, offset
         while True:
-            before = len(out)
+            before, expired = len(out), 0 if check is None else len(check.offsets)
             active, frozen = index.tails
             left = self._in_memory.read(
-                active, frozen, topic.name, key, at, stop - before, end, left, out
+                active, frozen, topic.name, key, at, stop - before, end, left, out, check
             )
             at += len(out) - before
-            if len(out) == stop or left < 0:
-                return
+            if check is not None:
+                at += len(check.offsets) - expired
+            if len(out) == stop or left < 0 or (check is not None and check.ends_at(at)):
+                return at
             if not index.locations.decode_run(key, at, self.first_segment()):
-                return
+                return at
+
+    def lasting(
+        self, topic: Topic, queue: int, offset: int, count: int, max_bytes: int | None
+    ) -> list[StoredMessage] | None:
+        """`count` messages from `offset` on, if memory has them all, none of them ever expires, and
+        their records have `max_bytes` together; None if that is not so.
+        """
+        found: list[StoredMessage] = []
+        active, frozen = self._index.tails
+        self._in_memory.read(
+            active, frozen, topic.name, topic.base + queue, offset, count, self.visible_end(),
+            NO_BOUND if max_bytes is None else max_bytes, found, _LASTING,
+        )  # fmt: skip
+        return found if len(found) == count else None
 
     def read_tiers(
         self,
@@ -186,22 +208,24 @@ class Reader:
         limit: int,
         out: Messages,
         max_bytes: int | None = None,
+        check: ExpiryCheck | None = None,
     ) -> int:
         """Appends messages as `read` does, but from whichever tier has them, to `out`; returns the
         offset at which to go on, which jumps over messages that are not held any more. `offset` is
         inside the bounds. An archive's messages are not counted against `max_bytes`.
         """
-        before = len(out)
-        self.read(topic, queue, offset, limit, out, max_bytes)
-        if len(out) == before:
-            if self.cold is not None:
-                following = self.cold.read(topic, queue, offset, limit, out)
-                if following is not None:
-                    return following
-            # This raises an error if no tier has the offset.
-            position = self.positions(topic, queue, offset, 1)[0]
-            out.append(self.entry(position, topic, queue, offset))
-        return offset + len(out) - before
+        following = self.read(topic, queue, offset, limit, out, max_bytes, check)
+        if following > offset:
+            return following
+        if self.cold is not None:
+            behind = self.cold.read(topic, queue, offset, limit, out, check)
+            if behind is not None:
+                return behind
+        # This raises an error if no tier has the offset.
+        position = self.positions(topic, queue, offset, 1)[0]
+        found = [self.entry(position, topic, queue, offset)]
+        out.extend(found if check is None else check.keep(found))
+        return offset + 1
 
     def _behind_segment(self, topic: Topic, queue: int, offset: int, position: int) -> int:
         """The first offset above `offset` whose record is in a later segment; the queue's
@@ -291,8 +315,8 @@ class Reader:
             if found and found[0].offset == offset:
                 return found[0]
             held = (
-                "no tier has it any more: it expired, was erased, was lost to damage of the log "
-                "before, or a newer message of its key took its place"
+                "no tier has it any more: retention deleted it, it was erased, it was lost to "
+                "damage of the log, or a newer message of its key took its place"
             )
         raise OffsetNotFound(
             f"queue {queue} of {topic.name!r} has no offset {shown(offset)}; {held}", low, high

@@ -32,6 +32,7 @@ ROWS: dict[str, list[Any]] = {
     "flags": [1, 2, 3],
     "message_id": ["A1", "B2", "C3"],
     "born_at": [1, 2, 3],
+    "expires_at": [None, 4_000_000_000_000, 3_000_000_000_000],
 }
 TYPES = {"keys": pa.list_(pa.string()), "properties": pa.map_(pa.string(), pa.string())}
 
@@ -52,7 +53,7 @@ def assert_pulled_alike(store: Store, topic: str = "t", **asked: Any) -> None:
     asked = {"limit": 32, **asked}
     plain, found = store.pull(topic, 0, 0, **asked), store.pull_columns(topic, 0, 0, **asked)
     assert pa.record_batch(found.columns).to_pylist() == [row_of(m) for m in plain.messages]
-    for name in ("next_offset", "min_offset", "max_offset", "status"):
+    for name in ("next_offset", "min_offset", "max_offset", "status", "expired"):
         assert getattr(found, name) == getattr(plain, name)
 
 

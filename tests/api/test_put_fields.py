@@ -341,6 +341,39 @@ def test_a_born_time_that_is_none_is_refused(store: Store, born_at: Any) -> None
     is_refused(store, MessageIllegal, Message("t", b"x", born_at=born_at))
 
 
+TIMES = [946_684_800_000, 1_700_000_000_000, 4_102_444_799_999]
+
+
+@pytest.mark.parametrize("expires_at", TIMES)
+def test_a_time_of_expiry_from_2000_to_2100_is_kept(store: Store, expires_at: int) -> None:
+    store.put("t", b"x", queue=0, expires_at=expires_at, message_id="one")
+    assert store.get("t", 0, 0).expires_at == expires_at
+    assert store.find("one").raw_properties[:27] == b"__EXPIRES_AT\x01%013d\x02" % expires_at
+
+
+@pytest.mark.parametrize(
+    "expires_at",
+    [-1, 0, TIMES[0] - 1, TIMES[2] + 1, 1 << 64, 1.7e12, float("nan"), float("inf"), "1", True],
+)
+def test_a_time_at_which_no_message_expires_is_refused(store: Store, expires_at: Any) -> None:
+    error = is_refused(store, MessageIllegal, Message("t", b"x", expires_at=expires_at))
+    assert "expires_at" in str(error)
+    assert "milliseconds since the epoch" in str(error)
+
+
+@pytest.mark.parametrize("expires_at", [1_700_000_000, 1_700_000_000.5])
+def test_a_time_in_seconds_is_refused_with_the_unit(store: Store, expires_at: Any) -> None:
+    error = is_refused(store, MessageIllegal, Message("t", b"x", expires_at=expires_at))
+    assert "this looks like seconds" in str(error)
+
+
+def test_a_time_of_expiry_counts_towards_the_size_of_properties(store: Store) -> None:
+    value = "v" * (32_767 - len("UNIQ_KEY=one;") - 27 - len("p=;"))
+    message = Message("t", b"x", 0, properties={"p": value}, message_id="one", expires_at=TIMES[1])
+    is_refused(store, PropertiesTooLarge, message.__replace__(properties={"p": value + "v"}))
+    assert len(store.find(store.put_batch([message])[0].message_id).raw_properties) == 32_767
+
+
 def test_an_id_that_is_given_is_kept_and_found(store: Store) -> None:
     result = store.put("t", b"x", queue=0, message_id="order-17")
     assert result.message_id == "order-17" == store.get("t", 0, 0).message_id

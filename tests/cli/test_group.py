@@ -34,8 +34,12 @@ def test_a_group_is_created_listed_shown_altered_and_deleted(kvmq: Kvmq, folder:
     kvmq("offset", "commit", folder, "billing", "orders", "--queue", 0, "--offset", 30)
     shown = kvmq("group", "show", folder, "billing", "--json").json
     # Queue 1 has one message too, stored behind the group's start.
-    assert shown["topics"] == [{"topic": "orders", "lag": 11, "passed_over": 0}]
+    assert shown["topics"] == [{"topic": "orders", "lag": 11, "passed_over": 0, "expired": 0}]
     assert shown["dead_letter_topic"] == "dead"
+    altered = kvmq("group", "alter", folder, "billing", "--dead-letter-expired", "--json").json
+    assert altered["dead_letter_expired"] is True
+    altered = kvmq("group", "alter", folder, "billing", "--drop-expired", "--json").json
+    assert altered["dead_letter_expired"] is False
     text = kvmq("group", "show", folder, "billing").out
     assert "1 2.5" in text
     assert "orders" in text

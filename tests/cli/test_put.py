@@ -28,6 +28,36 @@ def test_a_body_on_the_command_line_is_put_with_all_that_is_said_about_it(
     assert found["properties"] == {"region": "eu=1"}
 
 
+def test_messages_are_put_with_a_time_to_live(kvmq: Kvmq, folder: Path) -> None:
+    kvmq("topic", "create", folder, "timed", "--queues", 1)
+    put = ("put", folder, "timed")
+    assert kvmq(*put, "--body", "a", "--expires-at", "2001-09-10T00:00:00+00:00").code == 0
+    assert kvmq(*put, "--ttl", 3600, stdin="b\n").code == 0
+    lines = [{"body": "c"}, {"body": "d", "expires_at": 4_000_000_000_000}]
+    text = "\n".join(map(json.dumps, lines))
+    assert kvmq(*put, "--jsonl", "--expires-at", 3_000_000_000_000, stdin=text).code == 0
+    found = kvmq("pull", folder, "timed", "--queue", 0, "--json").json["messages"]
+    assert [m["body"] for m in found] == ["b", "c", "d"], "the first has expired"
+    assert found[0]["stored_at"] < found[0]["expires_at"] <= found[0]["stored_at"] + 3_600_000
+    assert [m["expires_at"] for m in found[1:]] == [3_000_000_000_000, 4_000_000_000_000]
+    shown = kvmq("get", folder, "timed", "--queue", 0, "--offset", 0)
+    assert "expires_at" in shown.out
+    assert "2001-09-" in shown.out
+
+
+def test_a_time_to_live_is_given_once_and_in_milliseconds(kvmq: Kvmq, folder: Path) -> None:
+    put = ("put", folder, "orders", "--body", "a")
+    both = kvmq(*put, "--ttl", 1, "--expires-at", 3_000_000_000_000)
+    assert both.code == 2
+    assert "either --expires-at or --ttl" in both.err
+    in_seconds = kvmq(*put, "--expires-at", 1_700_000_000)
+    assert in_seconds.code == 1
+    assert "this looks like seconds" in in_seconds.err
+    assert kvmq(*put, "--ttl", -1).code == 2
+    line = json.dumps({"body": "a", "expires_at": 1_700_000_000})
+    assert kvmq("put", folder, "orders", "--jsonl", stdin=line).code == 1
+
+
 def test_each_line_of_standard_input_is_a_message(kvmq: Kvmq, folder: Path) -> None:
     ran = kvmq("put", folder, "orders", "--queue", 2, stdin="one\n\n three\r\nno newline")
     assert ran.code == 0

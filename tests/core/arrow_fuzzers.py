@@ -14,7 +14,7 @@ from kvstore.core.arrow.column_batch import columns_to_put
 from kvstore.core.arrow.given_columns import GivenColumns
 from kvstore.core.arrow.pulled_columns import COLUMN_NAMES, PulledColumns
 from kvstore.core.arrow.put_rows import prepare_columns, result_columns, row_results
-from kvstore.core.messages import StoredMessage
+from kvstore.core.messages import ExpiryCheck, StoredMessage
 from kvstore.core.names import RESERVED
 from kvstore.core.put_values import PutStatus
 from kvstore.core.queue_offsets import QueueOffsets
@@ -213,6 +213,7 @@ def _to_columns(rng: Random) -> Arguments:
         [dict(zip(texts(2), texts(2), strict=True)) for _ in range(rows)],
         [rng.choice((None, *texts(1))) for _ in range(rows)],
         [rng.choice((None, rng.getrandbits(42))) for _ in range(rows)],
+        [rng.choice((None, rng.getrandbits(50))) for _ in range(rows)],
     )
 
 
@@ -226,6 +227,7 @@ def _columns(*given: Any) -> int:
         assert len(found.keys) == len(given[3][row])
         assert found.queue == given[1][row] or given[1][row] < 0
         assert found.deliver_at == given[6][row] or given[6][row] < 0
+        assert found.expires_at == given[7][row] or given[7][row] < 0
     return len(rows)
 
 
@@ -273,15 +275,22 @@ def _pulled(names: Any, raw: Any, queue: int, position: int) -> Any:
     return [row_of(_stored(raw, queue, position), names)] * 2
 
 
-def _read_queue(*given: Any) -> list[StoredMessage]:
-    """The messages, which are also the rows that are read into columns."""
-    *place, check, whole, most = given
+def _read_queue(*given: Any) -> tuple[list[StoredMessage], list[int]]:
+    """The messages, which are also the rows that are read into columns; and those that had expired,
+    where they are passed over.
+    """
+    *place, check, whole, most, now, passed = given
     call: Any = read_queue
-    found: list[StoredMessage] = call(*place, check, property_crc=whole, max_bytes=most)
+    expiries = [ExpiryCheck(now, passed, 1 << 62) if now else None for _ in range(2)]
+    found: list[StoredMessage] = call(
+        *place, check, property_crc=whole, max_bytes=most, expiry=expiries[0]
+    )
     columns = PulledColumns()
-    call(*place, check, property_crc=whole, max_bytes=most, out=columns)
+    call(*place, check, property_crc=whole, max_bytes=most, out=columns, expiry=expiries[1])
     assert rows_of(columns) == [row_of(m) for m in found]
-    return found
+    passed_over = [[] if expiry is None else expiry.offsets for expiry in expiries]
+    assert passed_over[0] == passed_over[1]
+    return found, passed_over[0]
 
 
 ARROW_FUZZERS: Final = {

@@ -20,6 +20,7 @@ from xxhash import xxh32_intdigest
 from kvstore.core import packed_pairs, packed_runs
 from kvstore.core.columns import bits
 from kvstore.core.hashing import add_digests
+from kvstore.core.names import DATES_BEGIN, DATES_END
 from kvstore.core.put_values import Message, PutResult, PutStatus
 from kvstore.core.queue_offsets import QueueOffsets
 from kvstore.core.tail import Tail
@@ -367,6 +368,7 @@ def _fields(rng: Random) -> list[Any]:
         rng.getrandbits(rng.randint(0, 32)),
         rng.choice((None, text())),
         rng.choice((None, rng.getrandbits(rng.randint(0, 63)))),
+        rng.choice((None, rng.randrange(DATES_BEGIN, DATES_END))),
     ]
 
 
@@ -382,7 +384,10 @@ def _put(fields: list[list[Any]]) -> bool:
         record = records.read(data[at:], result.position)
         assert records.check(data[at:], result.position) == result.size
         assert record.body == bytes(message.body)
-        assert record.properties.startswith(b"UNIQ_KEY\x01" + result.message_id.encode())
+        assert records.expires_at(record.properties) == message.expires_at
+        behind = 0 if message.expires_at is None else 27
+        its_id = b"UNIQ_KEY\x01" + result.message_id.encode()
+        assert record.properties[behind:].startswith(its_id)
         at += result.size
     return at == len(data) and len(tail) == len(messages)
 

@@ -65,8 +65,8 @@ def _plain_copied(buffer: Any, at: int, end: int, position: int, due: int, wante
     found = None if record is None else plain.read_pending(record.properties)
     if record is None or found is None or b"UNIQ_KEY" not in dict(records.pairs(record.properties)):
         return RecordDamaged
-    if not (0 <= due < 10**13 and 0 <= wanted < 10**13):
-        return NotImplemented
+    if not (0 <= due < 10**13 and 0 <= wanted < 10**13) or found[1] != "t":
+        return NotImplemented  # the topic of a copy is the caller's, and the record's
     made = plain.copied_properties(record.properties, due, wanted, "t", found[2] % QUEUES)
     topic = TIMER_TOPIC.encode() if wanted else b"t"
     return topic, record.body, made, position + 1, record.flags

@@ -24,6 +24,8 @@ from tests.support.queue_reading import NO_BOUND
 _FIELDS: Final = (
     b"", b"TAGS\x01paid\x02", b"TAGS\x01\xc3\xb6\x02KEYS\x01a b  a\x02UNIQ_KEY\x01a\x02",
     b"KEYS\x01" + b" ".join(b"%d" % (i % 30) for i in range(40)) + b"\x02", b"a\x01b", b"\x00\x02",
+    b"__EXPIRES_AT\x010999999999999\x02", b"__EXPIRES_AT\x011500000000000\x02UNIQ_KEY\x01a\x02",
+    b"UNIQ_KEY\x01a\x02__EXPIRES_AT\x011500000000000\x02", b"__EXPIRES_AT\x011500000000000",
 )  # fmt: skip
 
 
@@ -216,14 +218,28 @@ def queue_of(rng: Random) -> Arguments:
     base, offset = rng.choice((0, 5 << 30)), rng.randint(0, 9)
     raw, positions = log_of(rng, base, topic="t", queue=1, offset=offset)
     most = rng.choice((NO_BOUND, rng.randint(0, len(raw) + 9)))
-    return bytes(raw), base, len(raw), positions, "t", 1, offset, _flag(rng), _flag(rng), most
+    passed = rng.choice((0, 0, 1, 9))
+    return (
+        bytes(raw), base, len(raw), positions, "t", 1, offset, _flag(rng), _flag(rng), most,
+        _now(rng), passed,
+    )  # fmt: skip
+
+
+def _now(rng: Random) -> int:
+    return rng.choice((0, 999_999_999_998, 999_999_999_999, 1_500_000_000_000))
+
+
+def _has_expired(m: StoredMessage, now: int) -> bool:
+    time = plain.expires_at(m.raw_properties)
+    return time is not None and time <= now
 
 
 def queue_read(
     buffer: Any, base: int, end: int, positions: list[int], topic: str, queue: int, offset: int,
-    check: bool, whole: bool, most: int,
+    check: bool, whole: bool, most: int, now: int, passed: int,
 ) -> Any:  # fmt: skip
     out: list[StoredMessage] = []
+    expired: list[int] = []
     for position in positions:
         data = part(buffer, position - base, end)
         try:
@@ -233,13 +249,36 @@ def queue_read(
             if isinstance(e, UnicodeEncodeError):
                 return NotImplemented
             break
-        if (m.topic, m.queue, m.offset) != (topic, queue, offset + len(out)):
+        if (m.topic, m.queue, m.offset) != (topic, queue, offset + len(out) + len(expired)):
             break
+        if now and _has_expired(m, now):
+            if len(expired) >= passed:
+                break
+            expired.append(m.offset)
+            continue
         if out and m.size > most:
             break
         most -= m.size
         out.append(m)
-    return out
+    return out, expired
+
+
+def _to_check(rng: Random) -> Arguments:
+    return [message_of(rng, offset=n) for n in range(rng.randint(0, 5))], _now(rng)
+
+
+def _any_expired(given: list[StoredMessage], now: int) -> bool:
+    return any(_has_expired(m, now) for m in given)
+
+
+def _kept(given: list[StoredMessage], now: int) -> tuple[list[StoredMessage], list[int]]:
+    gone = [m.offset for m in given if _has_expired(m, now)]
+    return [m for m in given if not _has_expired(m, now)], gone
+
+
+def _keep(given: Any, now: int) -> tuple[list[StoredMessage], list[int]]:
+    check = messages.ExpiryCheck(now, 1, 9)
+    return check.keep(given), check.offsets
 
 
 def _rows(rng: Random) -> Arguments:
@@ -274,6 +313,7 @@ def _fields(rng: Random) -> Arguments:
 
 def _used(*fields: Any) -> Any:
     m = StoredMessage(*fields)
+    assert m.expires_at == plain.expires_at(m.raw_properties)
     return repr(m), hash(m), m == m.__replace__(), m.tag, m.keys, m.user_properties
 
 
@@ -285,6 +325,8 @@ def _host(raw: bytes) -> Any:
 
 
 RECORD_FUZZERS: Final = {
+    "messages.ExpiryCheck": Fuzzer(_to_check, _kept, call=_keep),
+    "messages.any_expired": Fuzzer(_to_check, _any_expired),
     "messages.StoredMessage": Fuzzer(_fields, call=_used),
     "messages.decode": Fuzzer(_to_decode, _decoded, call=_decode),
     "messages.decode_rows": Fuzzer(_rows, _decoded_rows),

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from kvstore.core.encoding import Encoder, PreparedBatch, PutRoute
 from kvstore.core.hashing import xxh32
 from kvstore.core.names import (
+    DATES_BEGIN,
+    DATES_END,
     RESERVED,
     TIMER_TOPIC,
     TRANSACTION_HALF_TOPIC,
@@ -106,6 +108,7 @@ MESSAGES = st.builds(
     flags=st.integers(0, (1 << 32) - 1),
     message_id=st.none() | TOKEN,
     born_at=st.none() | st.integers(0, (1 << 63) - 1),
+    expires_at=st.none() | st.integers(DATES_BEGIN, DATES_END - 1),
 )
 
 
@@ -120,6 +123,8 @@ def placed(batch: PreparedBatch, position: int = 0, *, tail: Tail | None = None)
 
 def expected_properties(message: Message, message_id: str) -> bytes:
     pairs = [("UNIQ_KEY", message_id)]
+    if message.expires_at is not None:
+        pairs.insert(0, ("__EXPIRES_AT", f"{message.expires_at:013}"))
     if message.keys:
         pairs.append(("KEYS", " ".join(message.keys)))
     if message.tag is not None:

@@ -31,6 +31,7 @@ FIELDS: Final = {
     "message_id": TEXTS,
     "born_at": [pa.int64(), pa.timestamp("ms")],
     "deliver_at": [pa.int64(), pa.timestamp("ms")],
+    "expires_at": [pa.int64(), pa.timestamp("ms")],
 }
 DUE: Final = st.none() | st.integers(946_684_800_000, 1_262_304_000_000)
 
@@ -104,6 +105,7 @@ def test_values_of_python_become_the_columns_of_their_messages(messages: list[Me
         [dict(m.properties) for m in messages],
         [m.message_group for m in messages],
         [m.deliver_at for m in messages],
+        [m.expires_at for m in messages],
     )
     rows = GivenColumns(made)
     assert len(rows) == len(messages)
@@ -114,9 +116,9 @@ def test_values_of_python_become_the_columns_of_their_messages(messages: list[Me
 
 
 def test_columns_are_of_one_length_and_of_the_types_that_a_put_takes() -> None:
-    row: tuple[Any, ...] = ([b"x"], [None], [None], [[]], [{}], [None], [None])
+    row: tuple[Any, ...] = ([b"x"], [None], [None], [[]], [{}], [None], [None], [None])
     assert len(columns_to_put(*row)) == 1
-    for at, wrong in enumerate([[None], ["1"], [b"a"], [("a",)], [[]], [5], ["1"]]):
+    for at, wrong in enumerate([[None], ["1"], [b"a"], [("a",)], [[]], [5], ["1"], ["5"]]):
         given = list(row)
         given[at] = []
         with pytest.raises(ValueError, match="values of another column"):

@@ -745,6 +745,8 @@ def test_of_groups_with_one_that_can_not_be_made_none_is(store: Store, names: li
         {"start": 1.5},
         {"start": True},
         {"start": ["begin"]},
+        {"dead_letter_expired": 1},
+        {"dead_letter_expired": "yes"},
         {"max_in_flight": 0},
         {"max_in_flight": 1.5},
         {"max_in_flight": True},

@@ -353,9 +353,9 @@ def test_a_pop_that_takes_all_that_is_read_reads_once(
     reads: list[int] = []
     read = Reader.read
 
-    def counted(reader: Reader, topic: Topic, queue: int, offset: int, *rest: Any) -> None:
+    def counted(reader: Reader, topic: Topic, queue: int, offset: int, *rest: Any) -> int:
         reads.append(offset)
-        read(reader, topic, queue, offset, *rest)
+        return read(reader, topic, queue, offset, *rest)
 
     monkeypatch.setattr(Reader, "read", counted)
     for first in range(0, MANY, BOUND):

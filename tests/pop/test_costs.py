@@ -67,12 +67,11 @@ def bytes_decoded(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[lis
     reader, sizes = inside.reader(store), list[int]()
     read = reader.read
 
-    def counted(
-        topic: Any, queue: Any, offset: Any, limit: Any, out: list[Any], max_bytes: Any = None
-    ) -> None:
+    def counted(topic: Any, queue: Any, offset: Any, limit: Any, out: list[Any], *more: Any) -> Any:
         before = len(out)
-        read(topic, queue, offset, limit, out, max_bytes)
+        following = read(topic, queue, offset, limit, out, *more)
         sizes.extend(message.size for message in out[before:])
+        return following
 
     with monkeypatch.context() as patched:
         patched.setattr(reader, "read", counted)

@@ -296,6 +296,7 @@ def test_a_message_too_large_for_a_copy_holds_up_nobody(
         "DLQ_ORIGIN_QUEUE_ID": "0",
         "DLQ_ORIGIN_QUEUE_OFFSET": "0",
         "DLQ_ATTEMPTS": "2",
+        "DLQ_REASON": "attempts",
     } | left_out
 
 

@@ -52,8 +52,9 @@ def rows(store: Store) -> list[tuple[LockKey, Lock]]:
 def known(store: Store) -> object:
     """All that memory says of the rows."""
     table = inside.table(store)
-    counted = table.rows, table.messages, table.parked_count, dict(table.next), dict(table.passed)
-    return counted, table.held_from(0, 0), table.next_due(), store.group_stats("g", "t")
+    counted = table.rows, table.messages, table.parked_count
+    following = dict(table.next), dict(table.passed), dict(table.expired)
+    return counted, following, table.held_from(0, 0), table.next_due(), store.group_stats("g", "t")
 
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["any order", "ordered"])

@@ -47,6 +47,7 @@ GROUP_SETTINGS: Final = st.fixed_dictionaries(
         "backoff": st.sampled_from([(), (2.0, 20.0)]),
         "max_in_flight": st.sampled_from([None, None, 4]),
         "ordered": st.sampled_from([False, False, True]),
+        "dead_letter_expired": st.booleans(),
     }
 )
 DRAFTS: Final = st.lists(
@@ -55,6 +56,7 @@ DRAFTS: Final = st.lists(
         st.sampled_from([1, 1, 300]),
         st.sampled_from(TAGS),
         st.sampled_from([None, "m", "n"]),
+        st.sampled_from([None, None, None, 0.0, 1.0, 20.0]),
     ),
     min_size=1,
     max_size=8,
@@ -71,6 +73,7 @@ class Put:
     tag: str
     size: int
     message_group: str | None
+    expires_at: int | None = None
 
 
 @dataclass(eq=False)
@@ -112,6 +115,7 @@ class Group:
     backoff: tuple[float, ...]
     max_in_flight: int | None
     ordered: bool
+    dead_letter_expired: bool
     entries: dict[str, list[list[Entry]]] = field(default_factory=dict)
     dead: int = 0
     """How many dead letters were seen."""
@@ -220,25 +224,38 @@ class Pops(RuleBasedStateMachine):
     # --- putting and time ---
 
     @rule(topic=st.sampled_from("ab"), drafts=DRAFTS)
-    def put(self, topic: str, drafts: list[tuple[int, int, str, str | None]]) -> None:
+    def put(self, topic: str, drafts: list[tuple[int, int, str, str | None, float | None]]) -> None:
         name = next(n for n in self.topics if n[0] == topic)
         messages = []
-        for queue, size, tag, fellows in drafts:
+        for queue, size, tag, fellows, lives in drafts:
             self.made += 1
             number = queue % self.topics[name]
             body = b"%d " % self.made * size
             fellowship = None if fellows is None else f"{fellows}{number}"
-            messages.append(Message(name, body, number, tag, message_group=fellowship))
+            time = None if lives is None else self.now + round(lives * 1000)
+            messages.append(
+                Message(name, body, number, tag, message_group=fellowship, expires_at=time)
+            )
         for message, r in zip(messages, self.store.put_batch(messages), strict=True):
             queue_of = self.puts[name][r.queue]
             assert r.offset == len(queue_of)
             assert message.tag is not None
-            put = Put(
-                r.queue, r.offset, bytes(message.body), message.tag, r.size, message.message_group
-            )
-            queue_of.append(put)
-            for group in self.groups.values():
-                group.entries[name][r.queue].append(Entry(put))
+            self.learn(name, self.store.get(name, r.queue, r.offset))
+
+    def learn(self, topic: str, m: StoredMessage) -> None:
+        """Notes the next message of a queue."""
+        assert m.tag is not None
+        put = Put(m.queue, m.offset, m.body, m.tag, m.size, m.message_group, m.expires_at)
+        self.puts[topic][m.queue].append(put)
+        for group in self.groups.values():
+            group.entries[topic][m.queue].append(Entry(put))
+
+    def has_expired(self, put: Put) -> bool:
+        return put.expires_at is not None and put.expires_at <= self.now
+
+    def wants(self, asked: Asked, put: Put) -> bool:
+        """Whether a pop hands a message out when it comes to it."""
+        return matches(asked.wanted, put.tag) and not self.has_expired(put)
 
     @rule(seconds=st.sampled_from(TIMES))
     def time_passes(self, seconds: float) -> None:
@@ -327,7 +344,8 @@ class Pops(RuleBasedStateMachine):
             self.check_order(group, asked.topic, taken)
         if group.max_in_flight is not None:
             assert self.locked(group, certain=True) <= max(group.max_in_flight, locked_before)
-        if is_complete and not (group.ordered and (died or asked.wanted)):
+        may_free = died or asked.wanted or any(self.has_expired(e.put) for e in before)
+        if is_complete and not (group.ordered and may_free):
             self.check_complete(group, asked, before)
         return len(found)
 
@@ -360,7 +378,7 @@ class Pops(RuleBasedStateMachine):
         entry = group.entries[asked.topic][m.queue][m.offset]
         assert m.body == entry.put.body
         assert asked.queue is None or m.queue == asked.queue
-        assert matches(asked.wanted, entry.put.tag)
+        assert self.wants(asked, entry.put)
         assert entry.state != "done", "done stays done"
         if entry.lock is not None:
             assert entry.lock.due <= self.now, "a message under two live locks"
@@ -393,10 +411,16 @@ class Pops(RuleBasedStateMachine):
             entry = group.entries[asked.topic][queue][int(origin["DLQ_ORIGIN_QUEUE_OFFSET"])]
             assert m.body == entry.put.body
             assert asked.queue is None or queue == asked.queue
-            assert entry.state in ("locked", "maybe")
-            assert entry.lock is not None
-            assert entry.lock.due <= self.now
-            assert entry.attempts == int(origin["DLQ_ATTEMPTS"]) == group.max_attempts
+            if origin["DLQ_REASON"] == "expired":
+                assert group.dead_letter_expired
+                assert self.has_expired(entry.put)
+                assert entry.state != "done"
+                assert entry.attempts == int(origin["DLQ_ATTEMPTS"])
+            else:
+                assert entry.state in ("locked", "maybe")
+                assert entry.lock is not None
+                assert entry.attempts == int(origin["DLQ_ATTEMPTS"]) == group.max_attempts
+            assert entry.lock is None or entry.lock.due <= self.now
             entry.end("dead", self.opening)
             group.letters.append(entry)
         group.dead += len(found)
@@ -418,7 +442,7 @@ class Pops(RuleBasedStateMachine):
         *,
         is_complete: bool,
     ) -> None:
-        """A message that a pop's filter refused is done, or may be."""
+        """A message that a pop's filter refused, or that has expired, is done, or may be."""
         highest: dict[int, int] = {}
         for e in taken:
             if e.attempts == 1:
@@ -427,7 +451,7 @@ class Pops(RuleBasedStateMachine):
         for e in group.of(asked.topic, asked.queue):
             is_fresh = e.state == "unread" or (e.state == "maybe" and e.lock is None)
             is_passed = e.put.offset < highest.get(e.put.queue, 0)
-            if matches(asked.wanted, e.put.tag):
+            if self.wants(asked, e.put):
                 if is_fresh and is_passed and not group.ordered:
                     assert before[e] == "maybe", "a message was left out"
                     e.end("passed", self.opening)
@@ -465,7 +489,7 @@ class Pops(RuleBasedStateMachine):
         """Nothing is left that a pop that had room should have taken."""
         is_full = group.max_in_flight is not None and self.locked(group) >= group.max_in_flight
         for e in group.of(asked.topic, asked.queue):
-            if before[e] == "maybe" or not matches(asked.wanted, e.put.tag):
+            if before[e] == "maybe" or not self.wants(asked, e.put):
                 continue
             if e.state == "unread" and not is_full:
                 blocked = group.ordered and any(
@@ -653,22 +677,36 @@ class Pops(RuleBasedStateMachine):
     )
     def redrive(self, group: int, limit: int | None, dice: int) -> None:
         of = self.groups[self.names[group]]
-        if dice or not of.letters:
+        # A redrive sends what is due after its last attempt to the dead letters first.
+        if dice or not of.letters or any(self.may_die(of, e) for e in of.all()):
             return
         took = self.store.redrive(of.name, limit)
         assert took <= (limit or took)
         for e in of.letters[:took]:
-            if e.state == "done":
+            if e.state == "done" and not self.has_expired(e.put):
                 e.state, e.attempts, e.is_redriven = "unread", 0, True
         del of.letters[:took]
+        self.learn_what_was_put_back()
         of.had_no_order = True
+
+    def may_die(self, group: Group, e: Entry) -> bool:
+        return e.lock is not None and e.lock.due <= self.now and e.attempts >= group.max_attempts
+
+    def learn_what_was_put_back(self) -> None:
+        """Learns the copies of messages that had expired, or whose topic was made anew."""
+        for topic, queues in self.puts.items():
+            for queue, puts in enumerate(queues):
+                for offset in range(len(puts), self.store.bounds(topic, queue).next_offset):
+                    m = self.store.get(topic, queue, offset)
+                    assert m.expires_at is None
+                    self.learn(topic, m)
 
     @rule(
         group=st.sampled_from([0, 1]),
         change=st.sampled_from(
             [{"max_in_flight": None}, {"max_in_flight": 2}, {"max_in_flight": 4},
              {"ordered": True}, {"ordered": False}, {"max_attempts": 2}, {"max_attempts": 16},
-             {"backoff": ()}, {"backoff": (2.0, 20.0)}]
+             {"backoff": ()}, {"backoff": (2.0, 20.0)}, {"dead_letter_expired": True}]
         ),
         dice=st.integers(0, 2),
     )  # fmt: skip
@@ -723,11 +761,11 @@ class Pops(RuleBasedStateMachine):
     def is_gone(self, entry: Entry) -> None:
         entry.end("gone", self.opening)
         for d in self.deliveries:
-            if d.entry is entry and d.ended != "acked":
+            if d.entry is entry and d.ended not in ("acked", "reset"):
                 d.ended = "gone"
             elif d.entry is entry:
-                # The facts of a row go with its group or topic.
-                d.ended_in = -1
+                # The facts of a row go with its group or topic, and that it was set back.
+                d.ended, d.ended_in = "acked", -1
 
     # --- what always holds ---
 

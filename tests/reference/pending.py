@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.reference.records import pairs
+from tests.reference.records import expires_at, pairs
 
 _DUE: Final = b"TIMER_OUT_MS"
 _BEFORE: Final = b"TIMER_BEFORE_MS"
@@ -51,6 +51,8 @@ def copied_properties(properties: bytes, due: int, wanted: int, topic: str, queu
     """
     found = pairs(properties)
     kept = [(b"UNIQ_KEY", dict(found)[b"UNIQ_KEY"])]
+    if expires_at(properties) is not None:
+        kept.insert(0, found.pop(0))
     for name, value in found:
         if name == b"KEYS":
             tokens = [token for token in value.split(b" ") if token]

@@ -154,6 +154,17 @@ def decode_properties(raw: bytes) -> dict[str, str]:
     return {name: value for name, _, value in split if name and value}
 
 
+def expires_at(raw: bytes) -> int | None:
+    """When a record with these properties expires, in ms since the epoch; None if never."""
+    name, _, rest = raw.partition(b"\x01")
+    digits, end, _ = rest.partition(b"\x02")
+    if name != b"__EXPIRES_AT" or not end or len(digits) != 13:
+        return None
+    # The digits of other scripts are no bytes of these.
+    time = int(digits) if digits.isdigit() else -1
+    return time if 946_684_800_000 <= time < 4_102_444_800_000 else None
+
+
 def java_hash(text: str) -> int:
     """Java's `String.hashCode`."""
     value = 0

@@ -12,7 +12,7 @@ from kvstore.core.tail import Tail
 from kvstore.errors import SegmentDamaged
 
 if TYPE_CHECKING:
-    from kvstore.core.messages import Collector, Unpack
+    from kvstore.core.messages import Collector, ExpiryCheck, Unpack
     from kvstore.core.records import Buffer
 
 NO_BOUND = 1 << 62
@@ -33,10 +33,12 @@ def read_queue(
     property_crc: bool = False,
     max_bytes: int = NO_BOUND,
     out: Collector | None = None,
+    expiry: ExpiryCheck | None = None,
 ) -> list[StoredMessage]:
     """The messages of the records at `positions`, which must be `offset` and on of a queue
     of topic 1. They begin at index position - `base` of `buffer`, and end at `end` or before.
-    With `out` they go there instead. The first one is read by itself, too.
+    With `out` they go there instead. The first one is read by itself, too, unless `expiry` may pass
+    it over.
     """
     if not 0 <= queue < 1 << 32:
         raise OverflowError
@@ -64,8 +66,9 @@ def read_queue(
         _HALF - 1,
         max_bytes,
         listed if out is None else out,
+        expiry,
     )
-    if out is None:
+    if out is None and expiry is None:
         alone = reader.get(tail, None, topic, 1 << 32, queue + 1, queue, offset, _HALF - 1)
         assert alone == (listed[0] if listed else None)
     return listed

@@ -200,6 +200,25 @@ def test_a_message_group_stays_in_one_queue(store: Store, clock: VirtualClock) -
     assert {m.message_group for m in found} == {"u"}
 
 
+def test_a_delayed_message_keeps_its_time_to_live(store: Store, clock: VirtualClock) -> None:
+    now = clock.now_ms()
+    for lives in (20_000, 5_000):
+        store.put("t", b"%d" % lives, queue=0, delay=10.0, expires_at=now + lives)
+    changed = store.put("t", b"changed", queue=0, delay=3600.0, expires_at=now + 20_000)
+    assert changed.message_id is not None
+    store.change_delay(changed.message_id, delay=12.0)
+    clock.advance(13)
+    until(lambda: store.bounds("t", 0).next_offset == 3)
+    found = store.pull("t", 0, 0)
+    assert [(m.body, m.expires_at) for m in found.messages] == [
+        (b"20000", now + 20_000),
+        (b"changed", now + 20_000),
+    ]
+    assert found.expired == 1, "it expired while it waited"
+    clock.advance(8)
+    assert store.pull("t", 0, 0).expired == 3
+
+
 def test_a_queue_that_the_topic_has_no_more_is_another(store: Store, clock: VirtualClock) -> None:
     store.put("t", b"x", queue=1, delay=1)
     store.alter_topic("t", write_queues=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,6 +71,8 @@ _settings: Option = listed(
                  help="Where the group starts: begin, end, or the messages stored from a time on."),
     click.option("--max-in-flight", metavar="N", type=Clearable(click.INT, _NONE),
                  help=f"Messages under lock at a time; {_NONE!r}: no limit."),
+    click.option("--dead-letter-expired/--drop-expired", default=None,
+                 help="Whether messages that have expired become dead letters, or are dropped."),
 )  # fmt: skip
 """The options that `group create` and `group alter` share."""
 
@@ -116,14 +119,13 @@ def show_group(out: Output, folder: Path, group: str, namespace: str | None) -> 
     with open_store(out, folder, read_only=True) as store:
         calls = within(store, namespace)
         found, lags = calls.group(group), calls.lag(group)
-    counts: dict[str, tuple[int, int]] = {}
+    names = ("topic", "lag", "passed_over", "expired")
+    counts: dict[str, Counter[str]] = {}
     for one in lags:
-        lag, passed_over = counts.get(one.topic, (0, 0))
-        counts[one.topic] = (lag + one.lag, passed_over + one.passed_over)
+        counts.setdefault(one.topic, Counter()).update({n: getattr(one, n) for n in names[1:]})
     values = {name: getattr(found, name) for name in found.__struct_fields__}
     values["dead_letter_topic"] = found.dead_letters
-    names = ("topic", "lag", "passed_over")
-    rows = [(topic, *both) for topic, both in counts.items()]
+    rows = [(topic, *(found_there[n] for n in names[1:])) for topic, found_there in counts.items()]
     topics = [dict(zip(names, row, strict=True)) for row in rows]
     settings = [(name, _setting_text(value)) for name, value in values.items()]
     out.show(values | {"topics": topics}, ("setting", "value"), settings)
@@ -282,14 +284,17 @@ def history(
 def lag(
     out: Output, folder: Path, group: str | None, topic: str | None, namespace: str | None
 ) -> None:
-    """Show how much GROUP has still to do in TOPIC, and how much its filters passed over; without
-    TOPIC in all it ever popped or committed in, without GROUP that of all groups.
+    """Show how much GROUP has still to do in TOPIC, how much its filters passed over, and how much
+    had expired; without TOPIC in all it ever popped or committed in, without GROUP that of all
+    groups.
     """
     found: list[Lag] = []
     with open_store(out, folder, read_only=True) as store:
         calls = within(store, namespace)
         for name in [g.name for g in calls.groups()] if group is None else [group]:
             found += calls.lag(name, topic)
-    names = ("group", "topic", "queue", "committed", "end", "lag", "in_flight", "passed_over")
+    names = (
+        "group", "topic", "queue", "committed", "end", "lag", "in_flight", "passed_over", "expired",
+    )  # fmt: skip
     rows = [tuple(getattr(one, name) for name in names) for one in found]
     out.show(found, [name.replace("_", " ") for name in names], rows)

@@ -78,12 +78,12 @@ class Snapshot(msgspec.Struct, frozen=True):
 def top(out: Output, folder: Path, interval: float, once: bool) -> None:
     """Show rates, lag, messages in flight and delayed, and dead letters, live; q or ctrl-C ends it.
 
-    put/s, pop/s (handed out for the first time, or passed over by a filter) and ack/s (done, be it
-    acked or a dead letter) are of the last interval; retried are those in flight that were handed
-    out before, passed those that the group's filters refused since its offset was last set, dead
-    the group's dead letters that nobody took. The last line says how many delayed messages wait,
-    and when the next is due; late, if nothing delivered it yet. Other processes may write
-    meanwhile. A look opens the store anew, reads all topics and groups, and the locks of each
+    put/s, pop/s (handed out for the first time, or passed over) and ack/s (done, be it acked or a
+    dead letter) are of the last interval; retried are those in flight that were handed out before,
+    passed those that the group's filters refused, or that had expired, since its offset was last
+    set, dead the group's dead letters that nobody took. The last line says how many delayed
+    messages wait, and when the next is due; late, if nothing delivered it yet. Other processes may
+    write meanwhile. A look opens the store anew, reads all topics and groups, and the locks of each
     group: with many thousands of these choose a longer interval.
     With --json one line for each interval.
     """
@@ -239,7 +239,7 @@ def _tables(out: Output, now: Snapshot, before: Snapshot | None, lines: int | No
                 g.in_flight,
                 g.due,
                 g.redelivered,
-                g.passed_over,
+                g.passed_over + g.expired,
                 g.dead_letters,
             )
             for g, pop, ack in groups

@@ -26,6 +26,8 @@ from kvstore.cli.terminal.message_text import (
     row_at_fault,
 )
 from kvstore.cli.terminal.opening import (
+    Instant,
+    Seconds,
     config_option,
     delay_options,
     folder_argument,
@@ -34,10 +36,11 @@ from kvstore.cli.terminal.opening import (
 )
 from kvstore.cli.terminal.options import LocalFile, Setting
 from kvstore.cli.terminal.output import Output, output_option, size_text
-from kvstore.clock import SystemClock
+from kvstore.clock import SystemClock, whole_ms
 from kvstore.core.names import DELAY_LEVELS_MS
 from kvstore.errors import CallerError, MessageIllegal, StoreError
 
+_TTL_MAX: Final = 100 * 366 * 24 * 3600.0
 _NumberedLine = tuple[int, MessageLine]
 _DELAYS: Final = ("deliver_at", "delay", "delay_level")
 
@@ -64,6 +67,9 @@ _DELAYS: Final = ("deliver_at", "delay", "delay_level")
     metavar="N",
     help="Deliver it after a delay of RocketMQ's levels: 1 is 1 s, 18 are 2 h.",
 )
+@click.option("--expires-at", type=Instant(), help="When pulls and pops begin to pass it over.")
+@click.option("--ttl", type=Seconds(0, _TTL_MAX), metavar="SECONDS",
+              help="As --expires-at, so long from now.")  # fmt: skip
 @click.option("--create", is_flag=True, help="Make store and topic if they are not there.")
 @click.option("--batch", type=click.IntRange(min=1), default=256, show_default=True, metavar="N",
               help="Messages put at once; 1 for a stream that must not wait.")  # fmt: skip
@@ -71,14 +77,14 @@ _DELAYS: Final = ("deliver_at", "delay", "delay_level")
 @output_option
 def put(
     out: Output, folder: Path, topic: str, source: BinaryIO | None, body: str | None, jsonl: bool,
-    batch: int, create: bool, config_file: Path | None, **fields: Any,
+    ttl: float | None, batch: int, create: bool, config_file: Path | None, **fields: Any,
 ) -> None:  # fmt: skip
     """Put messages into TOPIC of the store in DIR: one for each line of FILE or standard input.
 
     With --jsonl a line is an object with body (or body_base64) and, if wanted, topic, queue, tag,
-    keys, properties, message_group, and one of deliver_at (ms since the epoch), delay (seconds) and
-    delay_level; what it does not say, TOPIC and the options do. With --json each message's place is
-    printed as one JSON line; the offset of a delayed message is -1.
+    keys, properties, message_group, expires_at, and one of deliver_at (both ms since the epoch),
+    delay (seconds) and delay_level; what it does not say, TOPIC and the options do. With --json
+    each message's place is printed as one JSON line; the offset of a delayed message is -1.
 
     A line that can't be put ends the run with its number: the lines before it are stored, it and
     those behind it are not.
@@ -87,9 +93,14 @@ def put(
         raise click.UsageError("give either --body or lines to read")
     if [fields[name] for name in _DELAYS].count(None) < len(_DELAYS) - 1:
         raise click.UsageError("give one of --delay, --deliver-at and --delay-level")
+    if ttl is not None:
+        if fields["expires_at"] is not None:
+            raise click.UsageError("give either --expires-at or --ttl")
+        fields["expires_at"] = SystemClock().now_ms() + whole_ms(ttl)
     defaults = {name: value for name, value in fields.items() if value}
-    # Queue 0 is a queue, and a delay of 0 is one.
-    defaults |= {name: fields[name] for name in ("queue", *_DELAYS) if fields[name] is not None}
+    # Queue 0 is a queue, a delay of 0 is one, and a time of 0 is to be refused.
+    kept = ("queue", "expires_at", *_DELAYS)
+    defaults |= {name: fields[name] for name in kept if fields[name] is not None}
     defaults["properties"] = dict(fields["properties"])
     does = "store.put_batch([kvstore.Message(...), ...])"
     with open_store(out, folder, config_file, create=create, does=does) as store:

@@ -378,6 +378,7 @@ def environment(
         "MESSAGE_ID": message.message_id,
         "BORN_AT": message.born_at,
         "STORED_AT": message.stored_at,
+        "EXPIRES_AT": message.expires_at,
         "TAG": message.tag,
         "KEYS": " ".join(message.keys) or None,
         "MESSAGE_GROUP": message.message_group,

@@ -27,8 +27,10 @@ from kvstore.core.names import DELAY_LEVELS_MS
 from kvstore.errors import CallerError, MessageIllegal
 from kvstore.record.put.explain import DELAY_MAX, check_delay
 
-QUEUE_MAX: Final = (1 << 63) - 1
-"""The largest number that a column holds; a topic has far fewer queues."""
+NUMBER_MAX: Final = (1 << 63) - 1
+"""The largest number that a column holds."""
+QUEUE_MAX: Final = NUMBER_MAX
+"""A topic has far fewer queues."""
 _BODY_SHOWN: Final = 100
 """Characters of a body in a one-line view."""
 
@@ -49,6 +51,7 @@ class MessageLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     deliver_at: int | None = None
     delay: float | None = None
     delay_level: int | None = None
+    expires_at: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)] | None = None
 
     @property
     def is_delayed(self) -> bool:
@@ -69,8 +72,8 @@ def body_value(body: bytes) -> dict[str, str]:
 
 _FIELDS: Final = (
     "topic", "queue", "offset", "position", "size", "message_id", "position_id", "tag", "keys",
-    "message_group", "user_properties", "born_at", "stored_at", "born_host", "store_host", "flags",
-    "system_flags", "reconsume_times",
+    "message_group", "user_properties", "born_at", "stored_at", "expires_at", "born_host",
+    "store_host", "flags", "system_flags", "reconsume_times",
 )  # fmt: skip
 
 
@@ -96,7 +99,8 @@ def _show_fields(out: Output, m: StoredMessage, instead: dict[str, Any]) -> None
     """Prints the fields of a message for people, some of them replaced, and its body."""
     value = message_value(m) | instead
     value.pop("body", value.pop("body_base64", None))
-    value |= {"born_at": time_text(m.born_at), "stored_at": time_text(m.stored_at)}
+    for name in ("born_at", "stored_at", "expires_at"):
+        value[name] = None if value[name] is None else time_text(value[name])
     for name in ("born_host", "store_host"):
         value[name] = "{}:{}".format(*value[name])
     value["keys"] = " ".join(m.keys)
@@ -192,6 +196,7 @@ def columns_of(lines: Sequence[MessageLine], defaults: MessageLine) -> ColumnBat
         [pairs if line.properties is None else line.properties for line in lines],
         [own.message_group if line.message_group is None else line.message_group for line in lines],
         [_due_at(line if line.is_delayed else own, now) for line in lines],
+        [own.expires_at if line.expires_at is None else line.expires_at for line in lines],
     )
 
 

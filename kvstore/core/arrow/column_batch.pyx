@@ -239,6 +239,7 @@ cdef class ColumnBatch:
 def columns_to_put(
     list bodies not None, list queues not None, list tags not None, list keys not None,
     list properties not None, list groups not None, list due_times not None,
+    list expiries not None,
 ):
     cdef OutColumn body = OutColumn("body", b"Z"), queue = OutColumn("queue", b"l", None, True)
     cdef OutColumn tag = OutColumn("tag", b"U", None, True), key = OutColumn("item", b"U")
@@ -248,8 +249,9 @@ def columns_to_put(
     cdef OutColumn maps = OutColumn("properties", b"+m", [pairs])
     cdef OutColumn group = OutColumn("message_group", b"U", None, True)
     cdef OutColumn due = OutColumn("deliver_at", b"l", None, True)
+    cdef OutColumn expires_at = OutColumn("expires_at", b"l", None, True)
     cdef Py_ssize_t count = len(bodies)
-    for rows in (queues, tags, keys, properties, groups, due_times):
+    for rows in (queues, tags, keys, properties, groups, due_times, expiries):
         if len(rows) != count:
             raise ValueError(f"there are {count} bodies, and {len(rows)} values of another column")
     for row in range(count):
@@ -268,4 +270,5 @@ def columns_to_put(
         maps.end_list(name.count)
         group.add_value(groups[row])
         due.add_value(due_times[row])
-    return ColumnBatch([body, queue, tag, all_keys, maps, group, due], count)
+        expires_at.add_value(expiries[row])
+    return ColumnBatch([body, queue, tag, all_keys, maps, group, due, expires_at], count)

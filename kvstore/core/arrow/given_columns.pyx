@@ -38,7 +38,7 @@ cdef enum:
 # texts.
 cdef dict _KINDS = {
     "body": "b", "queue": "n", "tag": "t", "keys": "tl", "properties": "p", "message_group": "t",
-    "flags": "n", "message_id": "t", "born_at": "nz", "deliver_at": "nz",
+    "flags": "n", "message_id": "t", "born_at": "nz", "deliver_at": "nz", "expires_at": "nz",
 }
 cdef dict _MEANT = {
     "b": "binary or string", "n": "an integer", "nz": "an integer (ms) or a timestamp",
@@ -193,7 +193,8 @@ cdef class GivenColumns:
                 else &chunk.group if name == "message_group"
                 else &chunk.flags if name == "flags"
                 else &chunk.message_id if name == "message_id"
-                else &chunk.born_at if name == "born_at" else &chunk.deliver_at
+                else &chunk.born_at if name == "born_at"
+                else &chunk.deliver_at if name == "deliver_at" else &chunk.expires_at
             )
             self._read(
                 column, schema.children[i], array.children[i], array.offset, array.length, name,
@@ -345,6 +346,7 @@ cdef class GivenColumns:
             _object_at(&chunk.message_id, row, "message_id"),
             _object_at(&chunk.born_at, row, "born_at"),
             _object_at(&chunk.deliver_at, row, "deliver_at"),
+            expires_at=_object_at(&chunk.expires_at, row, "expires_at"),
         )
 
 

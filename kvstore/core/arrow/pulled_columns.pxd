@@ -18,6 +18,7 @@ cdef class PulledColumns(Collector):
     cdef tuple _names
     cdef OutColumn _queue, _offset, _position, _size, _body, _tag, _keys, _key, _properties
     cdef OutColumn _pairs, _name, _value, _group, _message_id, _flags, _born_at, _stored_at
+    cdef OutColumn _expires_at
     cdef bint _has_texts
     cdef int64_t _last_offset
     # The pairs of one message.
@@ -32,6 +33,7 @@ cdef class PulledColumns(Collector):
         self, const uint8_t *raw, Py_ssize_t size, const uint8_t *host, Py_ssize_t host_size,
         int64_t position,
     ) except -1
+    cdef int _add_expiry(self, int64_t time) except -1 nogil
     cdef int _add_own(self, Span *name, Span *value) except -1 nogil
     cdef int _add_id(
         self, Span *found, const uint8_t *host, Py_ssize_t host_size, int64_t position

@@ -17,6 +17,7 @@ from libc.string cimport memchr, memcmp
 
 from kvstore.core.arrow.column_batch cimport ColumnBatch, OutColumn
 from kvstore.core.buffers cimport grown, load_be32, load_be64, store_be64
+from kvstore.core.expiry cimport expiry_of
 from kvstore.core.messages cimport Collector
 from kvstore.core.records cimport (
     BORN_V6, FLAGS_AT, OFFSET_AT, POSITION_AT, Parts, QUEUE_AT, STORE_V6, Span, next_pair,
@@ -36,7 +37,7 @@ cdef enum:
 
 COLUMN_NAMES = (
     "queue", "offset", "position", "size", "body", "tag", "keys", "properties", "message_group",
-    "message_id", "flags", "born_at", "stored_at",
+    "message_id", "flags", "born_at", "stored_at", "expires_at",
 )
 cdef NameSet _reserved = NameSet(RESERVED)
 cdef const char *_DIGITS = b"0123456789ABCDEF"
@@ -78,6 +79,7 @@ cdef class PulledColumns(Collector):
         self._flags = _column(self._names, "flags", b"l")
         self._born_at = _column(self._names, "born_at", b"l")
         self._stored_at = _column(self._names, "stored_at", b"l")
+        self._expires_at = _column(self._names, "expires_at", b"l", None, True)
         self._has_texts = not {
             "tag", "keys", "properties", "message_group", "message_id"
         }.isdisjoint(self._names)
@@ -117,7 +119,7 @@ cdef class PulledColumns(Collector):
             for column in (
                 self._queue, self._offset, self._position, self._size, self._body, self._tag,
                 self._keys, self._properties, self._group, self._message_id, self._flags,
-                self._born_at, self._stored_at,
+                self._born_at, self._stored_at, self._expires_at,
             )
             if column is not None
         }
@@ -172,6 +174,8 @@ cdef class PulledColumns(Collector):
         cdef Span name, value, tag, keys, group, its_id
         cdef const uint8_t *end
         cdef bytes mended
+        if self._expires_at is not None:
+            self._add_expiry(expiry_of(raw, size))
         if not self._has_texts:
             return 0
         if not is_utf8(raw, size):
@@ -208,6 +212,9 @@ cdef class PulledColumns(Collector):
             self._pairs.count = self._name.count
             self._properties.end_list(self._name.count)
         return 0
+
+    cdef int _add_expiry(self, int64_t time) except -1 nogil:
+        return self._expires_at.add_null() if time < 0 else self._expires_at.add_number(time)
 
     cdef int _add_own(self, Span *name, Span *value) except -1 nogil:
         # The last value of a name holds, in the first one's place, as in a dict.

@@ -20,6 +20,7 @@ from kvstore.core.arrow.given_columns cimport (
     text_at,
 )
 from kvstore.core.encoding cimport Encoder, PreparedBatch, PutRoute, Row
+from kvstore.core.expiry cimport EXPIRY_SIZE, write_expiry
 from kvstore.core.put_fields cimport due_at, refuse
 from kvstore.core.records cimport Span
 from kvstore.core.texts cimport is_utf8
@@ -95,30 +96,35 @@ def row_results(PreparedBatch batch not None, status):
 
 
 cdef Span _id_of(PreparedBatch batch, const Row *row) noexcept nogil:
-    # It is the first property.
     cdef Span found
-    cdef Py_ssize_t begin = row.properties_at + 9, end = row.properties_at + 9
+    cdef Py_ssize_t end = row.id_at
     while batch.properties[end] != 2:
         end += 1
-    found.at, found.size = batch.properties + begin, end - begin
+    found.at, found.size = batch.properties + row.id_at, end - row.id_at
     return found
 
 
 cdef int _add_row(
     PreparedBatch batch, Row *row, const Chunk *chunk, int64_t i, const Span *topic, int64_t now_ms
 ) except -1 nogil:
-    cdef int64_t flags = 0, due = -1
+    cdef int64_t flags = 0, due = -1, expires_at = -1
+    cdef uint8_t expiry[EXPIRY_SIZE]
     cdef Span body
     row.queue = row.born_at = -1
     _add_number(&chunk.queue, i, 0xFFFFFFFF, &row.queue)
     _add_number(&chunk.flags, i, 0xFFFFFFFF, &flags)
     _add_number(&chunk.born_at, i, 0x7FFFFFFFFFFFFFFF, &row.born_at)
+    _add_number(&chunk.expires_at, i, 0x7FFFFFFFFFFFFFFF, &expires_at)
     row.flags = <uint32_t>flags
     if text_at(&chunk.body, i, &body) != VALUE or body.size > batch.limits.body:
         refuse("no body, or it is too large")
     row.body, row.body_size = body.at, body.size
     row.properties_at = batch.properties_size
+    if expires_at >= 0:
+        write_expiry(expires_at, expiry)
+        batch.add(<const char *>expiry, EXPIRY_SIZE)
     batch.add(b"UNIQ_KEY\x01", 9)
+    row.id_at = batch.properties_size
     if row.id_number >= 0:
         batch.add_made_id(row)
     elif not _add_value(batch, &chunk.message_id, i, False):

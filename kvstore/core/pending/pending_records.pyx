@@ -17,6 +17,7 @@ from libc.string cimport memchr, memcmp
 
 from kvstore.core.buffers cimport View, load_be32, load_be64, view_of
 from kvstore.core.encoding cimport Encoder, PreparedBatch, PutRoute, Row
+from kvstore.core.expiry cimport EXPIRY_SIZE, expiry_of
 from kvstore.core.put_fields cimport DUE_DIGITS, QUEUE_DIGITS
 from kvstore.core.records cimport (
     BORN_V6, FLAGS_AT, Kind, Parts, RECORD, Span, check_body, damaged, left_of, measure, next_pair,
@@ -220,9 +221,12 @@ cdef int _copy_properties(
     PreparedBatch batch, Row *row, const uint8_t *at, Py_ssize_t size, Wait *wait,
     bint with_checks,
 ) except -1:
-    # All but those that say how the message waits, the unique id first.
+    # All but those that say how the message waits, the unique id first, behind when it expires.
     cdef const uint8_t *end = at + size
     cdef Span name, value
+    if expiry_of(at, size) >= 0:
+        batch.add(<const char *>at, EXPIRY_SIZE)
+        at += EXPIRY_SIZE
     _add_id(batch, row, wait)
     while next_pair(&at, end, &name, &value):
         if _note(wait, &name, &value) or _is(&name, b"UNIQ_KEY", 8) or _is(&name, b"__CRC32#", 8):
@@ -251,6 +255,7 @@ cdef int _add_id(PreparedBatch batch, Row *row, const Wait *wait) except -1:
         PyUnicode_DecodeUTF8(<const char *>wait.unique_id.at, wait.unique_id.size, "replace")
     )
     batch.add(b"UNIQ_KEY\x01", 9)
+    row.id_at = batch.properties_size
     batch.add(<const char *>wait.unique_id.at, wait.unique_id.size)
     return batch.end_id(row)
 

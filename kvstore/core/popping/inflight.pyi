@@ -35,10 +35,19 @@ class Change:
     """Queue -> its new next offset."""
     passed: dict[int, int]
     """Queue -> how many of its messages a filter has refused."""
+    expired: dict[int, int]
+    """Queue -> how many of its messages were passed over because they have expired."""
 
     def __init__(self) -> None: ...
     def passed_in(self, queue: int) -> int:
         """How many of a queue's messages a filter has refused."""
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether any message was passed over because it has expired."""
+
+    def expired_in(self, queue: int) -> int:
+        """How many of a queue's messages were passed over because they have expired."""
 
     def park(self, key: Key, lock: Row) -> None:
         """Sets a row of parked messages as it is from now on; it goes if it has none."""
@@ -79,6 +88,8 @@ class InflightRows:
     """Queue -> how many of its messages filters have refused, where its next offset is known and
     there are any.
     """
+    expired: dict[int, int]
+    """As `passed`, of the messages that were passed over because they had expired."""
     turn: int
     prefetched: dict[int, list[StoredMessage]]
     """Queue -> messages that were read ahead of any pop, the next one last; see `ahead`."""

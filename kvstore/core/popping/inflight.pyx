@@ -17,6 +17,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from kvstore.core.buffers cimport store_be32, store_be64
+from kvstore.core.messages cimport any_expired
 from kvstore.core.popping.offset_sets cimport BITMAP_WORDS, QueueLocks, Shelf, below, load_bits
 from kvstore.core.popping.receipts cimport Asked, Delivery, Receipts, delivery_of
 
@@ -103,11 +104,12 @@ cdef class Change:
     cdef readonly list rows
     cdef readonly dict next
     cdef object _taken
-    cdef dict _passed
+    cdef dict _passed, _expired
 
     def __init__(self):
         self.removed = self.shrunk = self.parked = self._taken = ()
-        self.rows, self.next, self.added, self._passed = [], {}, _NO_ROWS, None
+        self.rows, self.next, self.added = [], {}, _NO_ROWS
+        self._passed = self._expired = None
 
     @property
     def passed(self):
@@ -115,8 +117,21 @@ cdef class Change:
             self._passed = {}
         return self._passed
 
+    @property
+    def expired(self):
+        if self._expired is None:
+            self._expired = {}
+        return self._expired
+
     def passed_in(self, queue):
         return 0 if self._passed is None else self._passed.get(queue, 0)
+
+    @property
+    def has_expired(self):
+        return bool(self._expired)
+
+    def expired_in(self, queue):
+        return 0 if self._expired is None else self._expired.get(queue, 0)
 
     cdef _add(self, key, lock, bytes packed):
         if not self.added:
@@ -174,7 +189,7 @@ cdef class InflightRows:
     cdef readonly uint32_t group, topic
     cdef public Py_ssize_t rows, messages, parked_count
     cdef public uint64_t turn, soonest
-    cdef public dict next, passed, prefetched, known, attempts
+    cdef public dict next, passed, expired, prefetched, known, attempts
     cdef public object order, tally
     # Names with one underscore are for the subclass alone.
     cdef public object _first
@@ -188,7 +203,7 @@ cdef class InflightRows:
         self.turn, self._read_mark = 0, -1
         self.tally = self.order = None
         self.soonest = 0
-        self.next, self.passed, self.attempts = {}, {}, {}
+        self.next, self.passed, self.expired, self.attempts = {}, {}, {}, {}
         self.forget_rows()
 
     def forget_rows(self):
@@ -236,6 +251,8 @@ cdef class InflightRows:
                 return None
             count = len(ahead)
         messages = [ahead[count - 1 - i] for i in range(limit)]
+        if any_expired(messages, <int64_t>now):
+            return None
         del ahead[count - limit:]
         change = Change()
         change.next[queue] = first + limit
@@ -355,6 +372,8 @@ cdef class InflightRows:
             self.next.update(change.next)
         for queue, count in (change._passed or _NO_ROWS).items():
             self.passed[queue] = self.passed.get(queue, 0) + count
+        for queue, count in (change._expired or _NO_ROWS).items():
+            self.expired[queue] = self.expired.get(queue, 0) + count
 
     def note_attempt(self, attempt_id, key):
         self.attempts.setdefault(attempt_id, []).append(_key(key))

@@ -101,6 +101,7 @@ class InflightTable(InflightRows):
         """Forgets a queue's next offset, which was set otherwise."""
         self.next.pop(queue, None)
         self.passed.pop(queue, None)
+        self.expired.pop(queue, None)
 
     def rows_of(self, attempt_id: bytes) -> list[LockKey]:
         """The rows that pops with an attempt id made, as far as they are still there."""
@@ -111,6 +112,7 @@ class InflightTable(InflightRows):
         self.forget_rows()
         self.next.clear()
         self.passed.clear()
+        self.expired.clear()
         self.starts.clear()
         self.attempts.clear()
         if self.tally is not None:

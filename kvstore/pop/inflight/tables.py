@@ -133,6 +133,8 @@ class InflightTables:
         """Nonce -> the bits that can't be acked any more, for the rows that ended last; above them
         how many times a group had been set back by then.
         """
+        self.expired = 0
+        """How many messages pops passed over because they had expired."""
         self.known: dict[LockKey, Lock] = {}
         """See `InflightTable.known`."""
         self._ages = 0
@@ -341,7 +343,9 @@ class InflightTables:
             offsets = []
             for queue, offset in change.next.items():
                 offsets.append(  # mostly one, for which a comprehension is dear
-                    self._offsets.pop_row(table, queue, offset, change.passed_in(queue))
+                    self._offsets.pop_row(
+                        table, queue, offset, change.passed_in(queue), change.expired_in(queue)
+                    )
                 )
             self._families.write_rows((LOCKS, change.rows), (OFFSETS, offsets))
         else:
@@ -349,6 +353,9 @@ class InflightTables:
         table.apply(change)
         for _, lock, bad in change.removed:
             self.end(lock[2], bad)
+        if change.has_expired:
+            with self._lock:
+                self.expired += sum(change.expired.values())
 
     # --- what is remembered of rows ---
 

@@ -16,8 +16,11 @@ from typing import Any, Final, NamedTuple, Protocol
 from kvstore.core.arrow.given_columns import GivenColumns
 from kvstore.core.encoding import PutRoute
 from kvstore.core.names import (
+    DATES_BEGIN,
+    DATES_END,
     DELAY_LEVEL,
     DELAY_LEVELS_MS,
+    EXPIRES_AT,
     KEYS,
     MESSAGE_GROUP,
     PROPERTY_CRC,
@@ -44,20 +47,19 @@ from kvstore.record.validate import check_topic
 
 FLAGS_END: Final = 1 << 32
 TIMES_END: Final = 1 << 63
-_DUE_BEGIN: Final = 946_684_800_000
-_DUE_END: Final = 4_102_444_800_000
-"""Due times, in ms: from 2000 to 2100. Others are in a wrong unit."""
 DELAY_MAX: Final = 1_262_304_000.0
 """Seconds of the longest delay: 40 years of 365.25 days."""
 _WAIT_BYTES: Final = len("TIMER_OUT_MS 0000000000000 REAL_TOPIC  REAL_QID 0000000000 ")
 """Bytes of the properties that say how a message waits, without the name of its topic."""
 PROPERTY_CRC_BYTES: Final = 20
+EXPIRY_DIGITS: Final = len(str(DATES_END))
 ID_LENGTH: Final = 32
 _INSTEAD: Final = {
     TAGS: "use tag=",
     KEYS: "use keys=",
     UNIQUE_ID: "use message_id=",
     MESSAGE_GROUP: "use message_group=",
+    EXPIRES_AT: "use expires_at=",
     PROPERTY_CRC: "the store writes it itself",
     DELAY_LEVEL: "use delay_level=",
     TIMER_DELAY_SECONDS: "use delay=",
@@ -255,6 +257,7 @@ def _check_numbers(m: Message) -> None:
         raise MessageIllegal(
             f"born_at is {shown(born)}; it must be whole milliseconds since the epoch, or None"
         )
+    _check_expiry(m.expires_at)
     if m.queue is not None and (type(m.queue) is not int or m.queue < 0):
         raise MessageIllegal(
             f"queue is {shown(m.queue)}; it must be a queue of topic {shown(m.topic)}, 0 and up"
@@ -270,7 +273,7 @@ def check_delay(deliver_at: Any, delay: Any, delay_level: Any, now_ms: int) -> N
     if len(given) > 1:
         raise MessageIllegal(f"{' and '.join(given)} are given; a message has one of them")
     if deliver_at is not None:
-        if type(deliver_at) is not int or not _DUE_BEGIN <= deliver_at < _DUE_END:
+        if type(deliver_at) is not int or not DATES_BEGIN <= deliver_at < DATES_END:
             raise MessageIllegal(
                 f"deliver_at is {shown(deliver_at)}; it must be whole milliseconds since the "
                 "epoch, from 2000 to 2100 (delay=0 delivers now)"
@@ -292,11 +295,31 @@ def check_delay(deliver_at: Any, delay: Any, delay_level: Any, now_ms: int) -> N
         )
 
 
+def _check_expiry(time: object) -> None:
+    if time is None or (type(time) is int and DATES_BEGIN <= time < DATES_END):
+        return
+    hint = "; this looks like seconds: multiply by 1000" if _is_seconds(time) else ""
+    raise MessageIllegal(
+        f"expires_at is {shown(time)}; it must be whole milliseconds since the epoch, from 2000 "
+        f"to 2100 ({DATES_BEGIN} to {DATES_END - 1}), or None{hint}"
+    )
+
+
+def _is_seconds(time: object) -> bool:
+    return (
+        isinstance(time, int | float)
+        and not isinstance(time, bool)
+        and DATES_BEGIN <= time * 1000 < DATES_END
+    )
+
+
 def _check_sizes(m: Message, overhead: int, limits: Limits) -> None:
     parts = [(UNIQUE_ID, m.message_id or "0" * ID_LENGTH), *without_transient(m.properties).items()]
     for name, value in ((KEYS, " ".join(m.keys)), (TAGS, m.tag), (MESSAGE_GROUP, m.message_group)):
         if value:
             parts.append((name, value))
+    if m.expires_at is not None:
+        parts.append((EXPIRES_AT, "0" * EXPIRY_DIGITS))
     size = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in parts)
     if (m.deliver_at, m.delay, m.delay_level) != (None, None, None):
         size += _WAIT_BYTES + len(m.topic.encode())
