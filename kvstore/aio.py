@@ -41,7 +41,6 @@ from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.pop import Poll
 from kvstore.process.forking import refuse_in_child
 from kvstore.read.sql import SqlFilter
-from kvstore.timing.checks import Ask, Checker
 from kvstore.timing.transaction import Transaction as SyncTransaction
 
 THREADS: Final = 16
@@ -117,11 +116,6 @@ class _Calls:
     async def _run(self, work: Callable[[], R]) -> R:
         raise NotImplementedError
 
-    def on_check(self, group: str, checker: Ask) -> Checker:
-        """See `kvstore.Store.on_check`; `checker` is called in a thread, not in the loop."""
-        found: Checker = self._sync.on_check(group, checker)
-        return found
-
     def transaction(self, *, group: str) -> Transaction:
         """See `kvstore.Store.transaction`; for `async with`."""
         return Transaction(self._run, self._sync.transaction(group=group))
@@ -162,6 +156,7 @@ class _Calls:
     offset_history = _awaited(SyncStore.offset_history)
     reset_offset = _awaited(SyncStore.reset_offset)
     lag = _awaited(SyncStore.lag)
+    on_check = _awaited(SyncStore.on_check)
     prepare = _awaited(SyncStore.prepare)
     prepare_batch = _awaited(SyncStore.prepare_batch)
     commit = _awaited(SyncStore.commit)

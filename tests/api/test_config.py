@@ -43,6 +43,10 @@ RIGHT: dict[str, list[Any]] = {
     "retention": [Retention(), Retention(hot_for=1), Retention(hot_for=0.5, max_bytes=1 << 40)],
     "delete_when": [None, 0, 4, 23],
     "retention_interval": [0.1, 10],
+    "transaction_immunity": [0, 6.0],
+    "transaction_check_interval": [0.1, 30],
+    "transaction_checks": [1, 15],
+    "transaction_age": [0.1, 259200],
     "delete_interval": [0, 0.1],
     "offset_sync_interval": [None, 0.001, 60],
     "offset_history_for": [0, 0.5, 7 * 86400, 1e9],
@@ -77,13 +81,21 @@ WRONG: dict[str, list[Any]] = {
             "busy_timeout",
             "checkpoint_interval",
             "retention_interval",
+            "transaction_check_interval",
+            "transaction_age",
         ),
         NO_DURATION,
     ),
     "flush_dirty_bytes": [-1, 1.5, *NO_NUMBER],
     **{
         name: [0, -1, 1.5, *NO_NUMBER]
-        for name in ("stage_bytes", "stage_count", "max_body", "checkpoint_bytes")
+        for name in (
+            "stage_bytes",
+            "stage_count",
+            "max_body",
+            "checkpoint_bytes",
+            "transaction_checks",
+        )
     },
     "default_queues": [0, -1, 65537, 1.5, *NO_NUMBER],
     "max_properties": [-1, 32768, 1.5, *NO_NUMBER],
@@ -119,6 +131,7 @@ WRONG: dict[str, list[Any]] = {
     "delete_when": [-1, 24, 4.5, "04", True],
     "delete_interval": [-1, -0.1, NAN, "1", None, True],
     "offset_sync_interval": [0, -1, NAN, "1", True, 2e9],
+    "transaction_immunity": [-1, NAN, "1", None, True, 2e9],
     "offset_history_for": [-1, NAN, "1", None, True, 2e9],
     "offset_history_interval": [-1, NAN, "1", None, True, 86401],
     "watermarks": [

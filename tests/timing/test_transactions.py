@@ -27,6 +27,7 @@ from kvstore import (
 )
 from kvstore.core.names import TRANSACTION_DISCARD_TOPIC, TRANSACTION_HALF_TOPIC
 from kvstore.timing.checks import Answer
+from kvstore.timing.transactions import SET_MAX
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.contents import read_all
@@ -220,6 +221,15 @@ def test_a_block_with_a_wrong_message_puts_none(store: Store) -> None:
     with pytest.raises(kvstore.TopicNotFound):
         t.commit()
     assert (bodies(store), store.transactions().count) == ([], 0)
+
+
+def test_a_block_has_a_limited_number_of_messages(store: Store) -> None:
+    t = store.transaction(group="pay")
+    t.put_batch([Message("t", b"x", queue=0)] * SET_MAX)
+    with pytest.raises(CallerError, match=f"up to {SET_MAX} messages"):
+        t.put("t", b"x")
+    t.commit()
+    assert store.bounds("t", 0).next_offset == len(t.results) == SET_MAX
 
 
 def test_an_ended_block_takes_no_more(store: Store) -> None:
@@ -538,7 +548,7 @@ def test_asyncio_has_it_all(tmp_path: Path) -> None:
             await undone.rollback()
             found = await store.pull("t", 0, 0)
             assert [m.body for m in found.messages] == [b"x", b"1", b"2"]
-            store.on_check("pay", lambda message: "commit").close()
+            (await store.on_check("pay", lambda message: "commit")).close()
 
     asyncio.run(work())
 
