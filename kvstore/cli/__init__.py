@@ -118,6 +118,10 @@ _VERBS: Final[dict[str, tuple[str, str]]] = {
         "kvstore.cli.message.timer_verbs",
         "Messages that wait for their time: list, show, cancel, change.",
     ),
+    "tx": (
+        "kvstore.cli.message.tx_verbs",
+        "Prepared messages of transactions: list, show, commit, roll back.",
+    ),
     "offset-at": (
         "kvstore.cli.message.read_verbs",
         "Say which offset was the first at or after a time.",

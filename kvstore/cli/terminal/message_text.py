@@ -18,7 +18,7 @@ from typing import Annotated, Any, BinaryIO, Final
 import click
 import msgspec
 
-from kvstore import ColumnBatch, DelayedMessage, StoredMessage
+from kvstore import ColumnBatch, DelayedMessage, PreparedMessage, StoredMessage
 from kvstore.cli.terminal.opening import time_text
 from kvstore.cli.terminal.output import Output, printable
 from kvstore.clock import SystemClock, whole_ms
@@ -144,6 +144,28 @@ def show_delayed(out: Output, delayed: DelayedMessage) -> None:
         return
     due = time_text(delayed.deliver_at)
     _show_fields(out, delayed.message, _waits(delayed) | {"deliver_at": due})
+
+
+def prepared_value(prepared: PreparedMessage) -> dict[str, Any]:
+    """Everything about a prepared message, for JSON: it has no offset yet."""
+    return message_value(prepared.message) | _is_prepared(prepared)
+
+
+def _is_prepared(prepared: PreparedMessage) -> dict[str, Any]:
+    to = {"topic": prepared.topic, "queue": prepared.queue, "offset": None}
+    names = ("group", "check_at", "checks", "since", "set_id")
+    return to | {name: getattr(prepared, name) for name in names}
+
+
+def show_prepared(out: Output, prepared: PreparedMessage) -> None:
+    """Prints a prepared message: all its fields, then the body."""
+    if out.json:
+        out.document(prepared_value(prepared))
+        return
+    fields = _is_prepared(prepared)
+    for name in ("check_at", "since"):
+        fields[name] = None if fields[name] is None else time_text(fields[name])
+    _show_fields(out, prepared.message, fields)
 
 
 def body_text(m: StoredMessage) -> str:

@@ -1,0 +1,73 @@
+"""`kvmq tx`: prepared messages, listed, shown, committed and rolled back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from kvstore import Message, PutResult
+from tests.cli.conftest import Kvmq
+
+
+@pytest.fixture
+def prepared(folder: Path) -> list[PutResult]:
+    """Three messages of group "pay", and a set of two of group "ship"."""
+    with kvstore.open(folder) as store:
+        messages = [Message("orders", b"%d" % n, queue=n, keys=["k"]) for n in range(3)]
+        found = store.prepare_batch(messages, group="pay", immunity=3600)
+        found += store.prepare_batch(
+            [Message("orders", b"a", message_id="set"), Message("orders", b"b")],
+            group="ship", set_id="set", immunity=7200,
+        )  # fmt: skip
+        return found
+
+
+def test_prepared_messages_are_listed_by_group_and_page(
+    kvmq: Kvmq, folder: Path, prepared: list[PutResult]
+) -> None:
+    ran = kvmq("tx", "list", folder, "--json").json
+    assert [one["body"] for one in ran["messages"]] == ["0", "1", "2", "a", "b"]
+    assert (ran["count"], ran["next"]) == (5, None)
+    page = kvmq("tx", "list", folder, "pay", "--limit", 2, "--json").json
+    assert [one["group"] for one in page["messages"]] == ["pay", "pay"]
+    rest = kvmq("tx", "list", folder, "pay", "--after", page["next"], "--json").json
+    assert [one["body"] for one in rest["messages"]] == ["2"]
+    text = kvmq("tx", "list", folder)
+    assert "with its set" in text.out
+    assert "5 messages wait" in text.err
+
+
+def test_a_prepared_message_is_shown_with_its_transaction(
+    kvmq: Kvmq, folder: Path, prepared: list[PutResult]
+) -> None:
+    shown = kvmq("tx", "show", folder, prepared[4].message_id, "--json").json
+    assert (shown["body"], shown["set_id"], shown["topic"]) == ("a", "set", "orders")
+    assert (shown["group"], shown["checks"], shown["offset"]) == ("ship", 0, None)
+    rows = kvmq("tx", "show", folder, prepared[0].message_id).out
+    assert "pay" in rows
+
+
+def test_transactions_are_ended_all_or_none(
+    kvmq: Kvmq, folder: Path, prepared: list[PutResult]
+) -> None:
+    ids = [one.message_id for one in prepared]
+    ran = kvmq("tx", "commit", folder, ids[0], ids[3], "--json")
+    assert [(line["topic"], line["offset"] >= 0) for line in ran.json] == [("orders", True)] * 3
+    assert kvmq("tx", "rollback", folder, ids[1]).code == 0
+    refused = kvmq("tx", "rollback", folder, ids[2], ids[0], "--json")
+    assert (refused.code, refused.error["error"]) == (1, "TransactionEnded")
+    assert kvmq("tx", "list", folder, "--json").json["count"] == 1
+    assert kvmq("tx", "commit", folder, "nonsense").code == 1
+    assert kvmq("tx", "show", folder, ids[0]).code == 1
+
+
+def test_a_namespace_has_its_own_transactions(kvmq: Kvmq, folder: Path) -> None:
+    with kvstore.open(folder) as store:
+        view = store.namespace("ten")
+        view.create_topic("t")
+        put = view.prepare("t", b"x", group="pay", immunity=3600)
+    page = kvmq("tx", "list", folder, "pay", "--namespace", "ten", "--json").json
+    assert [(one["topic"], one["group"]) for one in page["messages"]] == [("t", "pay")]
+    assert kvmq("tx", "commit", folder, put.message_id, "--namespace", "ten").code == 0
