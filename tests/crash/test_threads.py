@@ -233,6 +233,37 @@ def test_whatever_strikes_the_delivery_each_message_comes_once(tmp_path: Path) -
     assert thrown >= STEPS
 
 
+def _ask(folder: Path, thrower: Thrower) -> None:
+    """Checkers end transactions by themselves, while the thread of one of them is struck."""
+    config = settings(transaction_check_interval=0.2)
+    with thrower.watching(), opened(folder, config) as store:
+        store.on_check("pay", lambda message: "commit" if int(message.body) % 2 else "rollback")
+        store.prepare_batch(
+            [Message("t", b"%d" % n, queue=0) for n in range(8)], group="pay", immunity=0
+        )
+        with_others = [Message("t", b"1", queue=1, message_id="set"), Message("t", b"1", queue=1)]
+        store.prepare_batch(with_others, group="pay", immunity=0, set_id="set")
+        _until(lambda: store.transactions().count == 0)
+        assert sorted(m.body for m in store.pull("t", 0, 0).messages) == [b"1", b"3", b"5", b"7"]
+        assert store.bounds("t", 1).next_offset == 2
+        assert all(t.alive for t in _threads(store).values())
+    with kvstore.open(folder, config) as again:
+        assert again.transactions().count == 0
+        assert not again.verify().problems
+
+
+def test_whatever_strikes_a_checker_each_transaction_ends_once(tmp_path: Path) -> None:
+    watched = Thrower("kvmq-checker")
+    _ask(tmp_path / "watched", watched)
+    assert {step.called for step in watched.steps} >= {"answered", "prepare_copies", "append"}
+    thrown = 0
+    for number, (step, error) in enumerate(some(watched.steps, 2 * STEPS)):
+        thrower = Thrower("kvmq-checker", step, error)
+        _ask(tmp_path / str(number), thrower)
+        thrown += thrower.has_thrown.is_set()
+    assert thrown >= STEPS
+
+
 def test_every_thread_of_a_store_is_struck_by_a_test(tmp_path: Path) -> None:
     with opened(tmp_path / "s", settings(write_mode="staged", flush="sync")) as store:
         assert _threads(store).keys() == {"kvmq-flusher", "kvmq-delivery", *KEEPERS}
