@@ -134,7 +134,7 @@ cdef class Encoder:
     cdef int finish(self, PreparedBatch batch) except -1:
         # Routes and sizes of a batch's checked messages, then their records.
         cdef Py_ssize_t i
-        cdef PutRoute route
+        cdef PutRoute route, held = None
         cdef bint missing = False
         for i in range(batch.count):
             missing |= batch.routes[i] is None
@@ -154,27 +154,30 @@ cdef class Encoder:
                 refuse("the topic is the store's own")
             _choose_queue(&batch.rows[i], route)
             if batch.rows[i].due:
-                route = self._hold(batch, i)
+                if held is None:
+                    held = (
+                        self.routes.prepared_route() if batch.rows[i].is_prepared
+                        else self.routes.timer_route()
+                    )
+                route = held
+                self._hold(batch, i, held)
             batch.rows[i].size += route.overhead
             if batch.rows[i].size > self.limits.record:
                 refuse("the record is too large")
         batch._write()
         return 0
 
-    cdef PutRoute _hold(self, PreparedBatch batch, Py_ssize_t i):
-        # The route by which a delayed message waits. Its queue's number ends its properties.
+    cdef int _hold(self, PreparedBatch batch, Py_ssize_t i, PutRoute held) except -1:
+        # Lets a message wait in the route `held`. Its queue's number ends its properties.
         cdef Row *row = &batch.rows[i]
         cdef Py_ssize_t end = row.properties_at + row.properties_size
-        cdef PutRoute held = (
-            self.routes.prepared_route() if row.is_prepared else self.routes.timer_route()
-        )
         row.target = row.queue_key
         write_digits(<uint32_t>row.target, QUEUE_DIGITS, batch.properties + end - 1 - QUEUE_DIGITS)
         row.queue_key = held.base
         batch.routes[i] = held
         if not row.is_prepared and (batch.first_due == 0 or row.due < batch.first_due):
             batch.first_due = row.due
-        return held
+        return 0
 
     cdef PutRoute route(self, object topic):
         cdef PyObject *found = PyDict_GetItemWithError(self.routes, topic)

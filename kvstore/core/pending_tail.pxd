@@ -17,12 +17,11 @@ cdef struct Pending:
 
 @cython.final
 cdef class PendingTail:
-    # The messages that were added, in the order of the log; their numbers by position; and those
-    # numbers as a heap, the next due first.
+    # The messages that were added, in the order of the log; and their numbers as a heap, the next
+    # due first.
     cdef Pending *_added
     cdef Py_ssize_t _count
     cdef Py_ssize_t _room
-    cdef NumberMap _numbers
     cdef Py_ssize_t *_heap
     cdef Py_ssize_t _heap_count
     cdef Py_ssize_t _heap_room

@@ -15,7 +15,9 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
-from kvstore.core.buffers cimport View, grown, numbers_of, store_be32, store_be64
+from kvstore.core.buffers cimport (
+    View, grown, load_be32, load_be64, numbers_of, store_be32, store_be64,
+)
 from kvstore.core.encoding cimport Row
 from kvstore.core.number_map cimport NumberMap
 from kvstore.core.radix_sort cimport Keyed, sort_keyed
@@ -26,7 +28,6 @@ from kvstore.core.radix_sort cimport Keyed, sort_keyed
 @cython.no_gc
 cdef class PendingTail:
     def __cinit__(self):
-        self._numbers = NumberMap()
         self._ended_numbers = NumberMap()
 
     def __dealloc__(self):
@@ -60,7 +61,6 @@ cdef class PendingTail:
         one = self._added + self._count
         one.due, one.position, one.topic, one.size = due, position, topic, size
         one.has_ended = False
-        self._numbers.put(<uint64_t>position, self._count)
         self._push(self._count)
         self._count += 1
         return 0
@@ -186,10 +186,17 @@ cdef class PendingTail:
 
     cdef Pending *_there(self, int64_t position) noexcept:
         # The pending message at a position, whether or not its wait ended; NULL: it is not here.
-        cdef int64_t number = self._numbers.find(<uint64_t>position)
-        if not 0 <= number < self._count or self._added[number].position != position:
+        # They are in the order of the log.
+        cdef Py_ssize_t middle, low = 0, high = self._count
+        while low < high:
+            middle = (low + high) >> 1
+            if self._added[middle].position < position:
+                low = middle + 1
+            else:
+                high = middle
+        if low == self._count or self._added[low].position != position:
             return NULL
-        return self._added + number
+        return self._added + low
 
     cpdef bint has_ended(self, int64_t position):
         cdef int64_t number = self._ended_numbers.find(<uint64_t>position)
@@ -256,6 +263,27 @@ cdef class PendingTail:
             _key(self._ended[i].due, self._ended[i].position)
             for i in range(self._ended_count) if not self._ended[i].has_ended
         ]
+
+
+def waiting_rows(list rows not None, tails):
+    cdef list found = []
+    cdef tuple asked = tuple(tails)
+    cdef const uint8_t *at
+    cdef int64_t position
+    cdef bint has_ended
+    for key, value in rows:
+        if len(<bytes?>key) != 16 or len(<bytes?>value) != 8:
+            raise ValueError("a row of a message that waits has 16 bytes and 8")
+        at = <const uint8_t *>PyBytes_AS_STRING(key)
+        position = <int64_t>load_be64(at + 8)
+        has_ended = False
+        for tail in asked:
+            has_ended |= (<PendingTail?>tail).has_ended(position)
+        if not has_ended:
+            due = <int64_t>load_be64(at)
+            at = <const uint8_t *>PyBytes_AS_STRING(value)
+            found.append((due, position, load_be32(at), load_be32(at + 4)))
+    return found
 
 
 cdef inline bint _is_before(const Pending *added, Py_ssize_t a, Py_ssize_t b) noexcept:

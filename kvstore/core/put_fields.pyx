@@ -8,7 +8,7 @@ Invariant: a due time is 0, for now, or later than now and at most 40 years late
 
 from cpython.object cimport PyObject
 from libc.math cimport ceil
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from kvstore.core.put_values cimport Message
 
@@ -94,8 +94,9 @@ cdef int64_t due_at(int64_t due, int64_t now_ms) except -1 nogil:
 
 cdef int write_digits(int64_t number, int digits, uint8_t *out) noexcept nogil:
     # The number in decimal, with zeros before it.
+    cdef uint64_t left = <uint64_t>number
     cdef int i
     for i in range(digits - 1, -1, -1):
-        out[i] = <uint8_t>(48 + number % 10)
-        number //= 10
+        out[i] = <uint8_t>(48 + left % 10)
+        left //= 10
     return digits

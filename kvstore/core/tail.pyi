@@ -1,5 +1,6 @@
 """Entries, keys and pending messages that were not yet checkpointed; see tail.pyx."""
 
+from collections.abc import Iterable
 from typing import final
 
 import numpy as np
@@ -65,6 +66,11 @@ class PendingTail:
         """The keys of rows whose messages wait no more, and that are in RocksDB, or in the tail
         before this one.
         """
+
+def waiting_rows(rows: list[tuple[bytes, bytes]], tails: Iterable[PendingTail]) -> list[Waiting]:
+    """The messages of rows of `timers`, given as keys and values, without those whose wait ended in
+    one of the tails. ValueError for rows of another size.
+    """
 
 @final
 class Tail:

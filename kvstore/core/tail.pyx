@@ -25,8 +25,11 @@ from kvstore.core.records cimport BLANK_LEAST
 
 import numpy as np
 
-# Callers know it as a part of a tail.
+from kvstore.core.pending_tail import waiting_rows
+
+# Callers know them as parts of a tail.
 globals()["PendingTail"] = PendingTail
+globals()["waiting_rows"] = waiting_rows
 
 cdef object _empty = np.empty
 cdef object _int64 = np.dtype(np.int64)

@@ -124,14 +124,15 @@ class PendingMessages:
         self._carried = [*kept, *looks.taken, *looks.taken_before]
         # Behind the last of a look that was full there may be messages that are due before others.
         full = [look[-1] for look in looks if len(look) == AT_ONCE]
-        found = sorted({*self._carried, *looks.rows})
+        found = sorted({*self._carried, *looks.rows}) if self._carried else looks.rows
         return _bounded(found[: bisect_right(found, min(full))] if full else found)
 
     def settled(self, due: list[Waiting]) -> None:
         """Notes that the messages of `due` were seen to."""
         if due:
-            settled = set(due)
-            self._carried = [one for one in self._carried if one not in settled]
+            if self._carried:
+                settled = set(due)
+                self._carried = [one for one in self._carried if one not in settled]
             self._rows.delivered(due[-1][:2])
         self.is_unsure = False
 

@@ -12,12 +12,13 @@ to its row; memory does not grow with the rows.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kvstore.core.tail import PendingTail, Tail
+from kvstore.core.tail import PendingTail, Tail, waiting_rows
 from kvstore.errors import CallerError, shown
 from kvstore.index.families import Batch
 from kvstore.index.index import Index
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 
 _PAGE_MAX: Final = 10_000
 _TIME_END: Final = (1 << 63) - 1
+_FEW: Final = 8
+"""Rows read at once where one is looked for, and how many times as many with each next look."""
+_MANY: Final = 1024
 Place = tuple[int, int]
 """Due time in ms and position: the order of messages that wait."""
 START: Final[Place] = (-1, -1)
@@ -68,6 +72,9 @@ class TimerRows:
         )
         self._done: Place = START
         """No row up to here is of a message that still waits."""
+        self._added = _TIME_END
+        """The first due time of the messages that were put since the last look."""
+        self._done_lock = threading.Lock()
 
     def _tails(self) -> list[PendingTail]:
         """The tails, before the rows are looked at: an entry that leaves one is a row by then."""
@@ -122,15 +129,22 @@ class TimerRows:
         ended = [one for one in found if any(tail.has_ended(one[1]) for tail in tails)]
         return sorted(found.difference(ended))[:limit]
 
-    def _rows(self, after: Place, until: int, tails: list[PendingTail]) -> Iterator[Waiting]:
-        """The rows behind a place that are due at `until` or before, but for waits that ended."""
+    def _pieces(self, after: Place, until: int, count: int) -> Iterator[list[tuple[bytes, bytes]]]:
+        """The rows behind a place that are due at `until` or before: of `count` rows, then more."""
         due, position = after
         first = b"" if due < 0 else timer_key(due, position + 1)
         end = TIMERS_END if until == _TIME_END else timer_key(until + 1, 0)
-        for key, value in self._families.rows(self._family, first, end):
-            found = read_timer(key, value)
-            if not any(tail.has_ended(found[1]) for tail in tails):
-                yield found
+        rows = self._families.rows(self._family, first, end)
+        while piece := list(islice(rows, count)):
+            yield piece
+            count = min(_MANY, count * _FEW)
+
+    def _rows(
+        self, after: Place, until: int, tails: list[PendingTail], count: int = _FEW
+    ) -> Iterator[Waiting]:
+        """As `_pieces`, row by row, without those of waits that ended."""
+        for piece in self._pieces(after, until, count):
+            yield from waiting_rows(piece, tails)
 
     def put_removal(self, batch: Batch, topic: TopicInfo) -> None:
         """Puts into a batch that a topic's messages wait no more; the tails have none of them."""
@@ -140,42 +154,67 @@ class TimerRows:
                     batch.delete(self._family, timer_key(due, position))
         batch.delete(self._family, timer_count_key(topic.id))
 
-    # --- delivering; one caller at a time ---
+    def first_due(self) -> int | None:
+        """The due time of the next message in ms; None if none waits."""
+        return self._first_due(lambda place: None)
+
+    def _first_due(self, passed: Callable[[Place], None]) -> int | None:
+        """See `first_due`; `passed` is told how far the rows are of waits that ended."""
+        tails = self._tails()
+        found = [due for tail in tails if (due := tail.first_due()) is not None]
+        first = min(found, default=None)
+        # Rows behind that are not read: a checkpoint may put others between them.
+        until = _TIME_END if first is None else first - 1
+        for piece in self._pieces(self._done, until, 1):
+            waiting = waiting_rows(piece, tails)
+            if waiting:
+                due, position = waiting[0][:2]
+                passed((due, position - 1))
+                return due
+            passed(read_timer(*piece[-1])[:2])
+        return first
+
+    # --- delivering; one caller at a time, and no wait ends meanwhile ---
 
     def take_due(self, until: int, limit: int, end: int) -> Looks:
         """Messages that are due at `until` or before, whose records are below `end`: of each look
         the first `limit`. Those of the tails are not taken again before `give_back`.
         """
+        with self._done_lock:
+            self._added = _TIME_END
         *before, active = tails = self._tails()
         taken = active.take_due(until, limit, end, None)
         taken_before: list[Waiting] = []
         if before:
             taken_before = before[0].take_due(until, limit, end, active)
-        return Looks(taken, taken_before, list(islice(self._rows(self._done, until, tails), limit)))
+        rows = list(islice(self._rows(self._done, until, tails, limit), limit))
+        return Looks(taken, taken_before, rows)
 
     def give_back(self) -> None:
         """Lets all messages be taken again that still wait."""
         for tail in self._tails():
             tail.give_back()
-        self._done = START
+        with self._done_lock:
+            self._done = START
 
-    def first_due(self) -> int | None:
-        """The due time of the next message in ms; None if none waits."""
-        tails = self._tails()
-        found = [due for tail in tails if (due := tail.first_due()) is not None]
-        found += [row[0] for row in islice(self._rows(self._done, _TIME_END, tails), 1)]
-        return min(found, default=None)
+    def next_due(self) -> int | None:
+        """As `first_due`; the rows before that message are not read again."""
+        return self._first_due(self.delivered)
 
     def delivered(self, place: Place) -> None:
-        """Notes that all rows up to a place are delivered."""
-        self._done = max(self._done, place)
+        """Notes that no row up to a place is of a message that waits, but for those that were added
+        since the last `take_due`.
+        """
+        with self._done_lock:
+            self._done = min(max(self._done, place), (self._added, -1))
 
     def added(self, due: int) -> None:
         """Notes that a message was put that is due then: its row may come before others that are
         delivered.
         """
-        if due <= self._done[0]:
-            self._done = START
+        with self._done_lock:
+            self._added = min(self._added, due)
+            self._done = min(self._done, (due, -1))
 
 
 def check_page(limit: object, after: object) -> Place:

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from kvstore.core.pending.pending_records import Held
     from kvstore.core.tail import Waiting
 
+_REST_MS: Final = 4
+"""So long at least is between two turns: where many are due, each turn has many of them."""
 _NEVER: Final = 1 << 63
 
 
@@ -160,9 +162,9 @@ class Timers:
             self.pending.settled(due)
             if due:
                 return 0.0
-            first = self._rows.first_due()
+            first = self._rows.next_due()
             self._wake_before = _NEVER if first is None else first
-            return None if first is None else max(1, first - now) / 1000
+            return None if first is None else max(_REST_MS, first - now) / 1000
 
     def _put_copies(self, due: list[Waiting], now: int) -> None:
         """Puts messages to their topics; those whose topic was deleted are cancelled."""

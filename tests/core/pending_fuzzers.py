@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from random import Random
 from typing import Any, Final
+
+import numpy as np
 
 from kvstore.core.names import TIMER_TOPIC
 from kvstore.core.pending.pending_records import (
@@ -12,7 +15,9 @@ from kvstore.core.pending.pending_records import (
     read_end,
     read_pending,
 )
+from kvstore.core.tail import Tail, waiting_rows
 from kvstore.errors import RecordDamaged
+from kvstore.index.keys import timer_key
 from tests.core.fuzzing import Arguments, Fuzzer
 from tests.core.record_fuzzers import message_of, part
 from tests.core.test_encoding import QUEUES, encoder, placed
@@ -99,7 +104,40 @@ def _plain_cancelled(buffer: Any, at: int, end: int, position: int, due: int, _:
     return TIMER_TOPIC.encode(), b"", written, position + 1
 
 
+def _to_rows(rng: Random) -> Arguments:
+    rows = [
+        (
+            rng.randbytes(rng.choice((16, 16, 16, 16, 16, 15))),
+            rng.randbytes(rng.choice((8,) * 9 + (9,))),
+        )
+        for _ in range(rng.randint(0, 4))
+    ]
+    if rng.random() < 0.5:
+        rows = [(timer_key(1_700_000_000_000, n % 3), value) for n, (_, value) in enumerate(rows)]
+    return rows, [rng.randrange(4) for _ in range(rng.randint(0, 3))]
+
+
+def _waiting_rows(rows: Any, ended: Any) -> Any:
+    tails = [Tail(0).timers for _ in ended]
+    for tail, position in zip(tails, ended, strict=True):
+        tail.end_found(np.array([position, 1_700_000_000_000, 1, 9], np.int64))
+    return waiting_rows(rows, tails)
+
+
+def _plain_waiting_rows(rows: Any, ended: Any) -> Any:
+    if type(rows) is not list or any(len(row) != 2 for row in rows):
+        return NotImplemented
+    for part_of_row, size in [pair for row in rows for pair in zip(row, (16, 8), strict=True)]:
+        if type(part_of_row) is not bytes:
+            return TypeError
+        if len(part_of_row) != size:
+            return ValueError
+    found = [struct.unpack(">qqII", key + value) for key, value in rows]
+    return [one for one in found if one[1] not in ended]
+
+
 PENDING_FUZZERS: Final = {
+    "tail.waiting_rows": Fuzzer(_to_rows, _plain_waiting_rows, call=_waiting_rows),
     "pending.pending_records.read_pending": Fuzzer(
         lambda rng: (_properties(rng),),
         lambda raw: plain.read_pending(raw) if type(raw) is bytes else TypeError,

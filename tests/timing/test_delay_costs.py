@@ -1,0 +1,75 @@
+"""The cost of a look at the messages that wait: it does not grow with those that waited before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore import Message, Store
+from kvstore.timing.timer_rows import Looks, TimerRows
+from tests.support import inside
+from tests.support.clock import VirtualClock
+from tests.support.stores import opened, settings
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
+    with opened(tmp_path / "s", settings(clock=clock, checkpoint_interval=1e9)) as store:
+        yield store
+
+
+def test_rows_of_cancelled_messages_are_read_once_and_not_in_each_look(store: Store) -> None:
+    put = store.put_batch([Message("t", b"x", delay=100 + n) for n in range(300)])
+    store.checkpoint()
+    for one in put[:-1]:
+        store.cancel(one.message_id)
+    inside.deliver_due(store)
+    with inside.rows_read("timers") as rows:
+        inside.deliver_due(store)
+    assert len(rows) < 10
+
+
+def test_a_message_due_before_cancelled_ones_that_were_passed_over_comes(
+    store: Store, clock: VirtualClock
+) -> None:
+    put = store.put_batch([Message("t", b"late", queue=0, delay=100 + n) for n in range(20)])
+    store.checkpoint()
+    for one in put[:-1]:
+        store.cancel(one.message_id)
+    inside.deliver_due(store)
+    store.put_batch([Message("t", b"%d" % n, queue=0, delay=50 + n) for n in range(3)])
+    store.checkpoint()
+    clock.advance(60)
+    inside.deliver_due(store)
+    assert [m.body for m in store.pull("t", 0, 0).messages] == [b"0", b"1", b"2"]
+
+
+def test_a_message_put_and_checkpointed_while_others_are_delivered_comes(
+    store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is due before the last of those, so its row comes before the last that was delivered."""
+    store.put_batch([Message("t", b"%d" % n, queue=0, delay=10 + n) for n in range(5)])
+    store.checkpoint()
+    clock.advance(20)
+    plain, is_first = TimerRows.take_due, threading.Event()
+
+    def take_due(self: TimerRows, until: int, limit: int, end: int) -> Looks:
+        looks = plain(self, until, limit, end)
+        if looks.rows and not is_first.is_set():
+            is_first.set()
+            clock.step(-20)
+            store.put("t", b"between", queue=0, delay=12.5)
+            store.checkpoint()
+            clock.step(20)
+        return looks
+
+    monkeypatch.setattr(TimerRows, "take_due", take_due)
+    inside.deliver_due(store)
+    monkeypatch.undo()
+    inside.deliver_due(store)
+    found = [m.body for m in store.pull("t", 0, 0).messages]
+    assert is_first.is_set()
+    assert sorted(found) == [b"0", b"1", b"2", b"3", b"4", b"between"]
