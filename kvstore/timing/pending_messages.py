@@ -269,6 +269,8 @@ class PendingMessages:
                 # A message that is due is delivered; one that is to be asked about waits on.
                 due.append(one[4] if one[4] > now else now + 1 if self._is_prepared else 0)
         self.copy(held, due, is_needed=True)
+        if due and self._is_prepared:
+            self._rows.added(min(due))
 
     def _waiting_at(self, position: int) -> Held | None:
         """The record at a position, if it is of a message that waits."""

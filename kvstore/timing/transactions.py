@@ -129,7 +129,9 @@ class Transactions:
                 )
                 for number in range(count)
             ]
-        return self.pending.put(self._encode(messages, now, held), now)
+        results = self.pending.put(self._encode(messages, now, held), now)
+        self._rows.added(due)
+        return results
 
     # --- ending ---
 
@@ -312,6 +314,7 @@ class Transactions:
     def _wait_again(self, found: list[PreparedMessage], due: list[int]) -> None:
         held = [self._held(one) for one in found]
         self.pending.put(self.pending.copies(held, due, [asked_properties(one) for one in found]))
+        self._rows.added(min(due))
 
 
 def _result(message: StoredMessage) -> PutResult:
