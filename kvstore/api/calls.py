@@ -313,14 +313,15 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
         compress_above: int | None = None,
         compression: Codec | None = None,
         attributes: Mapping[str, str] | None = None,
+        takes_delays: bool = True,
     ) -> TopicInfo:
         """Makes a topic; `TopicExists`, or `MessageIllegal` for a name that can't be one.
         `TopicConfig` says what each setting means, and what None stands for.
 
         With `exist_ok` a topic that is there stays as it is, whatever its settings, and is the
-        answer: so a program can make its topics whenever it begins. The kinds "delay" and
-        "transaction" are a `CallerError`, since this version delays nothing and has no
-        transactions.
+        answer: so a program can make its topics whenever it begins. The kind "transaction" is a
+        `CallerError`, since this version has no transactions. Puts that a kind does not take are
+        refused with `MessageIllegal`.
         """
         config = TopicConfig(
             name=name,
@@ -332,6 +333,7 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
             compress_above=compress_above,
             compression=compression,
             attributes=attributes_of({} if attributes is None else attributes),
+            takes_delays=takes_delays,
         )
         return self.create_topics([config], exist_ok=exist_ok)[0]
 
@@ -373,6 +375,7 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
         compress_above: int | UnsetType | None = UNSET,
         compression: Codec | UnsetType | None = UNSET,
         attributes: Mapping[str, str] | None = None,
+        takes_delays: bool | None = None,
     ) -> TopicInfo:
         """Changes a topic; settings that are not given stay. `compress_above` and `compression`
         None are the store's again.
@@ -390,6 +393,7 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
             compress_above=compress_above,
             compression=compression,
             attributes=UNSET if attributes is None else attributes_of(attributes),
+            takes_delays=UNSET if takes_delays is None else takes_delays,
         )
         return self._engine.topics.alter(
             name,

@@ -30,8 +30,9 @@ from kvstore.record.validate import attributes_of, check_topic
 Kind = Literal["normal", "fifo", "delay", "transaction", "compacted", "priority"]
 
 KINDS: Final = get_args(Kind)
-KINDS_IDLE: Final = ("delay", "transaction")
-"""Callers can't make topics of these kinds yet. Topics from RocketMQ and from archives keep them.
+KINDS_IDLE: Final = ("transaction",)
+"""Callers can't make topics of these kinds yet. Topics from RocketMQ and from archives keep them,
+and take all messages.
 """
 KINDS_OFFERED: Final = tuple(kind for kind in KINDS if kind not in KINDS_IDLE)
 KEY_INDEXES: Final = get_args(KeyIndex)
@@ -55,6 +56,8 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     `compress_above` (bytes of a body above which it is compressed) and `compression` None take the
     store's setting: the first as it is when the topic is made, the others as it is at each put.
     `attributes` are texts of the caller's own (RocketMQ's topic attributes come here at an import).
+    `takes_delays` says whether messages may be delayed; a topic of kind "delay" takes no others,
+    one of kind "fifo" none of them.
     """
 
     name: str
@@ -66,6 +69,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     compress_above: int | None = None
     compression: Codec | None = None
     attributes: dict[str, str] = {}
+    takes_delays: bool = True
 
 
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +94,7 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
     compression: Codec | None = None
     queues_ever: int = 0
     key_history: KeyHistory = ()
+    takes_delays: bool = True
 
 
 class Topic:
@@ -136,6 +141,8 @@ class Topic:
             info.compress_above,
             info.compression,
             info.name in (TIMER_TOPIC, TRANSACTION_HALF_TOPIC),
+            "normal" if info.kind in KINDS_IDLE else info.kind,
+            info.takes_delays,
         )
         self.keys_ever = self.keys_unique or any(s != "off" for _, s in info.key_history)
         self._sure: KeyHistory = ()
@@ -192,6 +199,7 @@ def new_topic(config: TopicConfig, number: int, since: int, key_index: KeyIndex)
             compress_above=config.compress_above,
             compression=config.compression,
             queues_ever=read,
+            takes_delays=config.takes_delays,
         )
     )
 
@@ -290,6 +298,13 @@ def checked(info: TopicInfo) -> TopicInfo:
         raise CallerError(
             f"compression is {shown(info.compression)}; it must be None (the store's) or one of "
             f"{', '.join(CODECS)}"
+        )
+    if type(info.takes_delays) is not bool:
+        raise CallerError(f"takes_delays is {shown(info.takes_delays)}; it must be True or False")
+    if info.kind == "delay" and not info.takes_delays:
+        raise CallerError(
+            "takes_delays is False: a topic of kind 'delay' takes delayed messages only; make it "
+            "one of kind 'normal'"
         )
     check_retention(info.retention)
     return info

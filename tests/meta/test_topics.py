@@ -53,7 +53,7 @@ def test_a_topic_has_four_queues_by_itself(store: Store) -> None:
     assert store.create_topic("u").read_queues == 4
 
 
-@pytest.mark.parametrize("kind", ["delay", "transaction"])
+@pytest.mark.parametrize("kind", ["transaction"])
 def test_a_kind_that_would_do_nothing_is_refused(store: Store, kind: Any) -> None:
     makes: list[Callable[[], object]] = [
         lambda: store.create_topic("u", kind=kind),

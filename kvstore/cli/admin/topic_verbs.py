@@ -97,6 +97,8 @@ _settings: Option = listed(
     click.option("--compression",
                  type=Clearable(click.Choice(["zlib", "lz4", "zstd"]), _STORE),
                  metavar="[zlib|lz4|zstd|store]", help="With what."),
+    click.option("--takes-delays/--takes-no-delays", default=None,
+                 help="Whether messages may be delayed."),
     _retention_option,
     namespace_option,
 )  # fmt: skip

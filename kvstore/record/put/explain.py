@@ -361,3 +361,34 @@ def _check_in_topic(m: Message, limits: Limits, topic_of: TopicOf, now_ms: int) 
             f"it has 0 to {topic.route.write_queues - 1}"
         )
     _check_sizes(m, topic.route.overhead, limits)
+    _check_kind(m, topic.route)
+
+
+def _check_kind(m: Message, route: PutRoute) -> None:
+    delayed = (m.deliver_at, m.delay, m.delay_level) != (None, None, None)
+    topic, kind = f"topic {shown(m.topic)}", route.kind
+    if kind == "delay" and not delayed:
+        raise MessageIllegal(
+            f"{topic} is of kind 'delay', for delayed messages only: give deliver_at, delay or "
+            "delay_level, or put it to a topic of another kind"
+        )
+    if kind == "transaction":
+        raise MessageIllegal(
+            f"{topic} is of kind 'transaction', for prepared messages only: prepare it, or put it "
+            "to a topic of another kind"
+        )
+    if kind == "fifo" and delayed:
+        raise MessageIllegal(
+            f"{topic} is of kind 'fifo', whose messages are in order, so none is delayed: put it "
+            "without a delay, or to a topic of another kind"
+        )
+    if kind == "fifo" and m.message_group is None and m.queue is None:
+        raise MessageIllegal(
+            f"{topic} is of kind 'fifo', whose messages are in order: give the message_group, or "
+            "the queue, in which this one has its place"
+        )
+    if delayed and not route.takes_delays:
+        raise MessageIllegal(
+            f"{topic} was made with takes_delays=False: put it without a delay, or use "
+            "alter_topic to allow delays"
+        )
