@@ -29,7 +29,6 @@ from kvstore.meta.groups import DEFAULT_BACKOFF, GroupConfig, GroupInfo, Start
 from kvstore.meta.history import OffsetCommit
 from kvstore.meta.namespaces import check_namespace, namespace_of
 from kvstore.meta.offsets import Lag
-from kvstore.meta.topic import check_offered
 from kvstore.meta.topics import Kind, TopicConfig, TopicInfo
 from kvstore.pop.ack import AckResult
 from kvstore.pop.popped import check_seconds, check_wait
@@ -319,9 +318,8 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
         `TopicConfig` says what each setting means, and what None stands for.
 
         With `exist_ok` a topic that is there stays as it is, whatever its settings, and is the
-        answer: so a program can make its topics whenever it begins. The kind "transaction" is a
-        `CallerError`, since this version has no transactions. Puts that a kind does not take are
-        refused with `MessageIllegal`.
+        answer: so a program can make its topics whenever it begins. Puts that a kind does not take
+        are refused with `MessageIllegal`.
         """
         config = TopicConfig(
             name=name,
@@ -345,7 +343,6 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
         """
         self._engine.log.check_writable()
         wanted = listed("configs", configs)
-        check_offered(wanted)
         return self._engine.topics.create(wanted, exist_ok=exist_ok)
 
     def topics(self) -> list[TopicInfo]:

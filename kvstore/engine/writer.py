@@ -215,7 +215,10 @@ class Writer:
         try:
             return self.encoder.prepare(messages, now, held, any_kind=any_kind)
         except (AttributeError, LookupError, TypeError, ValueError) as e:
-            error, cause = explain(messages, e, self._limits, self._routes.facts_of, now)
+            is_prepared = None if any_kind else held is not None
+            error, cause = explain(
+                messages, e, self._limits, self._routes.facts_of, now, is_prepared=is_prepared
+            )
             raise error from cause
 
     def _prepared_columns(self, topic: str, columns: object, now: int) -> PreparedBatch:

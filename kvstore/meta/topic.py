@@ -12,7 +12,6 @@ first of a full one may say more than was taken, never less.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final, Literal, get_args
 
 import msgspec
@@ -30,11 +29,6 @@ from kvstore.record.validate import attributes_of, check_topic
 Kind = Literal["normal", "fifo", "delay", "transaction", "compacted", "priority"]
 
 KINDS: Final = get_args(Kind)
-KINDS_IDLE: Final = ("transaction",)
-"""Callers can't make topics of these kinds yet. Topics from RocketMQ and from archives keep them,
-and take all messages.
-"""
-KINDS_OFFERED: Final = tuple(kind for kind in KINDS if kind not in KINDS_IDLE)
 KEY_INDEXES: Final = get_args(KeyIndex)
 CODECS: Final = get_args(Codec)
 _COMPRESS_MAX: Final = (1 << 63) - 1
@@ -141,7 +135,7 @@ class Topic:
             info.compress_above,
             info.compression,
             info.name in (TIMER_TOPIC, TRANSACTION_HALF_TOPIC),
-            "normal" if info.kind in KINDS_IDLE else info.kind,
+            info.kind,
             info.takes_delays,
         )
         self.keys_ever = self.keys_unique or any(s != "off" for _, s in info.key_history)
@@ -181,8 +175,7 @@ def new_topic(config: TopicConfig, number: int, since: int, key_index: KeyIndex)
         raise CallerError(f"{shown(config)} is no TopicConfig; give a list of them")
     check_topic(config.name)
     if config.kind not in KINDS:
-        offered = ", ".join(KINDS_OFFERED)
-        raise CallerError(f"kind is {shown(config.kind)}; it must be one of {offered}")
+        raise CallerError(f"kind is {shown(config.kind)}; it must be one of {', '.join(KINDS)}")
     read = config.queues if config.read_queues is None else config.read_queues
     return checked(
         TopicInfo(
@@ -202,17 +195,6 @@ def new_topic(config: TopicConfig, number: int, since: int, key_index: KeyIndex)
             takes_delays=config.takes_delays,
         )
     )
-
-
-def check_offered(configs: Iterable[TopicConfig]) -> None:
-    """Raises `CallerError` for a kind whose topics would not do what it says."""
-    for config in configs:
-        if isinstance(config, TopicConfig) and config.kind in KINDS_IDLE:
-            raise CallerError(
-                f"kind is {shown(config.kind)}, which this version can't do: topic "
-                f"{shown(config.name)} would hand out its messages like any other; make it one of "
-                f"{', '.join(KINDS_OFFERED)}"
-            )
 
 
 def replayed_topic(name: str, number: int, queue: int, key_index: KeyIndex) -> TopicInfo:

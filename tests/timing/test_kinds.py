@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from kvstore import CallerError, Message, MessageIllegal, Store, TopicConfig
+from kvstore.meta.topic import KINDS
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.stores import Opens, settings
@@ -19,6 +20,8 @@ REFUSED: Final[list[tuple[str, dict[str, Any], str]]] = [
     ("fifo", {"message_group": "g", "deliver_at": LATER}, "is of kind 'fifo', .* without a delay"),
     ("delay", {}, "is of kind 'delay', for delayed messages only: give deliver_at, delay"),
     ("delay", {"message_group": "g", "queue": 0}, "is of kind 'delay'"),
+    ("transaction", {}, "is of kind 'transaction', for prepared messages only: prepare it"),
+    ("transaction", {"deliver_at": LATER}, "is of kind 'transaction'"),
     ("undelayed", {"deliver_at": LATER}, "takes_delays=False: put it without a delay, or use"),
     ("undelayed", {"deliver_at": 1_000_000_000_000}, "takes_delays=False"),
 ]
@@ -38,7 +41,7 @@ TAKEN: Final[list[tuple[str, dict[str, Any]]]] = [
 def store(opens: Opens) -> Store:
     """A store with a topic of each kind, named by it, and "undelayed", a normal one."""
     store = opens(settings(clock=VirtualClock()))
-    kinds: list[Any] = ["normal", "fifo", "delay", "priority", "compacted"]
+    kinds: list[Any] = list(KINDS)
     store.create_topics([TopicConfig(name=kind, kind=kind, queues=2) for kind in kinds])
     store.create_topic("undelayed", queues=2, takes_delays=False)
     return store
@@ -92,6 +95,25 @@ def test_the_first_row_that_the_kind_does_not_take_is_named(store: Store) -> Non
     groups = pa.record_batch({"body": [b"x"] * 3, "message_group": ["g", None, "g"]})
     with pytest.raises(MessageIllegal, match=r"^row 1 of 3: topic 'fifo'"):
         store.put_columns("fifo", groups)
+
+
+@pytest.mark.parametrize("kind", ["normal", "priority", "compacted", "transaction"])
+def test_a_prepared_message_is_taken_and_committed(store: Store, kind: str) -> None:
+    prepared = store.prepare(kind, b"x", group="pay")
+    assert store.commit(prepared).offset == 0
+
+
+@pytest.mark.parametrize(("kind", "says"), [("fifo", "none is prepared"), ("delay", "delayed")])
+def test_a_prepared_message_that_the_kind_does_not_take_is_refused(
+    store: Store, kind: str, says: str
+) -> None:
+    for fields in ({}, {"message_group": "g"}):
+        with pytest.raises(MessageIllegal, match=f"^topic '{kind}' is of kind '{kind}', .*{says}"):
+            store.prepare(kind, b"x", group="pay", **fields)  # type: ignore[arg-type]  # a text
+    messages = [Message("normal", b"x"), Message(kind, b"x", queue=0)]
+    with pytest.raises(MessageIllegal, match=f"^message 1 of 2: topic '{kind}'"):
+        store.prepare_batch(messages, group="pay")
+    assert puts(store) == 0
 
 
 def test_delayed_messages_are_delivered_to_a_topic_for_them(opens: Opens) -> None:
