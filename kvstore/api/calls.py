@@ -318,9 +318,7 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
         `TopicConfig` says what each setting means, and what None stands for.
 
         With `exist_ok` a topic that is there stays as it is, whatever its settings, and is the
-        answer: so a program can make its topics whenever it begins. Puts that a kind does not take
-        are refused with `MessageIllegal`.
-        """
+        answer: so a program can make its topics whenever it begins."""
         config = TopicConfig(
             name=name,
             queues=queues,
