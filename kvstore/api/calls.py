@@ -29,7 +29,6 @@ from kvstore.meta.groups import DEFAULT_BACKOFF, GroupConfig, GroupInfo, Start
 from kvstore.meta.history import OffsetCommit
 from kvstore.meta.namespaces import check_namespace, namespace_of
 from kvstore.meta.offsets import Lag
-from kvstore.meta.topic import check_offered
 from kvstore.meta.topics import Kind, TopicConfig, TopicInfo
 from kvstore.pop.ack import AckResult
 from kvstore.pop.popped import check_seconds, check_wait
@@ -313,15 +312,13 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
         compress_above: int | None = None,
         compression: Codec | None = None,
         attributes: Mapping[str, str] | None = None,
+        takes_delays: bool = True,
     ) -> TopicInfo:
         """Makes a topic; `TopicExists`, or `MessageIllegal` for a name that can't be one.
         `TopicConfig` says what each setting means, and what None stands for.
 
         With `exist_ok` a topic that is there stays as it is, whatever its settings, and is the
-        answer: so a program can make its topics whenever it begins. The kinds "delay" and
-        "transaction" are a `CallerError`, since this version delays nothing and has no
-        transactions.
-        """
+        answer: so a program can make its topics whenever it begins."""
         config = TopicConfig(
             name=name,
             queues=queues,
@@ -332,6 +329,7 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
             compress_above=compress_above,
             compression=compression,
             attributes=attributes_of({} if attributes is None else attributes),
+            takes_delays=takes_delays,
         )
         return self.create_topics([config], exist_ok=exist_ok)[0]
 
@@ -343,7 +341,6 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
         """
         self._engine.log.check_writable()
         wanted = listed("configs", configs)
-        check_offered(wanted)
         return self._engine.topics.create(wanted, exist_ok=exist_ok)
 
     def topics(self) -> list[TopicInfo]:
@@ -373,6 +370,7 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
         compress_above: int | UnsetType | None = UNSET,
         compression: Codec | UnsetType | None = UNSET,
         attributes: Mapping[str, str] | None = None,
+        takes_delays: bool | None = None,
     ) -> TopicInfo:
         """Changes a topic; settings that are not given stay. `compress_above` and `compression`
         None are the store's again.
@@ -390,6 +388,7 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
             compress_above=compress_above,
             compression=compression,
             attributes=UNSET if attributes is None else attributes_of(attributes),
+            takes_delays=UNSET if takes_delays is None else takes_delays,
         )
         return self._engine.topics.alter(
             name,

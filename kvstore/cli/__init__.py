@@ -67,6 +67,7 @@ VERB_OF_CALL: Final = {
 PHRASES: Final = (
     (", or open with auto_create_topics=True", ""),
     ("exist_ok=True", "--exist-ok"),
+    ("takes_delays=False", "--takes-no-delays"),
     ("or open it here with read_only=True", "or use a verb that only reads"),
     (
         "open it without read_only=True to create or adopt one",

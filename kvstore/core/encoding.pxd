@@ -51,6 +51,8 @@ cdef struct Row:
     int64_t due
     uint64_t target
     bint is_prepared
+    # Whether its caller gave it a delay, be it over.
+    bint delayed
     # Of a record that ends the wait of another: the other's position + 1, due time and topic; 0: it
     # ends none.
     int64_t ends
@@ -100,6 +102,8 @@ cdef class PreparedBatch:
     cdef readonly int64_t stored_at
     # The first of the due times; 0: no message waits.
     cdef readonly int64_t first_due
+    # Whether topics of all kinds take its messages.
+    cdef bint any_kind
     # How many rows have offsets.
     cdef Py_ssize_t _numbered
     cdef Encoder _encoder

@@ -20,6 +20,8 @@ class PutRoute:
     key_level: int
     """The keys that go into the key index: 0 none, 1 the unique id, 2 all keys as well."""
     holds_pending: bool
+    kind: str
+    takes_delays: bool
 
     def __init__(
         self,
@@ -32,11 +34,16 @@ class PutRoute:
         compress_above: int | None,
         compression: str | None,
         holds_pending: bool = False,
+        kind: str = "normal",
+        takes_delays: bool = True,
     ) -> None:
         """`magic` and `wire` (the topic's length and name) are the record's, of which a packed host
         takes `host_size` bytes: 8 or 20, else ValueError, as for no queues. Bodies above
         `compress_above` bytes are compressed with the codec `compression`; None: as in all topics.
         Messages that wait are put by the route that `holds_pending`, and callers put none there.
+        The kind "fifo" takes messages that have a group or a queue, and no delayed ones; "delay"
+        only delayed ones, "transaction" only prepared ones. No kind takes delayed ones without
+        `takes_delays`.
         """
 
 class _Routes(Protocol):
@@ -83,9 +90,12 @@ class Encoder:
         messages: Sequence[Message],
         now_ms: int,
         held: Sequence[tuple[bytes, int]] | None = None,
+        *,
+        any_kind: bool = False,
     ) -> PreparedBatch:
         """The records of some messages. With `held` they are prepared messages of transactions: it
-        has for each more properties, as they stand in a record, and a time in ms. Raises
+        has for each more properties, as they stand in a record, and a time in ms. With `any_kind`
+        each topic takes them, whatever its kind. Raises
         ValueError, TypeError, AttributeError or LookupError if one of them is at fault, and the
         errors of `routes`.
         """

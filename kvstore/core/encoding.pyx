@@ -85,7 +85,7 @@ cdef class Encoder:
         self.limits.property_crc = property_crc
         self.cut_ms = cut_ms
 
-    def prepare(self, messages, int64_t now_ms, held=None):
+    def prepare(self, messages, int64_t now_ms, held=None, *, bint any_kind=False):
         # A tuple: what runs on the way may change the caller's list.
         cdef tuple given = tuple(messages)
         cdef PreparedBatch batch = PreparedBatch.__new__(PreparedBatch)
@@ -96,6 +96,7 @@ cdef class Encoder:
         cdef object topic = None
         cdef PutRoute route = None
         batch.begin(len(given), self)
+        batch.any_kind = any_kind
         for i in range(batch.count):
             message = <Message>given[i] if type(given[i]) is Message else message_of(given[i])
             if route is None or message.topic is not topic:
@@ -122,6 +123,7 @@ cdef class Encoder:
                 if is_delayed(message):
                     refuse("a prepared message can't be delayed")
             elif is_delayed(message):
+                batch.rows[i].delayed = True
                 batch.rows[i].due = due_of(message, now_ms, self.cut_ms)
             if batch.rows[i].due:
                 name = <const uint8_t *>PyUnicode_AsUTF8AndSize(topic, &size)
@@ -135,7 +137,7 @@ cdef class Encoder:
         # Routes and sizes of a batch's checked messages, then their records.
         cdef Py_ssize_t i
         cdef PutRoute route, held = None
-        cdef bint missing = False
+        cdef bint missing = False, ordered
         for i in range(batch.count):
             missing |= batch.routes[i] is None
         if missing:
@@ -152,6 +154,10 @@ cdef class Encoder:
                 refuse("a route for hosts of another size")
             if route.holds_pending and not batch.rows[i].ends:
                 refuse("the topic is the store's own")
+            # A copy of a message that waited was checked when that was put.
+            if route.rules and not batch.any_kind and not batch.rows[i].ends:
+                ordered = batch.rows[i].grouped or batch.rows[i].queue >= 0
+                route.check_kind(batch.rows[i].delayed, ordered, batch.rows[i].is_prepared)
             _choose_queue(&batch.rows[i], route)
             if batch.rows[i].due:
                 if held is None:

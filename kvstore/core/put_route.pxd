@@ -22,5 +22,10 @@ cdef class PutRoute:
     cdef object compression
     # Whether it is the topic in which delayed messages wait.
     cdef readonly bint holds_pending
+    cdef readonly str kind
+    cdef readonly bint takes_delays
+    # The messages that the kind refuses; 0: it takes all.
+    cdef int rules
     # The turn of the next message that names no queue.
     cdef uint64_t _turn
+    cdef int check_kind(self, bint delayed, bint ordered, bint prepared) except -1

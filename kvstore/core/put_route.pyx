@@ -2,19 +2,34 @@
 """Put route: the facts of a topic that its puts need.
 
 The idea: encoding reads the numbers of a route without a look-up by name. `encoding.pyi` says their
-meaning.
+meaning. A topic's kind becomes rules, bits of one number, which is 0 for most topics.
 
 Invariant: only the turn of messages that name no queue changes.
 """
 
 cimport cython
 
+from kvstore.core.put_fields cimport refuse
+
+cdef enum:
+    NO_DELAYED = 1
+    ONLY_DELAYED = 2
+    ONLY_ORDERED = 4
+    ONLY_PREPARED = 8
+    NO_PREPARED = 16
+
+cdef dict _RULES = {
+    "fifo": NO_DELAYED | ONLY_ORDERED | NO_PREPARED,
+    "delay": ONLY_DELAYED | NO_PREPARED,
+    "transaction": ONLY_PREPARED,
+}
+
 
 @cython.final
 cdef class PutRoute:
     def __init__(
         self, base, write_queues, host_size, magic, bytes wire not None, key_level, compress_above,
-        compression, bint holds_pending=False,
+        compression, bint holds_pending=False, str kind not None="normal", bint takes_delays=True,
     ):
         self.base = base
         self.write_queues = write_queues
@@ -29,3 +44,18 @@ cdef class PutRoute:
         self.compress_above = -1 if compress_above is None else compress_above
         self.compression = compression
         self.holds_pending = holds_pending
+        self.kind = kind
+        self.takes_delays = takes_delays
+        self.rules = _RULES.get(kind, 0) | (0 if takes_delays else NO_DELAYED)
+
+    cdef int check_kind(self, bint delayed, bint ordered, bint prepared) except -1:
+        # Of a route with rules, if it takes a message: one that has a delay, or a place in an
+        # order (a group or a queue), or is prepared.
+        cdef int against = (
+            (NO_DELAYED if delayed else ONLY_DELAYED)
+            | (0 if ordered else ONLY_ORDERED)
+            | (NO_PREPARED if prepared else ONLY_PREPARED)
+        )
+        if self.rules & against:
+            refuse("the topic's kind does not take the message")
+        return 0

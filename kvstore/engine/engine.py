@@ -372,7 +372,7 @@ class Engine:
         self.upkeep.checkpoint()
 
     def _put_durably(self, messages: Sequence[Message]) -> None:
-        self.writer.put_batch(messages)
+        self.writer.put_batch(messages, any_kind=True)
         self.flusher.wait(self.log.end)
 
     # --- the end ---

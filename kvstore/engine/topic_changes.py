@@ -23,7 +23,6 @@ from kvstore.errors import (
 from kvstore.index.families import Batch
 from kvstore.meta.groups import GroupConfig, GroupInfo
 from kvstore.meta.namespaces import check_namespace, ranges, wrap
-from kvstore.meta.topic import check_offered
 from kvstore.meta.topics import TopicConfig, TopicInfo
 from kvstore.record.validate import listed
 
@@ -127,7 +126,6 @@ def create_namespace(
     check_namespace(name)
     own_topics = [in_namespace(name, config, TopicConfig) for config in listed("topics", topics)]
     own_groups = [in_namespace(name, config, GroupConfig) for config in listed("groups", groups)]
-    check_offered(own_topics)
     with engine.topics.lock, engine.groups.lock:
         is_made = engine.namespaces.is_made(name)
         if not exist_ok and (is_made or any(of_namespace(engine, name))):

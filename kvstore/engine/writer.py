@@ -116,14 +116,16 @@ class Writer:
         self.on_delayed: Callable[[int], None] = lambda due: None
         """Called behind a put of messages that wait, with the first of their due times, ms."""
 
-    def put_batch(self, messages: Sequence[Message]) -> list[PutResult]:
-        """See `Store.put_batch`."""
+    def put_batch(self, messages: Sequence[Message], *, any_kind: bool = False) -> list[PutResult]:
+        """See `Store.put_batch`. With `any_kind` a topic takes them whatever its kind: dead letters
+        go to the topic that the group names, and go back to theirs.
+        """
         now = self.begin_put()
         if type(messages) is not list and type(messages) is not tuple:
             messages = as_batch(messages)
         if not messages:
             return []
-        batch = self.encode(messages, now)
+        batch = self.encode(messages, now, any_kind=any_kind)
         return batch.results(self.put(batch, now))
 
     def put_columns(self, topic: str, columns: object) -> ColumnsPut:
@@ -203,15 +205,20 @@ class Writer:
         messages: Sequence[Message],
         now: int,
         held: Sequence[tuple[bytes, int]] | None = None,
+        *,
+        any_kind: bool = False,
     ) -> PreparedBatch:
         """The messages' records, whole but for their place; see `Encoder.prepare`. Raises
         `MessageIllegal` (or `MessageTooLarge`, `PropertiesTooLarge`) and the errors of topics,
         naming the message by its index.
         """
         try:
-            return self.encoder.prepare(messages, now, held)
+            return self.encoder.prepare(messages, now, held, any_kind=any_kind)
         except (AttributeError, LookupError, TypeError, ValueError) as e:
-            error, cause = explain(messages, e, self._limits, self._routes.facts_of, now)
+            is_prepared = None if any_kind else held is not None
+            error, cause = explain(
+                messages, e, self._limits, self._routes.facts_of, now, is_prepared=is_prepared
+            )
             raise error from cause
 
     def _prepared_columns(self, topic: str, columns: object, now: int) -> PreparedBatch:

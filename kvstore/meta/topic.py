@@ -12,7 +12,6 @@ first of a full one may say more than was taken, never less.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final, Literal, get_args
 
 import msgspec
@@ -30,10 +29,6 @@ from kvstore.record.validate import attributes_of, check_topic
 Kind = Literal["normal", "fifo", "delay", "transaction", "compacted", "priority"]
 
 KINDS: Final = get_args(Kind)
-KINDS_IDLE: Final = ("delay", "transaction")
-"""Callers can't make topics of these kinds yet. Topics from RocketMQ and from archives keep them.
-"""
-KINDS_OFFERED: Final = tuple(kind for kind in KINDS if kind not in KINDS_IDLE)
 KEY_INDEXES: Final = get_args(KeyIndex)
 CODECS: Final = get_args(Codec)
 _COMPRESS_MAX: Final = (1 << 63) - 1
@@ -55,6 +50,8 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     `compress_above` (bytes of a body above which it is compressed) and `compression` None take the
     store's setting: the first as it is when the topic is made, the others as it is at each put.
     `attributes` are texts of the caller's own (RocketMQ's topic attributes come here at an import).
+    `takes_delays` says whether messages may be delayed; a topic of kind "delay" takes no others,
+    one of kind "fifo" none of them.
     """
 
     name: str
@@ -66,6 +63,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     compress_above: int | None = None
     compression: Codec | None = None
     attributes: dict[str, str] = {}
+    takes_delays: bool = True
 
 
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +88,7 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
     compression: Codec | None = None
     queues_ever: int = 0
     key_history: KeyHistory = ()
+    takes_delays: bool = True
 
 
 class Topic:
@@ -136,6 +135,8 @@ class Topic:
             info.compress_above,
             info.compression,
             info.name in (TIMER_TOPIC, TRANSACTION_HALF_TOPIC),
+            info.kind,
+            info.takes_delays,
         )
         self.keys_ever = self.keys_unique or any(s != "off" for _, s in info.key_history)
         self._sure: KeyHistory = ()
@@ -174,8 +175,7 @@ def new_topic(config: TopicConfig, number: int, since: int, key_index: KeyIndex)
         raise CallerError(f"{shown(config)} is no TopicConfig; give a list of them")
     check_topic(config.name)
     if config.kind not in KINDS:
-        offered = ", ".join(KINDS_OFFERED)
-        raise CallerError(f"kind is {shown(config.kind)}; it must be one of {offered}")
+        raise CallerError(f"kind is {shown(config.kind)}; it must be one of {', '.join(KINDS)}")
     read = config.queues if config.read_queues is None else config.read_queues
     return checked(
         TopicInfo(
@@ -192,19 +192,9 @@ def new_topic(config: TopicConfig, number: int, since: int, key_index: KeyIndex)
             compress_above=config.compress_above,
             compression=config.compression,
             queues_ever=read,
+            takes_delays=config.takes_delays,
         )
     )
-
-
-def check_offered(configs: Iterable[TopicConfig]) -> None:
-    """Raises `CallerError` for a kind whose topics would not do what it says."""
-    for config in configs:
-        if isinstance(config, TopicConfig) and config.kind in KINDS_IDLE:
-            raise CallerError(
-                f"kind is {shown(config.kind)}, which this version can't do: topic "
-                f"{shown(config.name)} would hand out its messages like any other; make it one of "
-                f"{', '.join(KINDS_OFFERED)}"
-            )
 
 
 def replayed_topic(name: str, number: int, queue: int, key_index: KeyIndex) -> TopicInfo:
@@ -290,6 +280,13 @@ def checked(info: TopicInfo) -> TopicInfo:
         raise CallerError(
             f"compression is {shown(info.compression)}; it must be None (the store's) or one of "
             f"{', '.join(CODECS)}"
+        )
+    if type(info.takes_delays) is not bool:
+        raise CallerError(f"takes_delays is {shown(info.takes_delays)}; it must be True or False")
+    if info.kind == "delay" and not info.takes_delays:
+        raise CallerError(
+            "takes_delays is False: a topic of kind 'delay' takes delayed messages only; make it "
+            "one of kind 'normal'"
         )
     check_retention(info.retention)
     return info

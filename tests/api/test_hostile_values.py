@@ -88,6 +88,7 @@ CALLS: dict[str, Call] = {
     "create topic retention": lambda s, v: s.create_topic("n", retention=v),
     "create topic above": lambda s, v: s.create_topic("n", compress_above=v),
     "create topic codec": lambda s, v: s.create_topic("n", compression=v),
+    "create topic delays": lambda s, v: s.create_topic("n", takes_delays=v),
     "create topics": lambda s, v: s.create_topics([v]),
     "delete topics": lambda s, v: s.delete_topics([v]),
     "delete groups": lambda s, v: s.delete_groups([v]),

@@ -51,15 +51,32 @@ def test_a_topic_has_as_many_queues_by_itself_as_the_call_gives_it(
 
 
 def test_a_topic_that_is_refused_makes_no_store(kvmq: Kvmq, tmp_path: Path) -> None:
-    for words in (("a b",), ("a", "--queues", 65_537), ("a", "--kind", "delay")):
+    for words in (("a b",), ("a", "--queues", 65_537), ("a", "--kind", "urgent")):
         assert kvmq("topic", "create", tmp_path / "store", *words).code != 0
         assert not (tmp_path / "store").exists()
 
 
-def test_a_kind_that_would_do_nothing_is_no_choice(kvmq: Kvmq, folder: Path) -> None:
-    for kind in ("delay", "transaction"):
-        ran = kvmq("topic", "create", folder, "x", "--kind", kind)
-        assert (ran.code, "'priority'" in ran.err) == (2, True)
+def test_a_topic_of_each_kind_can_be_made(kvmq: Kvmq, folder: Path) -> None:
+    for kind in ("normal", "fifo", "delay", "transaction", "compacted", "priority"):
+        made = kvmq("topic", "create", folder, f"of-{kind}", "--kind", kind, "--json")
+        assert made.json["kind"] == kind
+
+
+def test_a_put_that_the_kind_does_not_take_names_the_line_and_the_remedy(
+    kvmq: Kvmq, folder: Path
+) -> None:
+    kvmq("topic", "create", folder, "d", "--kind", "delay")
+    kvmq("topic", "create", folder, "n", "--takes-no-delays")
+    assert kvmq("topic", "show", folder, "n", "--json").json["takes_delays"] is False
+    ran = kvmq("put", folder, "d", stdin="a\n")
+    assert ran.code == 1
+    assert "standard input, line 1: topic 'd' is of kind 'delay'" in ran.err
+    put = ("put", folder, "n", "--body", "x", "--delay", 60)
+    ran = kvmq(*put)
+    assert ran.code == 1
+    assert "with --takes-no-delays: put it without a delay, or use `kvmq topic alter`" in ran.err
+    assert kvmq("topic", "alter", folder, "n", "--takes-delays").code == 0
+    assert kvmq(*put).code == 0
 
 
 def test_show_counts_what_queues_hold(kvmq: Kvmq, folder: Path) -> None:

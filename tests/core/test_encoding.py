@@ -39,18 +39,22 @@ LONG = "%RETRY%" + "t" * 200
 class Routes(dict[str, PutRoute]):
     """Topics that there are, and one that is made when somebody puts to it."""
 
-    def __init__(self, host: bytes, key_levels: Mapping[str, int]) -> None:
+    def __init__(self, host: bytes, key_levels: Mapping[str, int], kinds: Sequence[str]) -> None:
         super().__init__()
         self._host_size = len(host)
         for number, (name, level) in enumerate(key_levels.items()):
             self[name] = self._route(name, number, level)
+        for kind in kinds:
+            self[kind] = self._route(kind, len(self), 2, kind)
 
-    def _route(self, name: str, number: int, level: int) -> PutRoute:
+    def _route(self, name: str, number: int, level: int, kind: str = "normal") -> PutRoute:
         topic = name.encode()
         wide = 2 if len(topic) > 127 else 1
         wire = len(topic).to_bytes(wide, "big") + topic
         magic = plain.V2 if wide == 2 else plain.V1
-        return PutRoute(number << 32, QUEUES, self._host_size, magic, wire, level, None, None)
+        return PutRoute(
+            number << 32, QUEUES, self._host_size, magic, wire, level, None, None, kind=kind
+        )
 
     def find(self, name: str) -> PutRoute | None:
         return None
@@ -75,10 +79,17 @@ class Routes(dict[str, PutRoute]):
         return [self[name] for name in names]
 
 
-def encoder(host: str = HOSTS[0], *, above: int | None = None, crc: bool = False) -> Encoder:
+def encoder(
+    host: str = HOSTS[0],
+    *,
+    above: int | None = None,
+    crc: bool = False,
+    kinds: Sequence[str] = (),
+) -> Encoder:
+    """An encoder; it has a topic of each of the kinds, named by it."""
     packed = pack_host(host, 10911)
     return Encoder(
-        Routes(packed, {"t": 2, "unique": 1, "off": 0, LONG: 2}),
+        Routes(packed, {"t": 2, "unique": 1, "off": 0, LONG: 2}, kinds),
         UniqueIds(packed[:-4], 1, 2),
         compressed,
         packed,
@@ -372,3 +383,28 @@ def test_a_tail_refuses_a_place_that_is_none() -> None:
     for position, segment in ((-1, 1 << 30), (0, 8), (0, 0), (0, -5)):
         with pytest.raises(ValueError, match="no such position or segment"):
             Tail(0).add(batch, QueueOffsets(lambda queue: 0), position, segment, BORN)
+
+
+@pytest.mark.parametrize(
+    ("kind", "taken"),
+    [
+        ("normal", {"plain", "ordered", "delayed", "prepared"}),
+        ("fifo", {"ordered"}),
+        ("delay", {"delayed"}),
+        ("transaction", {"prepared"}),
+    ],
+)
+def test_a_route_takes_the_messages_of_its_kind(kind: str, taken: set[str]) -> None:
+    made = encoder(kinds=[kind])
+    fields: dict[str, dict[str, Any]] = {
+        "plain": {}, "ordered": {"message_group": "g"}, "delayed": {"delay": 5}, "prepared": {},
+    }  # fmt: skip
+    for name, given_fields in fields.items():
+        message = Message(kind, b"x", **given_fields)
+        held = [(b"TRAN_MSG\x01true\x02", BORN + 5000)] if name == "prepared" else None
+        if name in taken:
+            assert len(made.prepare([message], BORN, held)) == 1
+        else:
+            with pytest.raises(ValueError, match="kind does not take"):
+                made.prepare([message], BORN, held)
+        assert len(made.prepare([message], BORN, held, any_kind=True)) == 1

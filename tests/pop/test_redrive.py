@@ -447,12 +447,12 @@ def test_a_dead_letter_that_is_copied_while_its_topic_is_changed_is_not_lost(
         target=store.alter_group, args=("g",), kwargs={"dead_letter_topic": "dead"}
     )
 
-    def slowly(messages: Sequence[Message]) -> list[PutResult]:
+    def slowly(messages: Sequence[Message], *, any_kind: bool = False) -> list[PutResult]:
         changing.start()
         while store.group("g").dead_letters != "dead":
             changing.join(0.001)
         changing.join(0.1)  # it waits for this pop
-        return put_batch(messages)
+        return put_batch(messages, any_kind=any_kind)
 
     writer.put_batch = slowly  # type: ignore[method-assign]  # to stand between two steps
     assert store.pop("g", "t") == []

@@ -25,7 +25,7 @@ from kvstore import (
 from kvstore.files import LocalFiles
 from kvstore.index.keys import OFFSETS
 from kvstore.meta.groups import DEFAULT_BACKOFF
-from kvstore.meta.topic import KINDS_IDLE, Kind
+from kvstore.meta.topic import Kind
 from kvstore.rocketmq.config_values import Configuration, backoff_of
 from kvstore.rocketmq.configuration import read_configuration
 from tests.fixtures import NAMES, Fixture, unpack_fixture
@@ -122,26 +122,10 @@ def test_what_was_exported_is_imported_into_another_store_and_comes_out_the_same
     assert again.kept == report.topics + report.groups + report.offsets
 
 
-def import_idle_kinds(store: Store, folder: Path) -> None:
-    """Take topics of the kinds that nobody can make here over from a configuration."""
-    (folder / "config").mkdir(parents=True)
-    table = {
-        kind: {
-            "topicName": kind, "readQueueNums": 3, "writeQueueNums": 2, "perm": 6,
-            "attributes": {"message.type": kind.upper()},
-        }
-        for kind in KINDS_IDLE
-    }  # fmt: skip
-    (folder / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": table}))
-    assert store.import_rocketmq_config(folder).topics == len(KINDS_IDLE)
-
-
 def test_settings_of_ours_that_rocketmq_has_come_back(opens: Opens, tmp_path: Path) -> None:
     store = opens("one")
     kinds = get_args(Kind)
-    made = [k for k in kinds if k not in KINDS_IDLE]
-    store.create_topics([TopicConfig(name=k, kind=k, queues=2, read_queues=3) for k in made])
-    import_idle_kinds(store, tmp_path / "idle")
+    store.create_topics([TopicConfig(name=k, kind=k, queues=2, read_queues=3) for k in kinds])
     groups = [
         GroupConfig(name="plain"),
         GroupConfig(name="own", backoff=(0.5, 7.0), max_attempts=3, ordered=True, start="end"),

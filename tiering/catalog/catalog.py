@@ -205,6 +205,7 @@ def fields_of(topic: TopicOfArchive) -> dict[str, Any]:
         "attributes": topic.attributes,
         "compress_above": topic.compress_above,
         "compression": topic.compression,
+        "takes_delays": topic.takes_delays,
     }
 
 

@@ -33,7 +33,7 @@ from kvstore.cli.terminal.output import Output, output_option
 from kvstore.clock import whole_ms
 from kvstore.config import QUEUES_DEFAULT, QUEUES_MAX
 from kvstore.meta.namespaces import wrap
-from kvstore.meta.topic import KINDS_OFFERED
+from kvstore.meta.topic import KINDS
 from kvstore.record.validate import check_topic
 
 NONE: Final = "none"
@@ -97,6 +97,8 @@ _settings: Option = listed(
     click.option("--compression",
                  type=Clearable(click.Choice(["zlib", "lz4", "zstd"]), _STORE),
                  metavar="[zlib|lz4|zstd|store]", help="With what."),
+    click.option("--takes-delays/--takes-no-delays", default=None,
+                 help="Whether messages may be delayed."),
     _retention_option,
     namespace_option,
 )  # fmt: skip
@@ -113,7 +115,7 @@ def topic() -> None:
 @_name_argument
 @click.option("--queues", type=click.IntRange(1, QUEUES_MAX), default=QUEUES_DEFAULT,
               show_default=True)  # fmt: skip
-@click.option("--kind", type=click.Choice(KINDS_OFFERED), default="normal", show_default=True)
+@click.option("--kind", type=click.Choice(KINDS), default="normal", show_default=True)
 @exist_ok_option
 @_settings
 @config_option

@@ -137,6 +137,7 @@ cdef int _add_row(
     _add_named(batch, row, &chunk.group, i, b"__SHARDINGKEY\x01", 14, False)
     _add_number(&chunk.deliver_at, i, 0x7FFFFFFFFFFFFFFF, &due)
     if due >= 0:
+        row.delayed = True
         row.due = due_at(due, now_ms)
         if row.due:
             batch.add_wait(row, topic.at, topic.size)

@@ -11,6 +11,7 @@ is blamed; looking makes no topic.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from kvstore.core.arrow.given_columns import GivenColumns
@@ -120,14 +121,18 @@ def explain(
     limits: Limits,
     topic_of: TopicOf,
     now_ms: int,
+    *,
+    is_prepared: bool | None = False,
 ) -> tuple[StoreError, Exception | None]:
     """The error of the first message at fault, and the exception that its traceback should show.
 
-    `why` is the exception that the encoder met at `now_ms`, and `topic_of` makes no topic. Faults
-    of a message by itself come before faults of its topic or queue.
+    `why` is the exception that the encoder met at `now_ms`, and `topic_of` makes no topic. The
+    messages are prepared ones if `is_prepared`; None: any kind of topic takes them. Faults of a
+    message by itself come before faults of its topic or queue.
     """
+    in_topic = partial(_check_in_topic, is_prepared=is_prepared)
     count, kind = len(messages), "row" if isinstance(messages, Rows) else "message"
-    for look in (_check_message, _check_in_topic):
+    for look in (_check_message, in_topic):
         for index in range(count):
             where = f"{kind} {index} of {count}: "
             try:
@@ -348,7 +353,9 @@ def _check_sizes(m: Message, overhead: int, limits: Limits) -> None:
 # --- a message in its topic -------------------------------------------------------------------
 
 
-def _check_in_topic(m: Message, limits: Limits, topic_of: TopicOf, now_ms: int) -> None:
+def _check_in_topic(
+    m: Message, limits: Limits, topic_of: TopicOf, now_ms: int, *, is_prepared: bool | None
+) -> None:
     topic = topic_of(m.topic)
     if topic.route.holds_pending:
         raise MessageIllegal(
@@ -361,3 +368,40 @@ def _check_in_topic(m: Message, limits: Limits, topic_of: TopicOf, now_ms: int) 
             f"it has 0 to {topic.route.write_queues - 1}"
         )
     _check_sizes(m, topic.route.overhead, limits)
+    if is_prepared is not None:
+        _check_kind(m, topic.route, is_prepared)
+
+
+def _check_kind(m: Message, route: PutRoute, is_prepared: bool) -> None:
+    delayed = (m.deliver_at, m.delay, m.delay_level) != (None, None, None)
+    topic, kind = f"topic {shown(m.topic)}", route.kind
+    if kind == "delay" and not delayed:
+        raise MessageIllegal(
+            f"{topic} is of kind 'delay', for delayed messages only: give deliver_at, delay or "
+            "delay_level, or put it to a topic of another kind"
+        )
+    if kind == "transaction" and not is_prepared:
+        raise MessageIllegal(
+            f"{topic} is of kind 'transaction', for prepared messages only: prepare it, or put it "
+            "to a topic of another kind"
+        )
+    if kind == "fifo" and is_prepared:
+        raise MessageIllegal(
+            f"{topic} is of kind 'fifo', whose messages are in order, so none is prepared: put it, "
+            "or prepare it for a topic of another kind"
+        )
+    if kind == "fifo" and delayed:
+        raise MessageIllegal(
+            f"{topic} is of kind 'fifo', whose messages are in order, so none is delayed: put it "
+            "without a delay, or to a topic of another kind"
+        )
+    if kind == "fifo" and m.message_group is None and m.queue is None:
+        raise MessageIllegal(
+            f"{topic} is of kind 'fifo', whose messages are in order: give the message_group, or "
+            "the queue, in which this one has its place"
+        )
+    if delayed and not route.takes_delays:
+        raise MessageIllegal(
+            f"{topic} was made with takes_delays=False: put it without a delay, or use "
+            "alter_topic to allow delays"
+        )

@@ -286,6 +286,7 @@ def test_a_topic_is_kept_with_all_that_makes_it_again() -> None:
         name="T", id=9, kind="fifo", queues=3, read_queues=5, since=77, key_index="unique",
         key_history=((5, "off"), (9, "unique")), retention={"hot_for": 3600.0},
         attributes={"owner": "billing"}, compress_above=4096, compression="zstd",
+        takes_delays=False,
     )  # fmt: skip
     archive, _ = make([Queue(topic, 0, {0: record(0)})]).open()
     (kept,) = archive.manifest.topics
