@@ -20,6 +20,8 @@ class PutRoute:
     key_level: int
     """The keys that go into the key index: 0 none, 1 the unique id, 2 all keys as well."""
     holds_pending: bool
+    dedup_window: int
+    """Milliseconds; -1: the topic takes no dedup ids."""
 
     def __init__(
         self,
@@ -32,11 +34,13 @@ class PutRoute:
         compress_above: int | None,
         compression: str | None,
         holds_pending: bool = False,
+        dedup_window: int | None = None,
     ) -> None:
         """`magic` and `wire` (the topic's length and name) are the record's, of which a packed host
         takes `host_size` bytes: 8 or 20, else ValueError, as for no queues. Bodies above
         `compress_above` bytes are compressed with the codec `compression`; None: as in all topics.
         Messages that wait are put by the route that `holds_pending`, and callers put none there.
+        Dedup ids are remembered for `dedup_window` ms; None: the topic takes none.
         """
 
 class _Routes(Protocol):
@@ -95,6 +99,8 @@ class PreparedBatch:
     """The records of a put, whole but for their places, which `Tail.add` gives."""
 
     count: int
+    deduped: int
+    """How many of the messages have dedup ids."""
     records: bytes
     stored_at: int
     first_due: int

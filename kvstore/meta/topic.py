@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.clock import whole_ms
 from kvstore.config import QUEUES_DEFAULT, QUEUES_MAX, Codec, KeyIndex, Retention, check_retention
 from kvstore.core.encoding import PutRoute
 from kvstore.core.names import TIMER_TOPIC, TRANSACTION_HALF_TOPIC
@@ -37,6 +38,8 @@ KINDS_OFFERED: Final = tuple(kind for kind in KINDS if kind not in KINDS_IDLE)
 KEY_INDEXES: Final = get_args(KeyIndex)
 CODECS: Final = get_args(Codec)
 _COMPRESS_MAX: Final = (1 << 63) - 1
+_WINDOW_MAX: Final = 10 * 365 * 86_400
+"""Seconds of the longest dedup window."""
 KeyHistory = tuple[tuple[int, KeyIndex], ...]
 """`key_index` settings, each with the log position from which it holds; empty for a topic whose
 setting never changed.
@@ -55,6 +58,8 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     `compress_above` (bytes of a body above which it is compressed) and `compression` None take the
     store's setting: the first as it is when the topic is made, the others as it is at each put.
     `attributes` are texts of the caller's own (RocketMQ's topic attributes come here at an import).
+    A repeat of a dedup id within `dedup_window` seconds is not put again; None: the topic takes no
+    dedup ids.
     """
 
     name: str
@@ -66,6 +71,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     compress_above: int | None = None
     compression: Codec | None = None
     attributes: dict[str, str] = {}
+    dedup_window: float | None = None
 
 
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +96,7 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
     compression: Codec | None = None
     queues_ever: int = 0
     key_history: KeyHistory = ()
+    dedup_window: float | None = None
 
 
 class Topic:
@@ -136,6 +143,7 @@ class Topic:
             info.compress_above,
             info.compression,
             info.name in (TIMER_TOPIC, TRANSACTION_HALF_TOPIC),
+            None if info.dedup_window is None else whole_ms(info.dedup_window),
         )
         self.keys_ever = self.keys_unique or any(s != "off" for _, s in info.key_history)
         self._sure: KeyHistory = ()
@@ -192,6 +200,7 @@ def new_topic(config: TopicConfig, number: int, since: int, key_index: KeyIndex)
             compress_above=config.compress_above,
             compression=config.compression,
             queues_ever=read,
+            dedup_window=config.dedup_window,
         )
     )
 
@@ -292,6 +301,12 @@ def checked(info: TopicInfo) -> TopicInfo:
             f"{', '.join(CODECS)}"
         )
     check_retention(info.retention)
+    window = info.dedup_window
+    if window is not None and (type(window) not in (int, float) or not 0 < window <= _WINDOW_MAX):
+        raise CallerError(
+            f"dedup_window is {shown(window)}; it must be None (the topic takes no dedup ids), or "
+            f"a number of seconds above 0, {_WINDOW_MAX} at most"
+        )
     return info
 
 

@@ -41,6 +41,7 @@ class _TopicFields(msgspec.Struct, frozen=True, kw_only=True):
     attributes: dict[str, str] = {}
     compress_above: int | None = None
     compression: str | None = None
+    dedup_window: float | None = None
     key_id: str | None = None
 
 

@@ -205,6 +205,7 @@ def fields_of(topic: TopicOfArchive) -> dict[str, Any]:
         "attributes": topic.attributes,
         "compress_above": topic.compress_above,
         "compression": topic.compression,
+        "dedup_window": topic.dedup_window,
     }
 
 

@@ -64,6 +64,7 @@ def archived_topic(info: TopicFacts) -> ArchivedTopic:
         attributes=dict(info.attributes),
         compress_above=info.compress_above,
         compression=info.compression,
+        dedup_window=info.dedup_window,
     )
 
 

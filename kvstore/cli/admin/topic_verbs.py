@@ -97,6 +97,8 @@ _settings: Option = listed(
     click.option("--compression",
                  type=Clearable(click.Choice(["zlib", "lz4", "zstd"]), _STORE),
                  metavar="[zlib|lz4|zstd|store]", help="With what."),
+    click.option("--dedup-window", metavar="SECONDS", type=Clearable(click.FLOAT, NONE),
+                 help=f"How long dedup ids are remembered; {NONE!r}: the topic takes none."),
     _retention_option,
     namespace_option,
 )  # fmt: skip
