@@ -37,6 +37,8 @@ SCENARIOS: Final = (
     Scenario("put_stalls", "put_stalls:run_few", runs=1),
     Scenario("put_stalls_many", "put_stalls:run_many", runs=1),
     Scenario("put_sync", "put_sync:run"),
+    Scenario("dedup", "dedup:run", runs=1),
+    Scenario("dedup_window", "dedup:run_window", runs=1),
     Scenario("pull", "reading:run_pull"),
     Scenario("get", "reading:run_get"),
     Scenario("query", "reading:run_query"),

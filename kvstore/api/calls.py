@@ -71,6 +71,7 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
         delay: float | None = None,
         delay_level: int | None = None,
         expires_at: int | None = None,
+        dedup_id: str | None = None,
     ) -> PutResult:
         """Puts one message; see `put_batch`, of which this is a batch of one, and `Message` for the
         fields.
@@ -82,30 +83,19 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
         True
         """
         message = Message(
-            topic,
-            body,
-            queue,
-            tag,
-            keys,
-            {} if properties is None else properties,
-            message_group,
-            flags,
-            message_id,
-            born_at,
-            deliver_at,
-            delay,
-            delay_level,
-            expires_at,
-        )
+            topic, body, queue, tag, keys, {} if properties is None else properties, message_group,
+            flags, message_id, born_at, deliver_at, delay, delay_level, expires_at, dedup_id,
+        )  # fmt: skip
         return self._engine.writer.put_batch((message,))[0]
 
     def put_batch(self, messages: Sequence[Message]) -> list[PutResult]:
         """Puts messages, in order; an error writes none of them (a crash may leave a leading part;
         after `FlushFailed` they may be there when the store is opened again).
 
-        Returns when they are written, or with `flush="sync"` when they are on the disk. Raises
-        `TopicNotFound`, `MessageIllegal` and its kinds, `StoreBusy`, `DiskFull`, `FlushFailed`,
-        `StoreReadOnly`, `StoreClosed`."""
+        Returns when they are written, or with `flush="sync"` when they are on the disk. A message
+        that repeats a dedup id within its topic's `dedup_window` is not put again: its result is
+        the first one's. Raises `TopicNotFound`, `MessageIllegal` and its kinds, `StoreBusy`,
+        `DiskFull`, `FlushFailed`, `StoreReadOnly`, `StoreClosed`, and errors of archives."""
         return self._engine.writer.put_batch(messages)
 
     # --- reading ---
@@ -313,6 +303,7 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
         compression: Codec | None = None,
         attributes: Mapping[str, str] | None = None,
         takes_delays: bool = True,
+        dedup_window: float | None = None,
     ) -> TopicInfo:
         """Makes a topic; `TopicExists`, or `MessageIllegal` for a name that can't be one.
         `TopicConfig` says what each setting means, and what None stands for.
@@ -330,6 +321,7 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
             compression=compression,
             attributes=attributes_of({} if attributes is None else attributes),
             takes_delays=takes_delays,
+            dedup_window=dedup_window,
         )
         return self.create_topics([config], exist_ok=exist_ok)[0]
 
@@ -371,9 +363,10 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
         compression: Codec | UnsetType | None = UNSET,
         attributes: Mapping[str, str] | None = None,
         takes_delays: bool | None = None,
+        dedup_window: float | UnsetType | None = UNSET,
     ) -> TopicInfo:
         """Changes a topic; settings that are not given stay. `compress_above` and `compression`
-        None are the store's again.
+        None are the store's again, `dedup_window` None lets the topic take no dedup ids.
 
         `queues` (or `write_queues`) is how many take messages. Fewer than before: those taken away
         stay readable, until `read_queues` takes them from readers too, which is refused
@@ -389,6 +382,7 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
             compression=compression,
             attributes=UNSET if attributes is None else attributes_of(attributes),
             takes_delays=UNSET if takes_delays is None else takes_delays,
+            dedup_window=dedup_window,
         )
         return self._engine.topics.alter(
             name,

@@ -4,7 +4,6 @@ cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from kvstore.core.put_route cimport PutRoute
-from kvstore.core.queue_offsets cimport QueueOffsets
 from kvstore.core.texts cimport NameSet
 from kvstore.core.unique_ids cimport UniqueIds
 
@@ -30,7 +29,11 @@ cdef struct Row:
     Py_ssize_t properties_size
     # Where the unique id begins there.
     Py_ssize_t id_at
-    # Ends of the row's hashes of keys, the unique id's the first.
+    # Where the dedup id's property begins; its bytes, of name and id, 0 if there is none.
+    Py_ssize_t dedup_at
+    Py_ssize_t dedup_size
+    uint64_t dedup_hash
+    # Ends of the row's hashes of keys, the unique id's the first, or behind the dedup id's.
     Py_ssize_t hashes_end
     # The queue that the message names; -1: none. Its group's hash, if it has a group.
     int64_t queue
@@ -89,6 +92,7 @@ cdef class Encoder:
 cdef class PreparedBatch:
     cdef Row *rows
     cdef readonly Py_ssize_t count
+    cdef readonly Py_ssize_t deduped
     cdef uint8_t *properties
     cdef Py_ssize_t properties_size
     cdef Py_ssize_t _properties_room
@@ -105,7 +109,7 @@ cdef class PreparedBatch:
     # Whether topics of all kinds take its messages.
     cdef bint any_kind
     # How many rows have offsets.
-    cdef Py_ssize_t _numbered
+    cdef Py_ssize_t numbered
     cdef Encoder _encoder
     # Those of the encoder, which lives as long.
     cdef Limits limits
@@ -120,6 +124,7 @@ cdef class PreparedBatch:
     cdef int add_text(self, const uint8_t *at, Py_ssize_t size, bint blanks) except -1 nogil
     cdef int _add_str(self, object text, bint blanks) except -1
     cdef int add_hash(self, Py_ssize_t begin) except -1 nogil
+    cdef int _add_dedup_id(self, Row *row, object dedup_id, PutRoute route) except -1
     cdef int _add_id(self, Row *row, object message_id, int64_t now_ms) except -1
     cdef int add_made_id(self, Row *row) except -1 nogil
     cdef int end_id(self, Row *row) except -1 nogil
@@ -137,8 +142,6 @@ cdef class PreparedBatch:
     cdef int _write(self) except -1
     cdef void _write_around(self, uint8_t *out, Row *row, PutRoute route) noexcept
     cdef void _drop_unindexed(self) noexcept
-    cdef int number(self, QueueOffsets offsets) except -1
-    cdef int give_back(self, QueueOffsets offsets) except -1
     cdef Py_ssize_t fitting(self, Py_ssize_t first, Py_ssize_t room) noexcept
     cdef bytes place(
         self, Py_ssize_t first, Py_ssize_t stop, int64_t position, int64_t stored_at

@@ -22,6 +22,8 @@ class PutRoute:
     holds_pending: bool
     kind: str
     takes_delays: bool
+    dedup_window: int
+    """Milliseconds; -1: the topic takes no dedup ids."""
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class PutRoute:
         holds_pending: bool = False,
         kind: str = "normal",
         takes_delays: bool = True,
+        dedup_window: int | None = None,
     ) -> None:
         """`magic` and `wire` (the topic's length and name) are the record's, of which a packed host
         takes `host_size` bytes: 8 or 20, else ValueError, as for no queues. Bodies above
@@ -44,6 +47,7 @@ class PutRoute:
         The kind "fifo" takes messages that have a group or a queue, and no delayed ones; "delay"
         only delayed ones, "transaction" only prepared ones. No kind takes delayed ones without
         `takes_delays`.
+        Dedup ids are remembered for `dedup_window` ms; None: the topic takes none.
         """
 
 class _Routes(Protocol):
@@ -105,6 +109,8 @@ class PreparedBatch:
     """The records of a put, whole but for their places, which `Tail.add` gives."""
 
     count: int
+    deduped: int
+    """How many of the messages have dedup ids."""
     records: bytes
     stored_at: int
     first_due: int

@@ -26,9 +26,8 @@ from kvstore.core.expiry cimport EXPIRY_SIZE, write_expiry
 from kvstore.core.put_fields cimport (
     DUE_DIGITS, QUEUE_DIGITS, due_of, is_delayed, message_of, number_within, refuse, write_digits,
 )
-from kvstore.core.put_route cimport FIXED_BESIDE, PutRoute
+from kvstore.core.put_route cimport PutRoute
 from kvstore.core.put_values cimport Message, PutResult
-from kvstore.core.queue_offsets cimport QueueOffsets
 from kvstore.core.records cimport CRC_PROPERTY, RECORD_CRC_MASK, write_crc_property
 from kvstore.core.texts cimport NameSet, WORD, copy_text
 from kvstore.core.unique_ids cimport ID_DIGITS, UniqueIds, write_id_number
@@ -51,6 +50,8 @@ cdef enum:
     ALL_KEYS = 2
     # Bytes of a batch from which other threads run meanwhile.
     LONG = 1 << 16
+    # Bytes of a dedup id's property: 8 of its name, 255 of the id.
+    DEDUP_MAX = 263
 
 # Callers know it as a part of encoding.
 globals()["PutRoute"] = PutRoute
@@ -110,6 +111,8 @@ cdef class Encoder:
             if message.expires_at is not None:
                 write_expiry(number_within(message.expires_at, INT64_MAX), expiry)
                 batch.add(<const char *>expiry, EXPIRY_SIZE)
+            if message.dedup_id is not None:
+                batch._add_dedup_id(&batch.rows[i], message.dedup_id, route)
             batch._add_id(&batch.rows[i], message.message_id, now_ms)
             batch._add_keys(message.keys)
             batch.rows[i].hashes_end = batch.hashes_count
@@ -125,6 +128,8 @@ cdef class Encoder:
             elif is_delayed(message):
                 batch.rows[i].delayed = True
                 batch.rows[i].due = due_of(message, now_ms, self.cut_ms)
+            if batch.rows[i].dedup_size and (held is not None or is_delayed(message)):
+                refuse("a message that waits has no dedup id")
             if batch.rows[i].due:
                 name = <const uint8_t *>PyUnicode_AsUTF8AndSize(topic, &size)
                 batch.add_wait(&batch.rows[i], name, size)
@@ -150,7 +155,7 @@ cdef class Encoder:
                 refuse("not each message has a route")
         for i in range(batch.count):
             route = <PutRoute?>batch.routes[i]
-            if route.overhead != FIXED_BESIDE + 2 * len(self._host) + len(route._wire):
+            if route.host_size != len(self._host):
                 refuse("a route for hosts of another size")
             if route.holds_pending and not batch.rows[i].ends:
                 refuse("the topic is the store's own")
@@ -158,7 +163,11 @@ cdef class Encoder:
             if route.rules and not batch.any_kind and not batch.rows[i].ends:
                 ordered = batch.rows[i].grouped or batch.rows[i].queue >= 0
                 route.check_kind(batch.rows[i].delayed, ordered, batch.rows[i].is_prepared)
-            _choose_queue(&batch.rows[i], route)
+            if batch.rows[i].queue >= route.write_queues:
+                refuse("a number out of its range")
+            batch.rows[i].queue_key = route.queue_key(
+                batch.rows[i].queue, batch.rows[i].grouped, batch.rows[i].group_hash
+            )
             if batch.rows[i].due:
                 if held is None:
                     held = (
@@ -231,17 +240,6 @@ cdef int _add_numbers(Row *row, object queue, object flags, object born_at) exce
     return 0
 
 
-cdef int _choose_queue(Row *row, PutRoute route) except -1:
-    cdef uint64_t turn = row.group_hash
-    if row.queue >= 0:
-        if row.queue >= route.write_queues:
-            refuse("a number out of its range")
-        turn = <uint64_t>row.queue
-    elif not row.grouped:
-        turn = route._turn
-        route._turn += 1
-    row.queue_key = route.base + turn % route.write_queues
-    return 0
 
 
 @cython.final
@@ -313,6 +311,20 @@ cdef class PreparedBatch:
         )
         self.hashes_count += 1
         return 0
+
+    cdef int _add_dedup_id(self, Row *row, object dedup_id, PutRoute route) except -1:
+        # The first hash is its, of name and id, which no key of a message can have.
+        row.dedup_at = self.properties_size
+        if route is None or route.dedup_window < 0:
+            refuse("the topic has no window for dedup ids")
+        self.add(b"__DEDUP\x01", 8)
+        self._add_str(dedup_id, True)
+        row.dedup_size = self.properties_size - row.dedup_at
+        if row.dedup_size > DEDUP_MAX:
+            refuse("the dedup id is too long")
+        self.deduped += 1
+        self.add_hash(row.dedup_at)
+        return self.add(b"\x02", 1)
 
     cdef int _add_id(self, Row *row, object message_id, int64_t now_ms) except -1:
         cdef UniqueIds ids = self._encoder.ids
@@ -494,37 +506,19 @@ cdef class PreparedBatch:
         memcpy(out + 2, self.properties + row.properties_at, row.properties_size)
 
     cdef void _drop_unindexed(self) noexcept:
-        # Of the hashes, those stay that the topics index: all, the unique id's, or none.
+        # Of the hashes, those stay that the topics index: all, the unique id's, or none; and a
+        # dedup id's.
         cdef Py_ssize_t i, begin = 0, end, kept = 0, mine
         for i in range(self.count):
             end = self.rows[i].hashes_end
             mine = end - begin
             if (<PutRoute>self.routes[i]).key_level < ALL_KEYS:
-                mine = (<PutRoute>self.routes[i]).key_level
+                mine = (<PutRoute>self.routes[i]).key_level + (self.rows[i].dedup_size > 0)
             memmove(self.hashes + kept, self.hashes + begin, mine * sizeof(uint32_t))
             kept += mine
             begin = end
             self.rows[i].hashes_end = kept
         self.hashes_count = kept
-
-    cdef int number(self, QueueOffsets offsets) except -1:
-        # All rows get offsets, or none takes one.
-        self._numbered = 0
-        try:
-            while self._numbered < self.count:
-                self.rows[self._numbered].offset = offsets.take(self.rows[self._numbered].queue_key)
-                self._numbered += 1
-        except BaseException:
-            self.give_back(offsets)
-            raise
-        return 0
-
-    cdef int give_back(self, QueueOffsets offsets) except -1:
-        # The last first: a queue that occurs twice gets its first offset back.
-        while self._numbered:
-            self._numbered -= 1
-            offsets.set(self.rows[self._numbered].queue_key, self.rows[self._numbered].offset)
-        return 0
 
     cdef Py_ssize_t fitting(self, Py_ssize_t first, Py_ssize_t room) noexcept:
         # The messages from `first` to here fit the room.

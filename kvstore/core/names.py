@@ -32,6 +32,8 @@ BATCH_BASE: Final = "INNER_BASE"
 """The queue offset of an inner batch's first message."""
 DUPLICATION_INFO: Final = "DUP_INFO"
 """Added by a deduplicating producer."""
+DEDUP_ID: Final = "__DEDUP"
+"""The dedup id, by which this store knows a repeated put."""
 
 # --- where a message belongs -----------------------------------------------------------------
 
@@ -126,6 +128,7 @@ RESERVED: Final[frozenset[str]] = frozenset(
         BATCH_COUNT,
         BATCH_BASE,
         DUPLICATION_INFO,
+        DEDUP_ID,
         REAL_TOPIC,
         REAL_QUEUE,
         RETRY_TOPIC,

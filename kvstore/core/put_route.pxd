@@ -1,12 +1,7 @@
 """See put_route.pyx."""
 
 cimport cython
-from libc.stdint cimport uint32_t, uint64_t
-
-
-cdef enum:
-    # A record's fixed bytes beside its hosts and its topic.
-    FIXED_BESIDE = 74
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 
 @cython.final
@@ -14,6 +9,7 @@ cdef class PutRoute:
     cdef readonly uint64_t base
     cdef readonly uint32_t write_queues
     cdef readonly uint32_t overhead
+    cdef Py_ssize_t host_size
     cdef uint32_t _magic
     cdef bytes _wire
     cdef readonly int key_level
@@ -26,6 +22,9 @@ cdef class PutRoute:
     cdef readonly bint takes_delays
     # The messages that the kind refuses; 0: it takes all.
     cdef int rules
+    # Milliseconds; -1: the topic takes no dedup ids.
+    cdef readonly int64_t dedup_window
     # The turn of the next message that names no queue.
     cdef uint64_t _turn
     cdef int check_kind(self, bint delayed, bint ordered, bint prepared) except -1
+    cdef uint64_t queue_key(self, int64_t queue, bint grouped, uint32_t group_hash) noexcept

@@ -8,6 +8,11 @@ Invariant: only the turn of messages that name no queue changes.
 """
 
 cimport cython
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+cdef enum:
+    # A record's fixed bytes beside its hosts and its topic.
+    FIXED_BESIDE = 74
 
 from kvstore.core.put_fields cimport refuse
 
@@ -30,6 +35,7 @@ cdef class PutRoute:
     def __init__(
         self, base, write_queues, host_size, magic, bytes wire not None, key_level, compress_above,
         compression, bint holds_pending=False, str kind not None="normal", bint takes_delays=True,
+        dedup_window=None,
     ):
         self.base = base
         self.write_queues = write_queues
@@ -37,6 +43,7 @@ cdef class PutRoute:
             raise ValueError("a packed host takes 8 or 20 bytes")
         if not write_queues:
             raise ValueError("a topic has one queue at least")
+        self.host_size = host_size
         self.overhead = FIXED_BESIDE + 2 * host_size + len(wire)
         self._magic = magic
         self._wire = wire
@@ -46,6 +53,7 @@ cdef class PutRoute:
         self.holds_pending = holds_pending
         self.kind = kind
         self.takes_delays = takes_delays
+        self.dedup_window = -1 if dedup_window is None else dedup_window
         self.rules = _RULES.get(kind, 0) | (0 if takes_delays else NO_DELAYED)
 
     cdef int check_kind(self, bint delayed, bint ordered, bint prepared) except -1:
@@ -59,3 +67,13 @@ cdef class PutRoute:
         if self.rules & against:
             refuse("the topic's kind does not take the message")
         return 0
+
+    cdef uint64_t queue_key(self, int64_t queue, bint grouped, uint32_t group_hash) noexcept:
+        # Of the queue that a message names, unless that is -1; of its group's; of its turn's.
+        cdef uint64_t turn = group_hash
+        if queue >= 0:
+            turn = <uint64_t>queue
+        elif not grouped:
+            turn = self._turn
+            self._turn += 1
+        return self.base + turn % self.write_queues

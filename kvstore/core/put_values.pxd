@@ -18,6 +18,7 @@ cdef class Message:
     cdef public object delay
     cdef public object delay_level
     cdef public object expires_at
+    cdef public object dedup_id
 
 
 cdef class PutResult:
@@ -30,6 +31,7 @@ cdef class PutResult:
     cdef public int64_t position
     cdef public int64_t size
     cdef public object status
+    cdef public bint duplicate
 
 
 # The fields of any value that names them in `__match_args__`, its text, and it with some changed.

@@ -27,10 +27,13 @@ class Message:
     milliseconds since the epoch, pulls and pops pass the message over; None means never. A time
     that is past is allowed: the message is stored, and has expired already.
 
-    One of `deliver_at`, `delay` and `delay_level` delays the message: until the time `deliver_at`
-    (ms since the epoch), by `delay` seconds, or by the level `delay_level` of RocketMQ (1 to 18:
-    1 s to 2 h). It is not in its queue before that. A time that has passed is now; 40 years are the
-    longest delay."""
+    One of `deliver_at`, `delay` and `delay_level` delays the message: until a time (ms since the
+    epoch), by so many seconds, or by a level of RocketMQ (1 to 18: 1 s to 2 h). It is not in its
+    queue before that. A time that has passed is now; 40 years are the longest delay.
+
+    A repeat of a `dedup_id` within the topic's `dedup_window` is not put again (see `PutResult`); a
+    delayed message has none.
+    """
 
     __match_args__: ClassVar[tuple[str, ...]]
     topic: str
@@ -47,6 +50,7 @@ class Message:
     delay: float | None
     delay_level: int | None
     expires_at: int | None
+    dedup_id: str | None
 
     def __init__(
         self,
@@ -64,13 +68,15 @@ class Message:
         delay: float | None = None,
         delay_level: int | None = None,
         expires_at: int | None = None,
+        dedup_id: str | None = None,
     ) -> None: ...
     def __replace__(self, **changes: object) -> Self:
         """The message with other values in some of its fields."""
 
 class PutResult:
     """Where a message went: `position` and `size` are bytes in the log, `offset` its place in its
-    queue; -1 for a delayed message, which gets its place there when it is delivered.
+    queue; -1 for a delayed message, which gets its place there when it is delivered. With
+    `duplicate` it was not put: all this is of the message with its dedup id.
     """
 
     __match_args__: ClassVar[tuple[str, ...]]
@@ -81,6 +87,7 @@ class PutResult:
     position: int
     size: int
     status: PutStatus
+    duplicate: bool
 
     def __init__(
         self,
@@ -91,4 +98,5 @@ class PutResult:
         position: int,
         size: int,
         status: PutStatus,
+        duplicate: bool = False,
     ) -> None: ...

@@ -49,21 +49,24 @@ cdef class Message:
     milliseconds since the epoch, pulls and pops pass the message over; None means never. A time
     that is past is allowed: the message is stored, and has expired already.
 
-    One of `deliver_at`, `delay` and `delay_level` delays the message: until the time `deliver_at`
-    (ms since the epoch), by `delay` seconds, or by the level `delay_level` of RocketMQ (1 to 18:
-    1 s to 2 h). It is not in its queue before that. A time that has passed is now; 40 years are the
-    longest delay."""
+    One of `deliver_at`, `delay` and `delay_level` delays the message: until a time (ms since the
+    epoch), by so many seconds, or by a level of RocketMQ (1 to 18: 1 s to 2 h). It is not in its
+    queue before that. A time that has passed is now; 40 years are the longest delay.
+
+    A repeat of a `dedup_id` within the topic's `dedup_window` is not put again (see `PutResult`); a
+    delayed message has none.
+    """
 
     __match_args__ = (
         "topic", "body", "queue", "tag", "keys", "properties", "message_group", "flags",
-        "message_id", "born_at", "deliver_at", "delay", "delay_level", "expires_at",
+        "message_id", "born_at", "deliver_at", "delay", "delay_level", "expires_at", "dedup_id",
     )
     __hash__ = None
 
     def __init__(
         self, topic, body, queue=None, tag=None, keys=(), properties=NO_PROPERTIES,
         message_group=None, flags=0, message_id=None, born_at=None, deliver_at=None, delay=None,
-        delay_level=None, expires_at=None,
+        delay_level=None, expires_at=None, dedup_id=None,
     ):
         self.topic = topic
         self.body = body
@@ -79,6 +82,7 @@ cdef class Message:
         self.delay = delay
         self.delay_level = delay_level
         self.expires_at = expires_at
+        self.dedup_id = dedup_id
 
     def __eq__(self, other):
         return fields_of(self) == fields_of(other) if type(self) is type(other) else NotImplemented
@@ -97,13 +101,18 @@ cdef class Message:
 @cython.freelist(64)
 cdef class PutResult:
     """Where a message went: `position` and `size` are bytes in the log, `offset` its place in its
-    queue; -1 for a delayed message, which gets its place there when it is delivered.
+    queue; -1 for a delayed message, which gets its place there when it is delivered. With
+    `duplicate` it was not put: all this is of the message with its dedup id.
     """
 
-    __match_args__ = ("message_id", "topic", "queue", "offset", "position", "size", "status")
+    __match_args__ = (
+        "message_id", "topic", "queue", "offset", "position", "size", "status", "duplicate",
+    )
     __hash__ = None
 
-    def __init__(self, message_id, topic, queue, offset, position, size, status):
+    def __init__(
+        self, message_id, topic, queue, offset, position, size, status, duplicate=False,
+    ):
         self._id = message_id
         self._number = -1
         self.topic = topic
@@ -112,6 +121,7 @@ cdef class PutResult:
         self.position = position
         self.size = size
         self.status = status
+        self.duplicate = duplicate
 
     @property
     def message_id(self):

@@ -58,9 +58,10 @@ class Scan:
         """The Java hashes of the tags, 0 for no tag. Only of a scan `with_names`."""
 
     @property
-    def keys(self) -> tuple[I64, U64, NDArray[np.bool_]]:
-        """The keys of the records, in their order: the row of each, its XXH32, and whether it is
-        the unique id. The keys of a row differ. Only of a scan `with_names`.
+    def keys(self) -> tuple[I64, U64, I64]:
+        """The keys of the records, in their order: the row of each, its XXH32, and the least level
+        of a topic's key index that takes it: 0 a dedup id, 1 a unique id, 2 any other. The keys of
+        a row differ. Only of a scan `with_names`.
         """
 
 def scan(

@@ -35,6 +35,10 @@ cdef enum:
     # Keys of one record up to which each is compared with those before it.
     FEW = 16
     OWNERS_AT_FIRST = 16
+    # The least level of a topic's key index that takes a key.
+    DEDUP_LEVEL = 0
+    UNIQUE_LEVEL = 1
+    KEY_LEVEL = 2
 
 cdef enum Column:
     POSITIONS
@@ -135,8 +139,8 @@ cdef class Scan:
 
     @property
     def keys(self):
-        rows = (self._keys >> 33).astype(_int64)
-        return rows, self._keys & 0xFFFFFFFF, (self._keys >> 32 & 1).astype(bool)
+        rows = (self._keys >> 34).astype(_int64)
+        return rows, self._keys & 0xFFFFFFFF, (self._keys >> 32 & 3).astype(_int64)
 
 
 cdef int _owner_of(
@@ -182,7 +186,7 @@ cdef int _compare(const void *a, const void *b) noexcept nogil:
 
 
 cdef int _add_key(
-    Found *found, Py_ssize_t first, bint is_unique, const uint8_t *key, Py_ssize_t size
+    Found *found, Py_ssize_t first, uint64_t level, const uint8_t *key, Py_ssize_t size
 ) noexcept nogil:
     # A key of the current record, whose keys begin at `first`.
     cdef uint64_t digest = xxh32_of(key, size)
@@ -198,7 +202,7 @@ cdef int _add_key(
             return -1
         found.keys = <uint64_t *>more
         found.key_room = 2 * found.key_room + 1024
-    found.keys[found.key_count] = <uint64_t>found.count << 33 | <uint64_t>is_unique << 32 | digest
+    found.keys[found.key_count] = <uint64_t>found.count << 34 | level << 32 | digest
     found.key_count += 1
     return 0
 
@@ -207,10 +211,10 @@ cdef int _read_names(Found *found, const uint8_t *at, Py_ssize_t size) noexcept 
     # The tag's hash and the keys of the current record, given its properties.
     cdef const uint8_t *end = at + size
     cdef const uint8_t *stop
-    cdef Span name, value, unique, keys, tag
+    cdef Span name, value, unique, keys, tag, dedup
     cdef Py_ssize_t first = found.key_count, i, kept
     cdef uint32_t hash = 0, bits = 0
-    unique.at = keys.at = tag.at = NULL
+    unique.at = keys.at = tag.at = dedup.at = NULL
     while next_pair(&at, end, &name, &value):
         if name.size == 4:
             if memcmp(name.at, b"TAGS", 4) == 0:
@@ -219,13 +223,18 @@ cdef int _read_names(Found *found, const uint8_t *at, Py_ssize_t size) noexcept 
                 keys = value
         elif name.size == 8 and memcmp(name.at, b"UNIQ_KEY", 8) == 0:
             unique = value
+        elif name.size == 7 and memcmp(name.at, b"__DEDUP", 7) == 0:
+            # Name and id together, which no key of a message can be.
+            dedup.at, dedup.size = name.at, value.at + value.size - name.at
     if tag.at != NULL:
         for i in range(tag.size):
             hash = 31 * hash + tag.at[i]
             bits |= tag.at[i]
     # That of a tag beyond ASCII is worked out later.
     found.table[TAGS * found.limit + found.count] = <int32_t>hash if bits < 128 else INT64_MIN
-    if unique.at != NULL and _add_key(found, first, True, unique.at, unique.size):
+    if dedup.at != NULL and _add_key(found, first, DEDUP_LEVEL, dedup.at, dedup.size):
+        return -1
+    if unique.at != NULL and _add_key(found, first, UNIQUE_LEVEL, unique.at, unique.size):
         return -1
     if keys.at != NULL:
         at, end = keys.at, keys.at + keys.size
@@ -233,19 +242,19 @@ cdef int _read_names(Found *found, const uint8_t *at, Py_ssize_t size) noexcept 
             stop = <const uint8_t *>memchr(at, 32, end - at)
             if stop == NULL:
                 stop = end
-            if stop > at and _add_key(found, first, False, at, stop - at):
+            if stop > at and _add_key(found, first, KEY_LEVEL, at, stop - at):
                 return -1
             at = stop + 1
     if found.key_count - first > FEW:
-        # A record of many keys: equal ones become neighbours, the unique id's the last of them.
+        # A record of many keys: equal ones become neighbours, that of the least level the first.
         for i in range(first, found.key_count):
             found.keys[i] = found.keys[i] << 32 | found.keys[i] >> 32
         qsort(found.keys + first, found.key_count - first, sizeof(uint64_t), _compare)
         kept = first
         for i in range(first, found.key_count):
             if kept == first or found.keys[kept - 1] >> 32 != found.keys[i] >> 32:
+                found.keys[kept] = found.keys[i]
                 kept += 1
-            found.keys[kept - 1] = found.keys[i]
         found.key_count = kept
         for i in range(first, kept):
             found.keys[i] = found.keys[i] << 32 | found.keys[i] >> 32

@@ -40,6 +40,27 @@ cdef inline int64_t _offset(const QueueEntries *queue, Py_ssize_t at) noexcept:
     return <int64_t>(<uint64_t>queue.first + <uint64_t>at)
 
 
+cdef int _number(PreparedBatch batch, QueueOffsets offsets) except -1:
+    # All rows get offsets, or none takes one.
+    batch.numbered = 0
+    try:
+        while batch.numbered < batch.count:
+            batch.rows[batch.numbered].offset = offsets.take(batch.rows[batch.numbered].queue_key)
+            batch.numbered += 1
+    except BaseException:
+        _give_back(batch, offsets)
+        raise
+    return 0
+
+
+cdef int _give_back(PreparedBatch batch, QueueOffsets offsets) except -1:
+    # The last first: a queue that occurs twice gets its first offset back.
+    while batch.numbered:
+        batch.numbered -= 1
+        offsets.set(batch.rows[batch.numbered].queue_key, batch.rows[batch.numbered].offset)
+    return 0
+
+
 # Without the garbage collector, which would clear the maps before `__dealloc__` needs them. They
 # refer to nothing, so no cycle can go through a tail.
 @cython.final
@@ -93,7 +114,7 @@ cdef class Tail:
         cdef KeyEntry *key
         if segment_size <= BLANK_LEAST or position < 0:
             raise ValueError("no such position or segment")
-        batch.number(offsets)
+        _number(batch, offsets)
         while True:
             room = segment_size - position % segment_size
             stop = batch.fitting(first, room - BLANK_LEAST)
@@ -149,7 +170,7 @@ cdef class Tail:
     def take_back(
         self, PreparedBatch batch not None, QueueOffsets offsets not None, int64_t position
     ):
-        batch.give_back(offsets)
+        _give_back(batch, offsets)
         while self._count and self._entries[self._count - 1].position >= position:
             self._count -= 1
         while self._key_count and self._keys[self._key_count - 1].position >= position:

@@ -26,6 +26,7 @@ from kvstore.config import StoreConfig
 from kvstore.core.names import TIMER_TOPIC, TRANSACTION_HALF_TOPIC
 from kvstore.engine.engine_context import EngineContext
 from kvstore.engine.following import Follower
+from kvstore.engine.repeats import Repeats
 from kvstore.engine.segment_handover import SegmentHandover
 from kvstore.engine.upkeep import (
     HOUSEKEEPING_INTERVAL,
@@ -232,6 +233,7 @@ class Engine:
             self.context,
             self.flusher,
             self.waiting,
+            Repeats(self.context, self.finder, last_stored),
             last_stored=last_stored,
             checkpoint_now=self.checkpoint,
         )

@@ -9,10 +9,13 @@ The index says which offsets of which queues a segment or an archive holds, and 
 says how far it has come. So neither the log nor an archive is read to count unread messages, and
 memory grows only with the queues of the segment or archive that goes.
 
-Invariants: nothing goes from a store without a retention of its own, nor from one whose segments go
-to archives, however full the disk is (its puts stop instead); the active segment stays, and so does
-one that is not wholly checkpointed; a segment leaves the index before its file goes, so a minimum
-offset never points into nothing.
+Invariants:
+
+- Nothing goes from a store without a retention of its own, nor from one whose segments go to
+  archives, however full the disk is (its puts stop instead).
+- Only a full disk makes a segment go that may have a message whose dedup id is still remembered.
+- The active segment stays, and so does one that is not wholly checkpointed.
+- A segment leaves the index before its file goes, so a minimum offset never points into nothing.
 """
 
 from __future__ import annotations
@@ -66,9 +69,11 @@ def next_to_go(
     disk_used: float,
     total_bytes: int,
     is_tiered: bool = False,
+    dedup_window: Callable[[], float] = lambda: 0.0,
 ) -> Why | None:
     """The oldest segment if it has to go now; None if nothing has to. Pure: the caller asks again
-    after each.
+    after each. `dedup_window` gives the seconds for which dedup ids are remembered; it is asked
+    only where a segment is to go.
     """
     if not sealed or not may_delete(config.retention, is_tiered=is_tiered):
         return None
@@ -79,17 +84,25 @@ def next_to_go(
             oldest.number,
             f"the disk is {disk_used:.0%} full, the oldest segment goes from {force_at:.0%} on",
         )
-    limit = config.retention.max_bytes
+    why = None
+    limit, hot_for = config.retention.max_bytes, config.retention.hot_for
+    age = None if oldest.newest is None else now_ms - oldest.newest
     if limit is not None and total_bytes > limit:
-        return Why(oldest.number, f"the segments take {total_bytes} bytes, the limit is {limit}")
-    hot_for = config.retention.hot_for
-    if hot_for is None or oldest.newest is None or now_ms - oldest.newest <= hot_for * 1000:
+        why = f"the segments take {total_bytes} bytes, the limit is {limit}"
+    elif hot_for is None or age is None or age <= hot_for * 1000:
         return None
-    if config.delete_when is None or hour == config.delete_when:
-        return Why(oldest.number, f"its messages are older than {hot_for:g} s")
-    if disk_used >= clean_at:
-        return Why(oldest.number, f"it is expired, and the disk is {disk_used:.0%} full")
-    return None
+    elif config.delete_when is None or hour == config.delete_when:
+        why = f"its messages are older than {hot_for:g} s"
+    elif disk_used >= clean_at:
+        why = f"it is expired, and the disk is {disk_used:.0%} full"
+    # A dedup id is known by its message.
+    if why is None or (age is not None and _is_within(age, dedup_window())):
+        return None
+    return Why(oldest.number, why)
+
+
+def _is_within(age: int, window: float) -> bool:
+    return window > 0 and age <= window * 1000
 
 
 def drop_expired(

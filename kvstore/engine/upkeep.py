@@ -134,6 +134,7 @@ class Upkeep:
         self._last_stored_now = last_stored
         self._is_closed = is_closed
         self._name_of = context.topics.name_of
+        self._longest_dedup_window = context.topics.longest_dedup_window
         self.deleted_unread = 0
         """Messages that went with their segments and that no group had taken, since the opening."""
         self._has_told_of_disk = False
@@ -298,6 +299,7 @@ class Upkeep:
             disk_used=used,
             total_bytes=len(numbers) * log.segment_size,
             is_tiered=self.is_tiered,
+            dedup_window=self._longest_dedup_window,
         )
 
     def _tell_of_disk(self, used: float) -> None:

@@ -55,7 +55,6 @@ from kvstore.index.keys import (
 )
 from kvstore.index.runs import unpack
 from kvstore.log.commitlog import CommitLog
-from kvstore.meta.topic import KEY_LEVELS
 from kvstore.meta.topics import Topics
 from kvstore.opening.recovery import Progress
 from kvstore.read.cold import Cold
@@ -350,11 +349,11 @@ class _Segment:
                 rows[row, 4] = scheduled_code(properties, int(stored_at[row]))
         kind = flags & TRANSACTION_MASK
         self._entries.append(rows[(is_live > 0) & (kind != PREPARED) & (kind != ROLLBACK)])
-        levels[kind == ROLLBACK] = 0
-        key_rows, digests, is_unique = found.keys
+        levels[(is_live == 0) | (kind == ROLLBACK)] = -1
+        key_rows, digests, least = found.keys
         there = key_rows < covered
-        key_rows, digests, is_unique = key_rows[there], digests[there], is_unique[there]
-        taken = levels[key_rows] >= np.where(is_unique, 1, KEY_LEVELS["all"])
+        key_rows, digests, least = key_rows[there], digests[there], least[there]
+        taken = levels[key_rows] >= least
         key_rows = key_rows[taken]
         self._key_hashes.append(digests[taken].astype(np.int64) << 8 | bytes_[key_rows])
         self._key_positions.append(positions[key_rows])

@@ -26,15 +26,18 @@ from kvstore.clock import cut_ms
 from kvstore.config import StoreConfig
 from kvstore.core.arrow.given_columns import GivenColumns
 from kvstore.core.arrow.put_rows import prepare_columns
+from kvstore.core.dedup.known_ids import KnownIds
 from kvstore.core.encoding import Encoder, PreparedBatch
 from kvstore.core.names import RESERVED, TRANSIENT_PREFIX
 from kvstore.core.tail import Tail
 from kvstore.core.unique_ids import UniqueIds
 from kvstore.engine.engine_context import EngineContext
+from kvstore.engine.repeats import Firsts, Repeats, end_of, with_firsts
 from kvstore.errors import MessageIllegal, StoreError, shown
 from kvstore.log.flusher import Flusher
 from kvstore.message import ColumnsPut, Message, PutResult, PutStatus
 from kvstore.pop.inflight.waiting import Waiting
+from kvstore.process.locks import is_mine
 from kvstore.record.compression import compressed
 from kvstore.record.ids import PORT, pack_host
 from kvstore.record.layout import BLANK_SIZE
@@ -61,6 +64,7 @@ class Writer:
         context: EngineContext,
         flusher: Flusher,
         waiting: Waiting,
+        repeats: Repeats,
         *,
         last_stored: int,
         checkpoint_now: Callable[[], object],
@@ -73,6 +77,7 @@ class Writer:
         self._clock = config.clock
         self._checkpoint_now = checkpoint_now
         self._waiting = waiting
+        self._repeats = repeats
         host = store_host(config)
         self._routes = PutRoutes(
             topics.find,
@@ -126,6 +131,8 @@ class Writer:
         if not messages:
             return []
         batch = self.encode(messages, now, any_kind=any_kind)
+        if batch.deduped:
+            return self._put_once(batch, now)
         return batch.results(self.put(batch, now))
 
     def put_columns(self, topic: str, columns: object) -> ColumnsPut:
@@ -158,8 +165,40 @@ class Writer:
         self._look_from, self._look_until = now, now + _LOOK_MS
 
     def put(self, batch: PreparedBatch, now: int) -> PutStatus:
-        """Gives records their places, and puts them there; then the batch has its results. If that
-        fails, the log has undone its own part, and the rest is undone here.
+        """Puts records; then the batch has its results."""
+        return self._settle(batch, self._append(batch, now))
+
+    def _put_once(self, batch: PreparedBatch, now: int) -> list[PutResult]:
+        """Puts the messages of a batch that repeat no dedup id; the results of all."""
+        repeats, turn = self._repeats, self._repeats.turn
+        ids, end = repeats.ids, 0
+        firsts: Firsts | None = None
+        if is_mine(turn):
+            raise repeats.busy()
+        try:
+            if not turn.acquire(False):
+                repeats.wait_turn()
+            now = max(now, self.last_stored)
+            found = ids.find(batch, now)
+            if found:
+                firsts = repeats.take_out(batch, found, now)
+            if batch.count:
+                end = self._append(batch, now, ids)
+        finally:
+            try:  # noqa: SIM105  # see kvstore.process.locks
+                turn.release()
+            except RuntimeError:
+                pass  # it was not taken
+        status = self._settle(batch, end) if batch.count else self._status
+        if not firsts:
+            return batch.results(status)
+        if status is PutStatus.FLUSHED:
+            self._flusher.wait(end_of(firsts))
+        return with_firsts(batch.results(status), firsts, status)
+
+    def _append(self, batch: PreparedBatch, now: int, ids: KnownIds | None = None) -> int:
+        """Gives records their places, and puts them there; the position behind them. If that fails,
+        the log has undone its own part, and the rest is undone here. `ids` gets their dedup ids.
         """
         log, lock, offsets = self._log, self._lock, self._index.offsets
         log.check_turn()
@@ -174,8 +213,11 @@ class Writer:
                 log.staging.check_room(len(batch.records))
             self.last_stored = now = max(now, self.last_stored)
             tail, begin = self._index.tails.active, log.end
-            log.append(tail.add(batch, offsets, begin, log.segment_size, now), len(batch))
-            end = log.end
+            pieces = tail.add(batch, offsets, begin, log.segment_size, now)
+            if ids is not None:
+                ids.add(batch)
+            log.append(pieces, len(batch))
+            return log.end
         except BaseException:
             if tail is not None and log.end == begin:
                 tail.take_back(batch, offsets, begin)
@@ -185,6 +227,11 @@ class Writer:
                 lock.release()
             except RuntimeError:
                 pass  # it was not taken
+
+    def _settle(self, batch: PreparedBatch, end: int) -> PutStatus:
+        """Tells everybody who waits for records that were put, and waits for the disk if that was
+        asked for.
+        """
         if end >= self._due_at:
             self._wake_housekeeper(end)
         if self._status is not PutStatus.WRITTEN:

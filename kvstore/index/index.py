@@ -387,10 +387,11 @@ class Index:
 
     def find_in_tails(self, key_hash: int, end: int) -> list[int]:
         """Positions of records in the tails that may have a key, newest first."""
-        active, frozen = self.tails
-        found = active.find_key(key_hash)
-        if frozen is not None:
-            found += frozen.find_key(key_hash)
+        found = list[int]()
+        for tail in reversed(self.tails.oldest_first()):
+            # One that begins behind the end need not make its view of keys.
+            if tail.start < end:
+                found += tail.find_key(key_hash)
         return sorted({p for p in found if p < end}, reverse=True) if found else found
 
     # --- upkeep ---

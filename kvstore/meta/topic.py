@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.clock import whole_ms
 from kvstore.config import QUEUES_DEFAULT, QUEUES_MAX, Codec, KeyIndex, Retention, check_retention
 from kvstore.core.encoding import PutRoute
 from kvstore.core.names import TIMER_TOPIC, TRANSACTION_HALF_TOPIC
@@ -32,6 +33,8 @@ KINDS: Final = get_args(Kind)
 KEY_INDEXES: Final = get_args(KeyIndex)
 CODECS: Final = get_args(Codec)
 _COMPRESS_MAX: Final = (1 << 63) - 1
+_WINDOW_MAX: Final = 10 * 365 * 86_400
+"""Seconds of the longest dedup window."""
 KeyHistory = tuple[tuple[int, KeyIndex], ...]
 """`key_index` settings, each with the log position from which it holds; empty for a topic whose
 setting never changed.
@@ -52,6 +55,8 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     `attributes` are texts of the caller's own (RocketMQ's topic attributes come here at an import).
     `takes_delays` says whether messages may be delayed; a topic of kind "delay" takes no others,
     one of kind "fifo" none of them.
+    A repeat of a dedup id within `dedup_window` seconds is not put again; None: the topic takes no
+    dedup ids.
     """
 
     name: str
@@ -64,6 +69,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     compression: Codec | None = None
     attributes: dict[str, str] = {}
     takes_delays: bool = True
+    dedup_window: float | None = None
 
 
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +95,7 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
     queues_ever: int = 0
     key_history: KeyHistory = ()
     takes_delays: bool = True
+    dedup_window: float | None = None
 
 
 class Topic:
@@ -137,6 +144,7 @@ class Topic:
             info.name in (TIMER_TOPIC, TRANSACTION_HALF_TOPIC),
             info.kind,
             info.takes_delays,
+            None if info.dedup_window is None else whole_ms(info.dedup_window),
         )
         self.keys_ever = self.keys_unique or any(s != "off" for _, s in info.key_history)
         self._sure: KeyHistory = ()
@@ -193,6 +201,7 @@ def new_topic(config: TopicConfig, number: int, since: int, key_index: KeyIndex)
             compression=config.compression,
             queues_ever=read,
             takes_delays=config.takes_delays,
+            dedup_window=config.dedup_window,
         )
     )
 
@@ -289,6 +298,12 @@ def checked(info: TopicInfo) -> TopicInfo:
             "one of kind 'normal'"
         )
     check_retention(info.retention)
+    window = info.dedup_window
+    if window is not None and (type(window) not in (int, float) or not 0 < window <= _WINDOW_MAX):
+        raise CallerError(
+            f"dedup_window is {shown(window)}; it must be None (the topic takes no dedup ids), or "
+            f"a number of seconds above 0, {_WINDOW_MAX} at most"
+        )
     return info
 
 

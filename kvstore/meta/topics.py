@@ -87,6 +87,8 @@ class Topics:
         self._names: dict[int, str] | None = None
         self._count: int | None = None
         """The number of topics, once it was asked for."""
+        self._longest_window: float | None = None
+        """The longest dedup window, once it was asked for, until a topic changes."""
         self._lock = threading.RLock()
         found = families.get(META, NEXT_TOPIC_ID)
         self.next_id = U32.unpack(found)[0] if found else 1
@@ -248,6 +250,7 @@ class Topics:
 
     def written(self, made: Sequence[TopicInfo]) -> None:
         """Takes over the topics of `put_new` or `put_rows`, whose batch was written."""
+        self._longest_window = None
         for info in made[:_CACHED_OF_A_BATCH]:
             self._remember(info)
         self._counted(len(made))
@@ -315,6 +318,7 @@ class Topics:
         if new.id < self._fresh_from:
             self._altered.add(new.id)
         self._write([new], self.next_id)
+        self._longest_window = None
         self._remember(new)
         self.changed()
 
@@ -339,6 +343,7 @@ class Topics:
     def deleted(self, infos: Iterable[TopicInfo]) -> None:
         """Forgets the topics of `put_removal`, whose batch was written."""
         self.changed()
+        self._longest_window = None
         for info in infos:
             self._cache.pop(info.name, None)
             if self._names is not None:
@@ -414,6 +419,15 @@ class Topics:
             # Counted once: a program that watches a store asks often, and topics may be very many.
             with self._lock:
                 found = self._count = sum(1 for _ in self._families.rows(TOPICS, b""))
+        return found
+
+    def longest_dedup_window(self) -> float:
+        """The longest dedup window of all topics, in seconds; 0 if none has one."""
+        found = self._longest_window
+        if found is None:
+            with self._lock:
+                windows = [info.dedup_window or 0.0 for info in self.all()]
+                found = self._longest_window = max(windows, default=0.0)
         return found
 
     # --- replay ---

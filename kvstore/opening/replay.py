@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 
 _ALL_KEYS: Final = 2
+_NO_KEY: Final = -1
+"""Below every level: not even a dedup id is taken."""
 _FIELDS: Final = 6
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
 _PENDING_TOPICS: Final = (TIMER_TOPIC.encode(), TRANSACTION_HALF_TOPIC.encode())
@@ -325,7 +327,7 @@ class Replay:
         self, found: Scan, topics: list[ReplayTopic | None], rows: I64, is_keyed: NDArray[np.bool_]
     ) -> None:
         """Adds the keys of the rows that may have some."""
-        key_rows, digests, is_unique = found.keys
+        key_rows, digests, least = found.keys
         # -1: it depends on the position.
         levels = np.array(
             [
@@ -339,8 +341,8 @@ class Replay:
             topic = topics[int(found.owners[row])]
             assert topic is not None
             levels[row] = topic.key_level_at(int(rows[row, 2]))
-        levels[~is_keyed] = 0
-        taken = levels[key_rows] >= np.where(is_unique, 1, _ALL_KEYS)
+        levels[~is_keyed] = _NO_KEY
+        taken = levels[key_rows] >= least
         key_rows, digests = key_rows[taken], digests[taken]
         self.keys += len(digests)
         keys = np.stack((rows[key_rows, 0], rows[key_rows, 2], digests.astype(np.int64)), axis=1)

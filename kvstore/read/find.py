@@ -17,6 +17,7 @@ from functools import partial
 from itertools import chain, repeat
 from typing import Final, TypeVar
 
+from kvstore.core.names import DEDUP_ID
 from kvstore.errors import (
     ArchiveDamaged,
     CallerError,
@@ -33,8 +34,9 @@ from kvstore.message import StoredMessage
 from kvstore.meta.topics import Topic
 from kvstore.read.cold import READ_ERRORS, with_next
 from kvstore.read.reader import Reader
-from kvstore.record.hashes import key_hash_range
+from kvstore.record.hashes import key_hash, key_hash_range
 from kvstore.record.ids import parse_position_id
+from kvstore.record.properties import NAME_END
 
 T = TypeVar("T")
 _LOOKS_MAX: Final = 8
@@ -158,6 +160,50 @@ class Finder:
                     break
         return found
 
+    def first_put(
+        self, topic: Topic, dedup_id: str, at: int, begin: int, before: int
+    ) -> StoredMessage | None:
+        """The newest message of a topic that was put with a dedup id, if it was stored at or after
+        `begin`, also where readers may not see it yet. It is looked for at position `at`, unless
+        that is -1, and then before position `before`; if another message is at `at`, in all of the
+        log. The error of an archive that may have it and can't be asked.
+        """
+        lost: list[ArchiveDamaged] = []
+
+        def is_it(message: StoredMessage | None) -> bool:
+            return (
+                message is not None
+                and message.topic == topic.name
+                and message.position >= topic.since
+                and message.properties.get(DEDUP_ID) == dedup_id
+            )
+
+        def look() -> StoredMessage | None:
+            lost.clear()
+            end = self._log.end
+            if at >= 0:
+                message = self._candidate(at, -1, lost)
+                if is_it(message):
+                    return message
+            else:
+                end = before
+            key = f"{DEDUP_ID}{NAME_END}{dedup_id}".encode()
+            low = key_hash(topic.name.encode(), key)
+            for position, archive in self._candidates(
+                low, low, begin, None, lost, since=topic.since, visible=end
+            ):
+                message = self._candidate(position, archive, lost)
+                if is_it(message):
+                    return message
+            return None
+
+        found = self._between_moves(look)
+        if found is None and lost:
+            e = lost[0]
+            told = f"whether dedup id {shown(dedup_id)} was put before can't be told: {e}"
+            raise with_next(e, told, e.next_offset) from e
+        return found if found is not None and found.stored_at >= begin else None
+
     def _is_of_other_time(self, position: int, begin: int | None, end: int | None) -> bool:
         try:
             time = self._reader.stored_at(position)
@@ -217,11 +263,14 @@ class Finder:
         lost: list[ArchiveDamaged],
         *,
         since: int = 0,
+        visible: int | None = None,
     ) -> Iterator[tuple[int, int]]:
         """Positions from `since` on of records that may have a key, newest first, with the archive
         that has each (-1: the log). The errors of archives that could not be asked go to `lost`.
+        `visible` is the log's end; None: as readers see it.
         """
-        visible = self._reader.visible_end()
+        if visible is None:
+            visible = self._reader.visible_end()
         in_tails = self._index.find_in_tails(low, visible)
         found = self._in_log(low, high, begin, end, visible, since)
         cold = self._reader.cold

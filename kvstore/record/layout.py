@@ -40,6 +40,8 @@ RETRY_TOPIC_MAX: Final = 255
 TOPIC_MAX_V2: Final = 32_767
 """The limit of the signed 2-byte length of a V2 record; nothing that long is ever written."""
 GROUP_MAX: Final = 120
+DEDUP_ID_MAX: Final = 255
+"""Bytes of a dedup id."""
 PROPERTIES_MAX: Final = 32_767
 """Bytes of the properties field: its length is a signed 2-byte number."""
 DECOMPRESSED_MAX: Final = 64 * 1024 * 1024

@@ -58,6 +58,28 @@ def test_a_time_to_live_is_given_once_and_in_milliseconds(kvmq: Kvmq, folder: Pa
     assert kvmq("put", folder, "orders", "--jsonl", stdin=line).code == 1
 
 
+def test_a_body_with_a_dedup_id_is_put_once(kvmq: Kvmq, folder: Path) -> None:
+    assert (
+        kvmq("topic", "create", folder, "once", "--dedup-window", 3600, "--json").json[
+            "dedup_window"
+        ]
+        == 3600
+    )
+    put = ("put", folder, "once", "--dedup-id", "req-81")
+    first = kvmq(*put, "--body", "a", "--json").json
+    again = kvmq(*put, "--body", "b", "--json").json
+    assert (first.pop("duplicate"), again.pop("duplicate")) == (False, True)
+    assert first == again
+    assert "duplicate" in kvmq(*put, "--body", "c").out
+    assert "dedup_id is ''" in kvmq("put", folder, "once", "--dedup-id", "", "--body", "d").err
+    ran = kvmq(*put, stdin="a line")
+    assert ran.code == 2
+    assert "give it with --body" in ran.err
+    altered = kvmq("topic", "alter", folder, "once", "--dedup-window", "none", "--json")
+    assert altered.json["dedup_window"] is None
+    assert "takes no dedup ids" in kvmq(*put, "--body", "e").err
+
+
 def test_each_line_of_standard_input_is_a_message(kvmq: Kvmq, folder: Path) -> None:
     ran = kvmq("put", folder, "orders", "--queue", 2, stdin="one\n\n three\r\nno newline")
     assert ran.code == 0

@@ -28,6 +28,7 @@ from kvstore.core.unique_ids import UniqueIds
 from kvstore.errors import ArchiveDamaged, FormatError
 from kvstore.record.key_filter import BLOCK_BYTES, HASHES_MAX
 from tests.core.arrow_fuzzers import ARROW_FUZZERS
+from tests.core.dedup_fuzzers import DEDUP_FUZZERS
 from tests.core.fuzzing import EDGES, Arguments, Fuzzer
 from tests.core.pending_fuzzers import PENDING_FUZZERS
 from tests.core.popping_fuzzers import POPPING_FUZZERS
@@ -385,9 +386,8 @@ def _put(fields: list[list[Any]]) -> bool:
         assert records.check(data[at:], result.position) == result.size
         assert record.body == bytes(message.body)
         assert records.expires_at(record.properties) == message.expires_at
-        behind = 0 if message.expires_at is None else 27
-        its_id = b"UNIQ_KEY\x01" + result.message_id.encode()
-        assert record.properties[behind:].startswith(its_id)
+        unique_id = records.find_property(record.properties, b"UNIQ_KEY")
+        assert unique_id == result.message_id.encode()
         at += result.size
     return at == len(data) and len(tail) == len(messages)
 
@@ -658,7 +658,18 @@ FUZZERS: Final = {
     "crc.crc32": Fuzzer(lambda rng: (_data(rng),), zlib.crc32),
     "encoding.Encoder": Fuzzer(_messages, call=_put),
     "encoding.PutRoute": Fuzzer(
-        lambda rng: (rng.getrandbits(60), 4, rng.choice((8, 20)), 1, _data(rng), 2, None, None)
+        lambda rng: (
+            rng.getrandbits(60),
+            4,
+            rng.choice((8, 20)),
+            1,
+            _data(rng),
+            2,
+            None,
+            None,
+            False,
+            60_000,
+        )
     ),
     "queue_offsets.QueueOffsets": Fuzzer(
         lambda rng: (rng.getrandbits(64),),
@@ -722,6 +733,7 @@ FUZZERS: Final = {
     **POPPING_FUZZERS,
     **PENDING_FUZZERS,
     **ARROW_FUZZERS,
+    **DEDUP_FUZZERS,
     "columns.group_heads.decode_heads": Fuzzer(_to_heads, _heads),
     "columns.text_forms.decode_texts": Fuzzer(_to_texts, _of_forms),
     "columns.hex_ids.extract_ids": Fuzzer(

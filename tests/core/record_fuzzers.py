@@ -152,12 +152,12 @@ def _scan(
     found = scan(
         buffer, at, end, base, limit, property_crc=property_crc, with_names=True, whole_from=late
     )
-    rows, digests, is_unique = (column.tolist() for column in found.keys)
+    rows, digests, levels = (column.tolist() for column in found.keys)
     owners = found.owner_names(buffer)
     names = [owners[owner] for owner in found.owners.tolist()]
     return (
         found.stop, found.end, names, found.positions, found.sizes, found.offsets, found.flags,
-        found.stored_at, found.tag_hashes, sorted(zip(rows, digests, is_unique, strict=True)),
+        found.stored_at, found.tag_hashes, sorted(zip(rows, digests, levels, strict=True)),
     )  # fmt: skip
 
 
@@ -169,9 +169,9 @@ def _scanned(
     if not data:
         stop = "end" if at == min(end, len(buffer)) else "damaged" if at < 0 else "zeros"
     keys = [
-        (row, digest, unique)
+        (row, digest, level)
         for row, r in enumerate(found)
-        for digest, unique in plain.digests(r.properties).items()
+        for digest, level in plain.digests(r.properties).items()
     ]
     return (
         stop, at + sum(r.size for r in found), [(r.topic, r.queue) for r in found],

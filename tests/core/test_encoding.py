@@ -32,6 +32,8 @@ from tests.reference import records as plain
 HOSTS = ("127.0.0.1", "::1")
 QUEUES = 4
 BORN = 1_700_000_000_000
+WINDOW = 60_000
+"""The dedup window of all topics but two, in ms."""
 LONG = "%RETRY%" + "t" * 200
 """A topic whose records are V2."""
 
@@ -52,9 +54,11 @@ class Routes(dict[str, PutRoute]):
         wide = 2 if len(topic) > 127 else 1
         wire = len(topic).to_bytes(wide, "big") + topic
         magic = plain.V2 if wide == 2 else plain.V1
+        window = None if name in ("new", "windowless") else WINDOW
         return PutRoute(
-            number << 32, QUEUES, self._host_size, magic, wire, level, None, None, kind=kind
-        )
+            number << 32, QUEUES, self._host_size, magic, wire, level, None, None,
+            kind=kind, dedup_window=window,
+        )  # fmt: skip
 
     def find(self, name: str) -> PutRoute | None:
         return None
@@ -89,7 +93,7 @@ def encoder(
     """An encoder; it has a topic of each of the kinds, named by it."""
     packed = pack_host(host, 10911)
     return Encoder(
-        Routes(packed, {"t": 2, "unique": 1, "off": 0, LONG: 2}, kinds),
+        Routes(packed, {"t": 2, "unique": 1, "off": 0, "windowless": 2, LONG: 2}, kinds),
         UniqueIds(packed[:-4], 1, 2),
         compressed,
         packed,
@@ -121,6 +125,17 @@ MESSAGES = st.builds(
     born_at=st.none() | st.integers(0, (1 << 63) - 1),
     expires_at=st.none() | st.integers(DATES_BEGIN, DATES_END - 1),
 )
+IDS = st.text(
+    st.characters(min_codepoint=3, exclude_categories=["Cs"]), min_size=1, max_size=63
+) | st.sampled_from("ab")
+
+
+def _with_id(message: Message, dedup_id: str | None) -> Message:
+    """With an id, unless its topic is to be made: such a topic has no window."""
+    return message.__replace__(dedup_id=None if message.topic == "new" else dedup_id)
+
+
+WITH_IDS = st.builds(_with_id, MESSAGES, st.none() | IDS)
 
 
 def placed(batch: PreparedBatch, position: int = 0, *, tail: Tail | None = None) -> bytes:
@@ -134,6 +149,8 @@ def placed(batch: PreparedBatch, position: int = 0, *, tail: Tail | None = None)
 
 def expected_properties(message: Message, message_id: str) -> bytes:
     pairs = [("UNIQ_KEY", message_id)]
+    if message.dedup_id is not None:
+        pairs.insert(0, ("__DEDUP", message.dedup_id))
     if message.expires_at is not None:
         pairs.insert(0, ("__EXPIRES_AT", f"{message.expires_at:013}"))
     if message.keys:
@@ -148,7 +165,7 @@ def expected_properties(message: Message, message_id: str) -> bytes:
 
 
 @given(
-    st.lists(MESSAGES, min_size=1, max_size=6),
+    st.lists(WITH_IDS, min_size=1, max_size=6),
     st.sampled_from(HOSTS),
     st.booleans(),
     st.none() | st.integers(0, 100),
@@ -193,6 +210,8 @@ def test_a_record_says_what_its_message_says(
         assert entry == [queue_key, offset, record.position, record.size, tag_hash, BORN]
         indexed = [result.message_id, *message.keys]
         indexed = indexed[: {"off": 0, "unique": 1}.get(message.topic)]
+        if message.dedup_id is not None:
+            indexed.insert(0, f"__DEDUP\x01{message.dedup_id}")
         keys += [(record.position, xxh32(key.encode())) for key in indexed]
         at += record.size
     assert at == len(data)
@@ -278,6 +297,13 @@ FAULTS: dict[str, dict[str, Any]] = {
     "a time before the epoch": {"born_at": -1},
     "a time of 64 bits": {"born_at": 1 << 63},
     "a fraction as time": {"born_at": 1.5},
+    "an empty dedup id": {"dedup_id": ""},
+    "a dedup id of 256 bytes": {"dedup_id": "é" * 128},
+    "a dedup id that is no text": {"dedup_id": b"a"},
+    "a dedup id with a separator": {"dedup_id": "a\x02"},
+    "a dedup id without UTF-8": {"dedup_id": "\ud800"},
+    "a dedup id where there is no window": {"dedup_id": "a", "topic": "windowless"},
+    "a dedup id in a topic that is to be made": {"dedup_id": "a", "topic": "new"},
 }
 
 

@@ -101,11 +101,11 @@ def test_a_scan_finds_what_the_plain_version_finds(
     assert found.flags.tolist() == [record.system_flags for record in expected]
     assert found.stored_at.tolist() == [record.stored_at for record in expected]
     assert found.tag_hashes.tolist() == [plain.tag_hash(record.properties) for record in expected]
-    keys: list[dict[int, bool]] = [{} for _ in expected]
-    rows, digests, is_unique = (column.tolist() for column in found.keys)
-    for row, digest, unique in zip(rows, digests, is_unique, strict=True):
+    keys: list[dict[int, int]] = [{} for _ in expected]
+    rows, digests, levels = (column.tolist() for column in found.keys)
+    for row, digest, level in zip(rows, digests, levels, strict=True):
         assert digest not in keys[row]
-        keys[row][digest] = unique
+        keys[row][digest] = level
     assert keys == [plain.digests(record.properties) for record in expected]
     assert rows == sorted(rows)
 

@@ -29,11 +29,13 @@ from tests.support import inside, inside_pops
 from tests.support.stores import opened, settings
 from tiering import Policy, Worker
 
-PUT_AND_POP = ("engine/writer.py", "log/commitlog.py", "pop/pop.py", "pop/ack.py")
+PUT_AND_POP = (
+    "engine/writer.py", "engine/repeats.py", "log/commitlog.py", "pop/pop.py", "pop/ack.py",
+)  # fmt: skip
 RUN = ("operations/worker.py",)
 WAIT = ("log/flusher.py", "process/locks.py", "process/background.py", "/threading.py")
 _ROWS = pa.record_batch({"body": [b"x"] * 3, "queue": [0, 0, 0]})
-RELEASES = ("lock.release()", "table.lock.release()", "self._busy.release()")
+RELEASES = ("lock.release()", "turn.release()", "table.lock.release()", "self._busy.release()")
 
 
 class _Interrupt:
@@ -85,10 +87,12 @@ class _Interrupt:
 
 def test_no_function_of_python_is_called_between_the_end_of_a_put_and_the_release() -> None:
     """A signal's handler runs when such a function begins, and what it raises skips the release."""
-    lines = inspect.getsource(Writer.put).splitlines()
-    at = next(n for n, line in enumerate(lines) if line.strip() == "finally:")
-    assert lines[at + 1].strip().startswith("try:")
-    assert lines[at + 2].strip() in RELEASES
+    lines = inspect.getsource(Writer).splitlines()
+    ends = [n for n, line in enumerate(lines) if line.strip() == "finally:"]
+    assert len(ends) == 2
+    for at in ends:
+        assert lines[at + 1].strip().startswith("try:")
+        assert lines[at + 2].strip() in RELEASES
 
 
 def _is_free(lock: threading.RLock) -> bool:
@@ -108,6 +112,7 @@ def _is_free(lock: threading.RLock) -> bool:
 
 def _work(store: Store) -> None:
     store.put("t", b"x", queue=0)
+    store.put_batch([Message("once", b"x", dedup_id=one) for one in "aab"])
     store.put_batch([Message("t", b"x", queue=0)] * 3)
     store.put_columns("t", _ROWS)
     for message in store.pop("g", "t", 2):
@@ -117,6 +122,7 @@ def _work(store: Store) -> None:
 def test_an_interrupt_at_any_line_of_put_pop_and_ack_leaves_no_lock_held(tmp_path: Path) -> None:
     with opened(tmp_path / "s", settings()) as store:
         store.create_group("g")
+        store.create_topic("once", dedup_window=60)
         _work(store)
         whole = _Interrupt(0, PUT_AND_POP)
         whole.run(lambda: _work(store))
@@ -125,6 +131,7 @@ def test_an_interrupt_at_any_line_of_put_pop_and_ack_leaves_no_lock_held(tmp_pat
             interrupt = _Interrupt(at, PUT_AND_POP)
             interrupt.run(lambda: _work(store))
             assert _is_free(inside.log(store).lock), interrupt.where
+            assert _is_free(inside.repeats(store).turn), interrupt.where
             for table in inside_pops.kept_tables(inside.tables(store)).values():
                 assert _is_free(table.lock), interrupt.where
 

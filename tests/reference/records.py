@@ -179,12 +179,17 @@ def tag_hash(properties: bytes) -> int:
     return java_hash((find_property(properties, b"TAGS") or b"").decode("utf-8", "replace"))
 
 
-def digests(properties: bytes) -> dict[int, bool]:
-    """The XXH32 of a record's unique id and keys, and whether it is the unique id's."""
+def digests(properties: bytes) -> dict[int, int]:
+    """The XXH32 of a record's keys, unique id and dedup id, and the least level of each."""
     keys = (find_property(properties, b"KEYS") or b"").split(b" ")
     unique = find_property(properties, b"UNIQ_KEY")
-    found = {xxh32(key): False for key in keys if key}
-    return found | ({} if unique is None else {xxh32(unique): True})
+    dedup_id = find_property(properties, b"__DEDUP")
+    found = {xxh32(key): 2 for key in keys if key}
+    if unique is not None:
+        found[xxh32(unique)] = 1
+    if dedup_id is not None:
+        found[xxh32(b"__DEDUP\x01" + dedup_id)] = 0
+    return found
 
 
 # --- many ---

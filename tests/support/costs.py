@@ -18,7 +18,7 @@ import pytest
 from kvstore.files import LocalFiles
 from kvstore.index.families import Families
 
-_UPKEEP: Final = frozenset({"kvmq-housekeeper", "kvmq-offsets"})
+_UPKEEP: Final = frozenset({"kvmq-housekeeper", "kvmq-offsets", "kvmq-delivery"})
 
 
 class _Iterator:

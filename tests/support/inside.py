@@ -19,6 +19,7 @@ import kvstore.aio
 from kvstore import Store
 from kvstore.clock import SystemClock
 from kvstore.engine.engine import Engine
+from kvstore.engine.repeats import Repeats
 from kvstore.engine.retention import Why
 from kvstore.engine.upkeep import Housekeeper, Upkeep, UpkeepJob
 from kvstore.engine.writer import Writer
@@ -265,6 +266,11 @@ def checkpoint_of_puts(store: Store) -> Step:
 def checkpoint_of_recovery() -> Step:
     """Writes a checkpoint while a log is replayed."""
     return Step(recovery._Recovery, "_save")
+
+
+def repeats(store: Store) -> Repeats:
+    """The dedup ids that the writer knows."""
+    return store._engine.writer._repeats
 
 
 def upkeep(store: Store) -> Upkeep:

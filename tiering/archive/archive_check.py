@@ -185,7 +185,7 @@ class _Check:
             if block.queue == NO_QUEUE:
                 kind = flags & TRANSACTION_MASK
                 queue, offset = NO_QUEUE if kind in (PREPARED, ROLLBACK) else queue, position
-                level = 0 if kind == ROLLBACK else level
+                level = -1 if kind == ROLLBACK else level
             if (topic, queue, offset, stored_at, size) != same:
                 yield f"the record at {position} is not the one that the columns say"
             for digest in digests_of(properties, level):

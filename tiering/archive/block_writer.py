@@ -436,7 +436,7 @@ class BlockWriter:
 
     def _keys(self, fields: Fields, spans: Sequence[BlockSpan]) -> tuple[I64, I64]:
         """The digests of all keys, and the row of each."""
-        if not spans or all(self._topics[span.topic_number].levels.none for span in spans):
+        if not spans:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         each = [self._topics[span.topic_number].levels for span in spans]
         if any(found.changes for found in each):
@@ -448,5 +448,5 @@ class BlockWriter:
         for span in spans:
             if span.queue == NO_QUEUE:
                 some = slice(span.start, span.stop)
-                levels[some][is_rolled_back(fields.system_flags[some])] = 0
+                levels[some][is_rolled_back(fields.system_flags[some])] = -1
         return digests_of_many(fields.properties, fields.property_field, levels)

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from kvstore.core.columns.packed_texts import hash_texts
 from kvstore.core.hashing import xxh32
-from kvstore.core.names import KEYS, ROLLBACK, TRANSACTION_MASK, UNIQUE_ID
+from kvstore.core.names import DEDUP_ID, KEYS, ROLLBACK, TRANSACTION_MASK, UNIQUE_ID
 from kvstore.core.records import find_property, keys_of
 from kvstore.errors import FormatError
 from tiering.archive.columns.packed import I64, ByteReader, Narrow, encode_column, encode_sorted
@@ -56,6 +56,9 @@ _CHUNK_HEAD: Final = Struct(">BH")
 _COUNTED, _STORED = 0, 1
 _UNIQUE: Final = UNIQUE_ID.encode()
 _KEYS: Final = KEYS.encode()
+_DEDUP: Final = DEDUP_ID.encode()
+_DEDUP_HEAD: Final = _DEDUP + b"\x01"
+"""Before a dedup id where it is hashed, so that no key of a message is the same."""
 
 KEY_LEVELS: Final = {"off": 0, "unique": 1, "all": 2}
 """The keys of a message that a topic's `key_index` takes: none, its unique id, its other keys as
@@ -162,12 +165,16 @@ class KeyFences(_Fences):
 
 
 def digests_of(properties: bytes, level: int) -> set[int]:
-    """The digests by which a message is found, given its properties and its `key_index` level."""
-    if not level:
+    """The digests by which a message is found, given its properties and its `key_index` level; -1:
+    by none, not even by its dedup id.
+    """
+    if level < 0:
         return set()
-    unique = find_property(properties, _UNIQUE)
+    dedup_id = find_property(properties, _DEDUP)
+    unique = find_property(properties, _UNIQUE) if level else None
     names = keys_of(properties) if level > 1 else []
-    return {xxh32(name) for name in (unique, *names) if name}
+    dedup = None if dedup_id is None else _DEDUP_HEAD + dedup_id
+    return {xxh32(name) for name in (dedup, unique, *names) if name}
 
 
 def digests_of_many(
@@ -178,17 +185,24 @@ def digests_of_many(
     """
     plain = fields.plain_rows()
     found = []
+    if _DEDUP in fields.columns:
+        data, starts, stops, rows = fields.columns[_DEDUP]
+        some = plain[rows] & (levels[rows] >= 0)
+        view = memoryview(data)
+        texts = zip(starts[some].tolist(), stops[some].tolist(), strict=True)
+        each = [xxh32(_DEDUP_HEAD + bytes(view[start:stop])) for start, stop in texts]
+        found.append((np.array(each, np.uint32), rows[some]))
     for name, least in ((_UNIQUE, 1), (_KEYS, 2)):
         if name in fields.columns:
             data, starts, stops, rows = fields.columns[name]
             some = plain[rows] & (levels[rows] >= least)
             digests, at = hash_texts(data, starts[some], stops[some], by_word=least > 1)
             found.append((digests, rows[some][at]))
-    odd = np.flatnonzero(~plain & (levels > 0)).tolist()
+    odd = np.flatnonzero(~plain & (levels >= 0)).tolist()
     pairs = [(digest, row) for row in odd for digest in digests_of(field_of(row), int(levels[row]))]
-    each, at = np.array(pairs, np.int64).reshape(-1, 2).T
+    digests_of_odd, at = np.array(pairs, np.int64).reshape(-1, 2).T
     return (
-        np.concatenate([each, *(digests for digests, _ in found)]),
+        np.concatenate([digests_of_odd, *(digests for digests, _ in found)]),
         np.concatenate([at, *(rows for _, rows in found)]),
     )
 
@@ -207,7 +221,6 @@ class KeyLevels:
         self._history = [(since, KEY_LEVELS.get(setting, 2)) for since, setting in history]
         self.changes = bool(topic.key_history)
         self.only = self._history[0][1] if not topic.key_history else 0
-        self.none = all(level == 0 for _, level in self._history)
 
     def of(self, positions: I64) -> I64:
         """The levels of messages at some positions."""

@@ -42,6 +42,7 @@ class _TopicFields(msgspec.Struct, frozen=True, kw_only=True):
     compress_above: int | None = None
     compression: str | None = None
     takes_delays: bool = True
+    dedup_window: float | None = None
     key_id: str | None = None
 
 

@@ -206,6 +206,7 @@ def fields_of(topic: TopicOfArchive) -> dict[str, Any]:
         "compress_above": topic.compress_above,
         "compression": topic.compression,
         "takes_delays": topic.takes_delays,
+        "dedup_window": topic.dedup_window,
     }
 
 

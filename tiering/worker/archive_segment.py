@@ -65,6 +65,7 @@ def archived_topic(info: TopicFacts) -> ArchivedTopic:
         compress_above=info.compress_above,
         compression=info.compression,
         takes_delays=info.takes_delays,
+        dedup_window=info.dedup_window,
     )
 
 

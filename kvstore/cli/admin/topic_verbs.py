@@ -99,6 +99,8 @@ _settings: Option = listed(
                  metavar="[zlib|lz4|zstd|store]", help="With what."),
     click.option("--takes-delays/--takes-no-delays", default=None,
                  help="Whether messages may be delayed."),
+    click.option("--dedup-window", metavar="SECONDS", type=Clearable(click.FLOAT, NONE),
+                 help=f"How long dedup ids are remembered; {NONE!r}: the topic takes none."),
     _retention_option,
     namespace_option,
 )  # fmt: skip

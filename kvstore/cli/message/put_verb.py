@@ -59,6 +59,7 @@ _DELAYS: Final = ("deliver_at", "delay", "delay_level")
 @click.option(
     "--queue", type=click.IntRange(0, QUEUE_MAX), help="The queue; spread over all if not given."
 )
+@click.option("--dedup-id", help="With --body: put it once, however often this is run.")
 @click.option("--group", "message_group", help="Keep the messages in order, in one queue.")
 @delay_options
 @click.option(
@@ -97,9 +98,11 @@ def put(
         if fields["expires_at"] is not None:
             raise click.UsageError("give either --expires-at or --ttl")
         fields["expires_at"] = SystemClock().now_ms() + whole_ms(ttl)
+    if body is None and fields["dedup_id"] is not None:
+        raise click.UsageError("--dedup-id is the id of one message: give it with --body")
     defaults = {name: value for name, value in fields.items() if value}
-    # Queue 0 is a queue, a delay of 0 is one, and a time of 0 is to be refused.
-    kept = ("queue", "expires_at", *_DELAYS)
+    # Queue 0 is a queue, a delay of 0 is one; a time of 0 and an empty id are to be refused.
+    kept = ("queue", "expires_at", "dedup_id", *_DELAYS)
     defaults |= {name: fields[name] for name in kept if fields[name] is not None}
     defaults["properties"] = dict(fields["properties"])
     does = "store.put_batch([kvstore.Message(...), ...])"
@@ -199,5 +202,6 @@ def _show_one(out: Output, result: PutResult) -> None:
     if out.json:
         out.document(_fields(result))
         return
-    names: Sequence[str] = ("topic", "queue", "offset", "position", "size", "status", "message_id")
+    names = ["topic", "queue", "offset", "position", "size", "status", "message_id"]
+    names += ["duplicate"] if result.duplicate else []
     out.table(names, [[str(getattr(result, name)) for name in names]])

@@ -19,9 +19,10 @@ from kvstore.core.arrow.given_columns cimport (
     ABSENT, Chunk, Column, Found, GivenColumns, LISTS_32, NO_VALUE, VALUE, list_at, number_at,
     text_at,
 )
-from kvstore.core.encoding cimport Encoder, PreparedBatch, PutRoute, Row
+from kvstore.core.encoding cimport Encoder, PreparedBatch, Row
 from kvstore.core.expiry cimport EXPIRY_SIZE, write_expiry
 from kvstore.core.put_fields cimport due_at, refuse
+from kvstore.core.put_route cimport PutRoute
 from kvstore.core.records cimport Span
 from kvstore.core.texts cimport is_utf8
 

@@ -19,6 +19,7 @@ from kvstore.core.encoding import PutRoute
 from kvstore.core.names import (
     DATES_BEGIN,
     DATES_END,
+    DEDUP_ID,
     DELAY_LEVEL,
     DELAY_LEVELS_MS,
     EXPIRES_AT,
@@ -43,7 +44,7 @@ from kvstore.errors import (
     shown,
 )
 from kvstore.record.compression import compress
-from kvstore.record.layout import FIXED_V1
+from kvstore.record.layout import DEDUP_ID_MAX, FIXED_V1
 from kvstore.record.validate import check_topic
 
 FLAGS_END: Final = 1 << 32
@@ -61,6 +62,7 @@ _INSTEAD: Final = {
     UNIQUE_ID: "use message_id=",
     MESSAGE_GROUP: "use message_group=",
     EXPIRES_AT: "use expires_at=",
+    DEDUP_ID: "use dedup_id=",
     PROPERTY_CRC: "the store writes it itself",
     DELAY_LEVEL: "use delay_level=",
     TIMER_DELAY_SECONDS: "use delay=",
@@ -182,6 +184,7 @@ def _check_message(m: Any, limits: Limits, topic_of: TopicOf, now_ms: int) -> No
     _check_text("message_id", m.message_id, blanks=False, optional=True)
     _check_text("tag", m.tag, optional=True)
     _check_text("message_group", m.message_group, optional=True)
+    _check_dedup_id(m)
     _check_keys(m.keys)
     _check_properties(m.properties)
     _check_numbers(m)
@@ -226,6 +229,23 @@ def _check_text(what: str, text: object, *, blanks: bool = True, optional: bool 
         raise MessageIllegal(
             f"{what} is {shown(text)}; it can't be encoded as UTF-8: {e.reason}"
         ) from None
+
+
+def _check_dedup_id(m: Message) -> None:
+    dedup_id: Any = m.dedup_id
+    _check_text("dedup_id", dedup_id, optional=True)
+    delays = (m.deliver_at, m.delay, m.delay_level)
+    if dedup_id is not None and any(delay is not None for delay in delays):
+        raise MessageIllegal(
+            f"dedup_id is {shown(dedup_id)} and the message is delayed; a delayed message has no "
+            "dedup id: give it a message_id, and ask timer for that before you repeat the put"
+        )
+    size = 0 if dedup_id is None else len(dedup_id.encode())
+    if size > DEDUP_ID_MAX:
+        raise MessageIllegal(
+            f"dedup_id is {shown(dedup_id)}, of {size} bytes as UTF-8; the limit is "
+            f"{DEDUP_ID_MAX}: give a hash of it"
+        )
 
 
 def _check_keys(keys: Any) -> None:
@@ -320,7 +340,12 @@ def _is_seconds(time: object) -> bool:
 
 def _check_sizes(m: Message, overhead: int, limits: Limits) -> None:
     parts = [(UNIQUE_ID, m.message_id or "0" * ID_LENGTH), *without_transient(m.properties).items()]
-    for name, value in ((KEYS, " ".join(m.keys)), (TAGS, m.tag), (MESSAGE_GROUP, m.message_group)):
+    for name, value in (
+        (KEYS, " ".join(m.keys)),
+        (TAGS, m.tag),
+        (MESSAGE_GROUP, m.message_group),
+        (DEDUP_ID, m.dedup_id),
+    ):
         if value:
             parts.append((name, value))
     if m.expires_at is not None:
@@ -366,6 +391,11 @@ def _check_in_topic(
         raise MessageIllegal(
             f"topic {shown(m.topic)} has no queue {shown(m.queue)} to put to; "
             f"it has 0 to {topic.route.write_queues - 1}"
+        )
+    if m.dedup_id is not None and topic.route.dedup_window < 0:
+        raise MessageIllegal(
+            f"topic {shown(m.topic)} takes no dedup ids, as it has no window in which they are "
+            "remembered; set one: alter_topic(..., dedup_window=120.0), in seconds"
         )
     _check_sizes(m, topic.route.overhead, limits)
     if is_prepared is not None:

@@ -1,0 +1,104 @@
+"""Repeats: the results of messages that were put before, by their dedup ids.
+
+The idea: memory has the positions of the ids that were put since the opening (`core.dedup`). An
+id that was put before it, or that memory had to forget, is in the key index, as long as its window
+reaches back so far. The record at the position says whether it has this id and topic, and when it
+was stored, and gives the first result. So nothing is written beside the record, and an id is known
+exactly as long as its message is.
+
+Invariants: of two puts with one id within its topic's window one puts a message, and the other has
+that one's place; an id that two records share a hash with is told apart by the records; an id whose
+put failed is not known.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+from kvstore.core.dedup.known_ids import KnownIds, drop_rows
+from kvstore.core.encoding import PreparedBatch
+from kvstore.core.put_values import PutResult, PutStatus
+from kvstore.engine.engine_context import EngineContext
+from kvstore.errors import StoreBusy
+from kvstore.message import StoredMessage
+from kvstore.read.find import Finder
+
+if TYPE_CHECKING:
+    from kvstore.core.dedup.known_ids import Found
+
+IDS_MAX: Final = 1 << 20
+"""Ids of a generation in memory, 32 to 64 bytes each; two generations are kept."""
+Firsts = dict[int, StoredMessage | int]
+"""By row of a batch: the first message of its dedup id, or the row before it that has the id."""
+
+
+class Repeats:
+    """The dedup ids of a store; see the module. `last_stored` is the newest store time in it."""
+
+    def __init__(self, context: EngineContext, finder: Finder, last_stored: int) -> None:
+        self._finder = finder
+        self._topics = context.topics
+        self._busy_timeout = context.config.busy_timeout
+        self.turn = threading.RLock()
+        """A put with dedup ids has it from its look to its append."""
+        self.ids = KnownIds(last_stored + 1, context.log.end, IDS_MAX)
+
+    def wait_turn(self) -> None:
+        """Takes the turn, which another thread has; `StoreBusy` if it is not free in time. Called
+        inside the `try` that gives it back.
+        """
+        if not self.turn.acquire(timeout=self._busy_timeout):
+            raise self.busy()
+
+    def busy(self) -> StoreBusy:
+        """The error of a put that can't have its turn; also of a put in a signal's handler, which
+        would wait for the put that it has interrupted.
+        """
+        return StoreBusy(
+            f"puts with dedup ids were busy for {self._busy_timeout * 1000:.0f} ms; try again, or "
+            "put larger batches"
+        )
+
+    def take_out(self, batch: PreparedBatch, found: list[Found], now: int) -> Firsts:
+        """Takes the messages that repeat an id out of a batch, of those that `ids.find` found;
+        gives the first message of each by its row.
+        """
+        firsts: Firsts = {}
+        for one in found:
+            row, before = one[:2]
+            first = before if before >= 0 else self._first(one, now)
+            if first is not None:
+                firsts[row] = first
+        drop_rows(batch, firsts)
+        return firsts
+
+    def _first(self, found: Found, now: int) -> StoredMessage | None:
+        """The first message of a row's dedup id, if it was stored within the window."""
+        _, _, position, name, dedup_id = found
+        topic = self._topics.get(name)
+        window, ids = topic.route.dedup_window, self.ids
+        if position < 0 and now - window >= ids.since:
+            return None
+        return self._finder.first_put(topic, dedup_id, position, now - window, ids.first_position)
+
+
+def with_firsts(placed: list[PutResult], firsts: Firsts, status: PutStatus) -> list[PutResult]:
+    """The results of a batch, given those of the messages that were put, in order."""
+    found: list[PutResult] = []
+    rest = iter(placed)
+    for row in range(len(placed) + len(firsts)):
+        first = firsts.get(row)
+        if first is None:
+            found.append(next(rest))
+            continue
+        its = found[first] if isinstance(first, int) else first
+        place = (its.message_id, its.topic, its.queue, its.offset, its.position, its.size)
+        found.append(PutResult(*place, status, True))
+    return found
+
+
+def end_of(firsts: Firsts) -> int:
+    """The position behind all first messages that were there before."""
+    stored = [first for first in firsts.values() if not isinstance(first, int)]
+    return max((first.position + first.size for first in stored), default=0)
