@@ -60,6 +60,7 @@ SCENARIOS: Final = (
     Scenario("delay_beside", "delivering:run_beside", runs=1),
     Scenario("delay_burst", "delivering:run_burst", runs=1),
     Scenario("delay_cancel", "delivering:run_cancel"),
+    Scenario("transactions", "transactions:run_transactions"),
     Scenario("archive_size", "archives:run_size", runs=1),
     Scenario("archive_read", "archives:run_read", runs=1),
     Scenario("archive_few", "archive_blocks:run_few"),

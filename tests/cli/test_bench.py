@@ -73,6 +73,7 @@ def test_scenarios_are_listed_and_an_unknown_one_is_wrong_usage() -> None:
         ("archive_few", "archive_many", "archive_lz4", "tiering", "--topics", 20),
         ("tier_rate", "tier_rate_many", "--topics", 20, "--queues", 5),
         ("delay_put", "delay_memory", "delay_open", "delay_beside", "delay_burst", "delay_cancel"),
+        ("transactions",),
         ("open_queues", "open_killed", "--topics", 20, "--queues", 5),
     ],
 )
