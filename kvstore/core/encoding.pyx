@@ -170,10 +170,9 @@ cdef class Encoder:
             )
             if batch.rows[i].due:
                 if held is None:
-                    held = (
-                        self.routes.prepared_route() if batch.rows[i].is_prepared
-                        else self.routes.timer_route()
-                    )
+                    routes = self.routes
+                    is_prepared = batch.rows[i].is_prepared
+                    held = routes.prepared_route() if is_prepared else routes.timer_route()
                 route = held
                 self._hold(batch, i, held)
             batch.rows[i].size += route.overhead
