@@ -177,6 +177,8 @@ class Engine:
         if has_archives or self.index.gone().segments:
             self.reader.read_from(self.archives())
         if read_only:
+            if last_record is not None:
+                self._hide_cut(last_record)
             follower = Follower(self.log, self.index, self.reader, self.archives)
             self.reader.follow = follower.look
             self._ending.callback(follower.close)
@@ -187,6 +189,15 @@ class Engine:
             if last_record is not None:
                 self._finish_cut(last_record)
             self._begin_threads(config)
+
+    def _hide_cut(self, last_record: int) -> None:
+        """Lets the log end before its last put, if that was of several messages of one transaction
+        and is not whole: the next writer finishes it.
+        """
+        with suppress(MessageNotFound, RecordDamaged, SegmentDamaged):
+            begin = self.prepared_list.begin_of_cut(self.reader.read_at(last_record))
+            if begin is not None:
+                self.log.end = begin
 
     def _finish_cut(self, last_record: int) -> None:
         """Finishes the last put of the log, if it was of several messages of one transaction."""

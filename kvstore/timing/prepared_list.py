@@ -94,8 +94,12 @@ class PreparedList:
                 f"the message {shown(message_id)} was prepared by another program; this store "
                 "can't end its transaction"
             )
-        if found is None or not self._is_waiting(found):
+        if found is None:
             return Ended(False, message)
+        if not self._is_waiting(found):
+            # A commit to a topic whose ids are not indexed; or the topic was deleted meanwhile.
+            topic = self._context.topics.find(found.topic)
+            return Ended(topic is not None and topic.since <= message.position, message)
         if found.set_id not in (None, found.message_id):
             return self.state(found.set_id or "", owns)
         return found
@@ -121,6 +125,20 @@ class PreparedList:
         if member is None:
             return [first]
         return [first, *self.behind(first.message, member)]
+
+    def begin_of_cut(self, last: StoredMessage) -> int | None:
+        """Where the last put of the log begins, if it was of a set and a part of it is missing;
+        `last` is the log's last record. None if it is whole, or its first record can't be found.
+        """
+        member = member_of(last)
+        if member is None or member.number == member.total - 1:
+            return None
+        find = self._context.finder.find
+        try:
+            first = newest_of(find, TRANSACTION_HALF_TOPIC, member.set_id, None)
+        except MessageNotFound:
+            return None
+        return first.position if first.topic != TRANSACTION_HALF_TOPIC else None
 
     def behind(self, message: StoredMessage, member: Member) -> list[PreparedMessage]:
         """The messages of a set behind a record of one of them, which has waited or does so."""

@@ -151,6 +151,17 @@ def test_an_unknown_transaction_is_refused(store: Store, handle: str) -> None:
             call(handle)
 
 
+def test_a_commit_to_a_topic_that_indexes_no_ids_is_known_as_one(store: Store) -> None:
+    store.create_topic("off", queues=1, key_index="off")
+    put = store.prepare("off", b"x", group="pay")
+    store.commit(put)
+    store.commit(put.message_id)
+    with pytest.raises(TransactionEnded) as e:
+        store.rollback(put)
+    assert e.value.is_committed
+    assert bodies(store, "off") == [b"x"]
+
+
 def test_a_message_that_was_put_has_no_transaction(store: Store) -> None:
     put = store.put("t", b"x")
     for call in (store.commit, store.rollback):
@@ -333,6 +344,8 @@ def test_a_put_of_a_set_that_a_crash_cut_is_finished_by_the_next_opening(
         starts = [m.position for m in records(store) if m.position >= begin]
         assert len(starts) == 4
         cut_log(whole, starts[-rest])
+    with kvstore.open(whole, config=config, read_only=True) as reader:
+        assert (bodies(reader), bodies(reader, "u")) == ([], []), "a reader sees no part"
     with kvstore.open(whole, config=config) as again:
         delivered = {"t": bodies(again), "u": bodies(again, "u")}
         if act == "commit":
