@@ -41,7 +41,7 @@ from kvstore.index.archived import Archived, OpenArchives
 from kvstore.index.keys import ARCHIVES
 from kvstore.log.commitlog import CommitLog
 from kvstore.log.flusher import Flusher
-from kvstore.message import Message
+from kvstore.message import Message, StoredMessage
 from kvstore.meta.groups import Groups
 from kvstore.meta.namespaces import Namespaces
 from kvstore.meta.offsets import Offsets
@@ -177,8 +177,7 @@ class Engine:
         if has_archives or self.index.gone().segments:
             self.reader.read_from(self.archives())
         if read_only:
-            if last_record is not None:
-                self._hide_cut(last_record)
+            self._hide_cut(last_record)
             follower = Follower(self.log, self.index, self.reader, self.archives)
             self.reader.follow = follower.look
             self._ending.callback(follower.close)
@@ -186,24 +185,28 @@ class Engine:
             if not self.recovery.clean:
                 self._bound_ends(tables)
             self._open_writing(config, last_stored, tables)
-            if last_record is not None:
-                self._finish_cut(last_record)
+            self._finish_cut(last_record)
             self._begin_threads(config)
 
-    def _hide_cut(self, last_record: int) -> None:
+    def _hide_cut(self, last_record: int | None) -> None:
         """Lets the log end before its last put, if that was of several messages of one transaction
         and is not whole: the next writer finishes it.
         """
-        with suppress(MessageNotFound, RecordDamaged, SegmentDamaged):
-            begin = self.prepared_list.begin_of_cut(self.reader.read_at(last_record))
-            if begin is not None:
-                self.log.end = begin
+        last = self._record_at(last_record)
+        begin = None if last is None else self.prepared_list.begin_of_cut(last)
+        self.log.end = self.log.end if begin is None else begin
 
-    def _finish_cut(self, last_record: int) -> None:
+    def _finish_cut(self, last_record: int | None) -> None:
         """Finishes the last put of the log, if it was of several messages of one transaction."""
-        # It may be damaged, or of a topic that was deleted.
+        # Other messages of the transaction may be damaged, or of a topic that was deleted.
         with suppress(MessageNotFound, RecordDamaged, SegmentDamaged):
-            self.transactions.finish_cut(self.reader.read_at(last_record))
+            self.transactions.finish_cut(self._record_at(last_record))
+
+    def _record_at(self, position: int | None) -> StoredMessage | None:
+        """The record that recovery found last; None if there is none, or it can't be read."""
+        with suppress(MessageNotFound, RecordDamaged, SegmentDamaged):
+            return None if position is None else self.reader.read_at(position)
+        return None
 
     def _bound_ends(self, tables: InflightTables) -> None:
         """Applies the ends of the log that openings have noted, if there are too many."""

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 
 import kvstore
 from tests.support.stores import opened
@@ -19,8 +21,8 @@ def example(name: str) -> dict[str, Any]:
     """The functions of an example of the page."""
     found = re.search(rf"^```python {name}\n(.*?)^```", PAGE.read_text("utf-8"), re.S | re.M)
     assert found is not None
-    names: dict[str, Any] = {}
-    exec(found[1], names)
+    names: dict[str, Any] = {"__name__": name}
+    exec(compile(found[1], name, "exec", dont_inherit=True), names)
     return names
 
 
@@ -49,6 +51,26 @@ def test_the_outbox_in_sqlite_puts_what_was_written_and_nothing_else(tmp_path: P
             pass
         assert [m.body for m in store.pull("t", 0, 0).messages] == [b"0", b"1", b"3", b"4"]
         assert store.find("order-4").body == b"4"
+
+
+def test_the_outbox_in_sqlalchemy_puts_what_was_written_and_nothing_else(tmp_path: Path) -> None:
+    outbox = example("outbox-sqlalchemy")
+    engine = create_engine(f"sqlite:///{tmp_path / 'orders.db'}")
+    outbox["Base"].metadata.create_all(engine)
+    for number in range(6):
+        with Session(engine) as session:
+            outbox["announce"](session, f"order-{number}", "t", b"%d" % number)
+            if number % 3 == 2:
+                session.rollback()
+            else:
+                session.commit()
+    with opened(tmp_path / "s") as store, Session(engine) as session:
+        store.alter_topic("t", write_queues=1)
+        while outbox["relay"](session, store, 2):
+            pass
+        assert [m.body for m in store.pull("t", 0, 0).messages] == [b"0", b"1", b"3", b"4"]
+        assert store.find("order-4").body == b"4"
+    engine.dispose()
 
 
 def test_a_relay_that_dies_behind_its_put_puts_the_message_again_with_its_id(
