@@ -59,6 +59,9 @@ from kvstore.errors import (
     ReceiptExpired,
     ReceiptIllegal,
     RecordDamaged,
+    ScheduleExists,
+    ScheduleIllegal,
+    ScheduleNotFound,
     SegmentDamaged,
     StoreBusy,
     StoreClosed,
@@ -94,6 +97,7 @@ from kvstore.rocketmq.export import ExportReport
 from kvstore.timing.checks import Checker
 from kvstore.timing.delayed_message import DelayedMessage, DelayedPage, DelayStats
 from kvstore.timing.prepared_message import PreparedMessage, PreparedPage
+from kvstore.timing.schedule_rows import ScheduleInfo
 from kvstore.timing.transaction import Transaction
 
 __version__ = "0.1.0"
@@ -194,6 +198,10 @@ __all__ = [
     "RecordDamaged",
     "RecoveryReport",
     "Retention",
+    "ScheduleExists",
+    "ScheduleIllegal",
+    "ScheduleInfo",
+    "ScheduleNotFound",
     "SegmentDamaged",
     "SegmentStats",
     "SqlFilter",

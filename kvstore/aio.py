@@ -169,6 +169,13 @@ class _Calls:
     change_delay = _awaited(SyncStore.change_delay)
     timer = _awaited(SyncStore.timer)
     timers = _awaited(SyncStore.timers)
+    schedule = _awaited(SyncStore.schedule)
+    schedules = _awaited(SyncStore.schedules)
+    schedule_info = _awaited(SyncStore.schedule_info)
+    next_firings = _awaited(SyncStore.next_firings)
+    pause_schedule = _awaited(SyncStore.pause_schedule)
+    resume_schedule = _awaited(SyncStore.resume_schedule)
+    delete_schedule = _awaited(SyncStore.delete_schedule)
 
 
 class Store(_Calls):
@@ -332,6 +339,7 @@ class Store(_Calls):
     change_delay_in = _awaited(SyncStore.change_delay_in)
     timer_in = _awaited(SyncStore.timer_in)
     timers_in = _awaited(SyncStore.timers_in)
+    schedules_in = _awaited(SyncStore.schedules_in)
     topics_of = _awaited(SyncStore.topics_of)
     groups_of = _awaited(SyncStore.groups_of)
     create_namespace = _awaited(SyncStore.create_namespace)

@@ -226,6 +226,26 @@ class TransactionEnded(CallerError):
         self.is_committed = is_committed
 
 
+class ScheduleNotFound(CallerError):
+    """No such schedule."""
+
+
+class ScheduleExists(CallerError):
+    """A schedule of that name exists already."""
+
+
+class ScheduleIllegal(CallerError):
+    """The times of a schedule are illegal. Of a cron expression, `expression` is the text and
+    `position` the character (from 0) of the fault, or the length of the text if the fault is at its
+    end.
+    """
+
+    def __init__(self, message: str, expression: str = "", position: int = 0) -> None:
+        super().__init__(message)
+        self.expression = expression
+        self.position = position
+
+
 class InFlight(CallerError):
     """Messages are locked that this call would make unread again."""
 

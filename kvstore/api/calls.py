@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, NoReturn
 from msgspec import UNSET, UnsetType
 
 from kvstore.api.column_calls import ColumnCalls
+from kvstore.api.schedule_calls import ScheduleCalls
 from kvstore.api.timing_calls import TimingCalls
 from kvstore.api.transaction_calls import TransactionCalls
 from kvstore.config import QUEUES_DEFAULT, Codec, KeyIndex, Retention
@@ -41,7 +42,7 @@ from kvstore.record.validate import attributes_of, listed
 _NO_WAIT: Final = 0.0
 
 
-class Calls(ColumnCalls, TimingCalls, TransactionCalls):
+class Calls(ColumnCalls, TimingCalls, TransactionCalls, ScheduleCalls):
     """The calls, see the module. `engine` has the parts of the open store."""
 
     def __reduce__(self) -> NoReturn:
@@ -394,8 +395,9 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls):
 
     def delete_topic(self, name: str) -> int:
         """Deletes a topic: its index and the rows that groups have of the topic go at once, its
-        records with their segments. Its delayed and prepared messages are not delivered any more;
-        returns how many there were. `TopicNotFound`.
+        records with their segments. Its schedules end, and its delayed and prepared messages are
+        not delivered; returns how many these were, with the next one of each schedule.
+        `TopicNotFound`.
         """
         return self.delete_topics([name])
 

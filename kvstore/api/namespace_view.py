@@ -40,6 +40,7 @@ from kvstore.record.validate import listed
 from kvstore.timing.checks import Ask, Checker
 from kvstore.timing.delayed_message import DelayedMessage, DelayedPage
 from kvstore.timing.prepared_message import PreparedMessage, PreparedPage
+from kvstore.timing.schedule_rows import ScheduleInfo
 from kvstore.timing.transaction import Transaction
 from kvstore.timing.transactions import Handle
 
@@ -158,6 +159,11 @@ def _own_group(namespace: str, info: GroupInfo) -> GroupInfo:
     )
 
 
+def _own_schedule(namespace: str, info: ScheduleInfo) -> ScheduleInfo:
+    name, topic = _bare(namespace, info.name), _bare(namespace, info.topic)
+    return msgspec.structs.replace(info, name=name, topic=topic)
+
+
 def _own_figures(namespace: str, figures: Lag | GroupStats) -> Lag | GroupStats | None:
     topic = unwrap(namespace, figures.topic)
     if topic is None:
@@ -172,6 +178,7 @@ _OWN: Final[Mapping[type, Callable[[str, Any], Any]]] = {
     PutResult: _own_put,
     TopicInfo: _own_topic,
     GroupInfo: _own_group,
+    ScheduleInfo: _own_schedule,
     Lag: _own_figures,
     GroupStats: _own_figures,
 }
@@ -279,6 +286,13 @@ class Namespace:
     reset_offset = _passed_on(Calls.reset_offset, group=wrap, topic=wrap)
     lag = _passed_on(Calls.lag, group=wrap, topic=_unless_none)
 
+    schedule = _passed_on(Calls.schedule, name=wrap, topic=wrap)
+    schedule_info = _passed_on(Calls.schedule_info, name=wrap)
+    next_firings = _passed_on(Calls.next_firings, name=wrap)
+    pause_schedule = _passed_on(Calls.pause_schedule, name=wrap)
+    resume_schedule = _passed_on(Calls.resume_schedule, name=wrap)
+    delete_schedule = _passed_on(Calls.delete_schedule, name=wrap)
+
     # --- calls without a name ---
 
     def read_at(self, position: int) -> StoredMessage:
@@ -382,6 +396,12 @@ class Namespace:
             page = self._store.timers_in(self.name, whole, limit=limit, after=after)
             own = [_own_delayed(self.name, one) for one in page.messages]
             return msgspec.structs.replace(page, messages=own)
+
+    def schedules(self, topic: str | None = None) -> list[ScheduleInfo]:
+        """See `Store.schedules`."""
+        with _speaking(self.name):
+            found = self._store.schedules_in(self.name, _unless_none(self.name, topic))
+            return [_own_schedule(self.name, info) for info in found]
 
     def topics(self) -> list[TopicInfo]:
         """The namespace's topics, by name."""

@@ -61,6 +61,7 @@ VERB_OF_CALL: Final = {
     "alter_group": "kvmq group alter",
     "reset_offset": "kvmq offset reset",
     "namespaces": "kvmq namespace list",
+    "schedules": "kvmq schedule list",
 }
 """Calls that errors advise, and the verb that does it."""
 
@@ -136,6 +137,10 @@ _VERBS: Final[dict[str, tuple[str, str]]] = {
         "A group's offsets: show, commit, reset, history, lag.",
     ),
     "namespace": ("kvstore.cli.admin.topic_verbs", "Create, list, show or delete namespaces."),
+    "schedule": (
+        "kvstore.cli.admin.schedule_verbs",
+        "Messages at set times: create, list, pause, resume or delete schedules.",
+    ),
     "top": ("kvstore.cli.admin.top", "A live screen of rates, lag, and what is in flight."),
     "stats": (
         "kvstore.cli.admin.stores",

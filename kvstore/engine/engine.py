@@ -65,6 +65,8 @@ from kvstore.timing.checks import Checks
 from kvstore.timing.delivery import DeliveryThread
 from kvstore.timing.pending_messages import PendingMessages, TimingContext
 from kvstore.timing.prepared_list import PreparedList
+from kvstore.timing.schedule_rows import ScheduleRows
+from kvstore.timing.schedules import Schedules
 from kvstore.timing.timer_rows import TimerRows
 from kvstore.timing.timers import Timers, WaitingList
 from kvstore.timing.transactions import Transactions
@@ -170,6 +172,7 @@ class Engine:
             config.check_crc,
         )
         self.timer_rows = TimerRows(self.index)
+        self.schedule_rows = ScheduleRows(self.index.families)
         self.waiting_list = WaitingList(self.timing, self.timer_rows)
         self.prepared_rows = TimerRows(self.index, is_prepared=True)
         self.prepared_list = PreparedList(self.timing, self.prepared_rows)
@@ -301,7 +304,15 @@ class Engine:
         self._ending.callback(self.checks.stop)
         self.writer.on_delayed = self.timers.added
         self.upkeep.before_leaving = self._keep_pending
-        self.topics.removing += [self.timer_rows.put_removal, self.prepared_rows.put_removal]
+        self.schedules = Schedules(
+            self.timing, self.schedule_rows, self.timers, self.writer, self._flush
+        )
+        self.timers.firings = self.schedules
+        self.topics.removing += [
+            self.timer_rows.put_removal,
+            self.prepared_rows.put_removal,
+            self.schedule_rows.put_removal,
+        ]
 
     def _pending(self, topic: str, rows: TimerRows, *, is_prepared: bool) -> PendingMessages:
         return PendingMessages(
@@ -389,6 +400,9 @@ class Engine:
 
     def _put_durably(self, messages: Sequence[Message]) -> None:
         self.writer.put_batch(messages, any_kind=True)
+        self._flush()
+
+    def _flush(self) -> None:
         self.flusher.wait(self.log.end)
 
     # --- the end ---

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
@@ -33,7 +33,7 @@ from kvstore.index.index import Index
 from kvstore.index.keys import RUNS, run_key
 from kvstore.index.runs import unpack_many
 from kvstore.log.commitlog import CommitLog
-from kvstore.message import PutResult, PutStatus, StoredMessage
+from kvstore.message import Message, PutResult, PutStatus, StoredMessage
 from kvstore.meta.topics import Topics
 from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
@@ -58,6 +58,10 @@ class Putting(Protocol):
     encoder: Encoder
 
     def begin_put(self) -> int:
+        """See there."""
+        ...
+
+    def encode(self, messages: Sequence[Message], now: int) -> PreparedBatch:
         """See there."""
         ...
 
@@ -266,8 +270,9 @@ class PendingMessages:
             one = self._waiting_at(position)
             if one is not None:
                 held.append(one)
-                # A message that is due is delivered; one that is to be asked about waits on.
-                due.append(one[4] if one[4] > now else now + 1 if self._is_prepared else 0)
+                # A delayed message that is due is delivered in its turn; one that is to be asked
+                # about waits on.
+                due.append(max(one[4], now + 1) if self._is_prepared else one[4])
         self.copy(held, due, is_needed=True)
         if due and self._is_prepared:
             self._rows.added(min(due))

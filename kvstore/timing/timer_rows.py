@@ -129,6 +129,16 @@ class TimerRows:
         ended = [one for one in found if any(tail.has_ended(one[1]) for tail in tails)]
         return sorted(found.difference(ended))[:limit]
 
+    def due_at(self, due: int) -> list[Waiting]:
+        """The messages that wait until this very ms."""
+        tails = self._tails()
+        found = set(self._rows((due, -1), due, tails))
+        for tail in tails:
+            found.update(
+                one for one in tail.pending(due, -1, _TIME_END, _TIME_END) if one[0] == due
+            )
+        return sorted(one for one in found if self.is_waiting(*one[:2]))
+
     def _pieces(self, after: Place, until: int, count: int) -> Iterator[list[tuple[bytes, bytes]]]:
         """The rows behind a place that are due at `until` or before: of `count` rows, then more."""
         due, position = after

@@ -12,16 +12,20 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
 from kvstore.clock import cut_ms, whole_ms
-from kvstore.core.names import TIMER_TOPIC
+from kvstore.core.names import TIMER_TOPIC, UNIQUE_ID
 from kvstore.core.pending.pending_records import read_end
+from kvstore.core.records import facts
 from kvstore.errors import (
+    ArchiveUnavailable,
     CallerError,
+    Damaged,
     DelayEnded,
     MessageNotFound,
     RecordDamaged,
@@ -36,7 +40,13 @@ from kvstore.timing.delayed_message import (
     DelayStats,
     delayed_of,
 )
-from kvstore.timing.pending_messages import Owns, PendingMessages, TimingContext, newest_of
+from kvstore.timing.pending_messages import (
+    Owns,
+    PendingMessages,
+    TimingContext,
+    newest_of,
+    size_at,
+)
 from kvstore.timing.timer_rows import Place, TimerRows, check_page
 
 if TYPE_CHECKING:
@@ -45,7 +55,29 @@ if TYPE_CHECKING:
 
 _REST_MS: Final = 4
 """So long at least is between two turns: where many are due, each turn has many of them."""
+_ID: Final = f"{UNIQUE_ID}\x01".encode()
+_VALUE_END: Final = b"\x02"
 _NEVER: Final = 1 << 63
+
+
+class Firings(Protocol):
+    """`kvstore.timing.schedules.Schedules`."""
+
+    def settle(self) -> None:
+        """See there."""
+        ...
+
+    def fire(self, due: Sequence[Waiting], now: int) -> Collection[int]:
+        """See there."""
+        ...
+
+    def fired(self) -> None:
+        """See there."""
+        ...
+
+    def owner(self, message_id: object) -> str | None:
+        """See there."""
+        ...
 
 
 class WaitingList:
@@ -126,6 +158,8 @@ class Timers:
         self._waiting = waiting
         self.pending = pending
         self._delivered = self._cancelled = self._late_ms = 0
+        self.firings: Firings | None = None
+        """The schedules, whose messages wait among the others."""
         self.wake: Callable[[], object] = lambda: None
         """Wakes the thread that delivers."""
         self._wake_before = 0
@@ -155,6 +189,8 @@ class Timers:
             if log.closed or log.failure is not None:
                 return None
             self._wake_before = _NEVER
+            if self.firings is not None:
+                self.firings.settle()
             now = self._clock.now_ms()
             due = self.pending.due(now)
             if due:
@@ -167,23 +203,34 @@ class Timers:
             return None if first is None else max(_REST_MS, first - now) / 1000
 
     def _put_copies(self, due: list[Waiting], now: int) -> None:
-        """Puts messages to their topics; those whose topic was deleted are cancelled."""
+        """Puts messages to their topics; those whose topic was deleted are cancelled, and those of
+        schedules that were missed.
+        """
+        passed_over = () if self.firings is None else self.firings.fire(due, now)
         held: list[Held] = []
         gone: list[Held] = []
         for one in due:
             name = self._topics.name_of(one[2])
             record = self.pending.held(one[0], one[1], name or "", one[2])
             if record is not None:
-                (gone if name is None else held).append(record)
+                (gone if name is None or one[1] in passed_over else held).append(record)
         if gone:
             self.pending.note(gone)
         count = self.pending.copy(held, [0] * len(held))
         self._delivered += count
         if count:
             self._late_ms = now - held[0][4]
+        if self.firings is not None:
+            self.firings.fired()
 
     def cancel(self, message_id: str, owns: Owns | None) -> bool:
         """See `Store.cancel`."""
+        with self.pending.lock:
+            self._check_owner(message_id)
+            return self.end_wait(message_id, owns)
+
+    def end_wait(self, message_id: str, owns: Owns | None) -> bool:
+        """As `cancel`, also for a schedule's own messages."""
         with self.pending.lock:
             message = self._waiting.newest(message_id, owns)
             if message.topic != TIMER_TOPIC:
@@ -203,6 +250,41 @@ class Timers:
             self._cancelled += 1
             return True
 
+    def is_waiting(self, message_id: str, due: int) -> bool:
+        """Whether the message with an id waits until a time. One whose record can't be read, and
+        which may be that, counts as one.
+        """
+        with suppress(MessageNotFound, Damaged, ArchiveUnavailable):
+            message = self.newest(message_id)
+            found = delayed_of(message) if message.topic == TIMER_TOPIC else None
+            if found is not None and self._rows.is_waiting(due, message.position):
+                return True
+        ids = (self.id_at(one[1]) for one in self._rows.due_at(due))
+        return any(found in (None, message_id) for found in ids)
+
+    def id_at(self, position: int) -> str | None:
+        """The id of the message that waits whose record is at a position; None if that can't be
+        read.
+        """
+        try:
+            buffer, at, _ = self._context.log.span(position)
+            properties = facts(buffer, at, size_at(buffer, at))[5]
+        except Damaged:
+            return None
+        return properties.partition(_ID)[2].partition(_VALUE_END)[0].decode("utf-8", "replace")
+
+    def newest(self, message_id: str) -> StoredMessage:
+        """The last record of a message; `MessageNotFound`."""
+        return self._waiting.newest(message_id, None)
+
+    def _check_owner(self, message_id: str) -> None:
+        owner = None if self.firings is None else self.firings.owner(message_id)
+        if owner is not None:
+            raise CallerError(
+                f"the message {shown(message_id)} is the next one of schedule {shown(owner)}, and "
+                "waits as long as that says; pause the schedule, or delete it"
+            )
+
     def change(
         self, message_id: str, deliver_at: int | None, delay: float | None, owns: Owns | None
     ) -> int:
@@ -214,6 +296,7 @@ class Timers:
         if deliver_at is None:
             raise CallerError("change_delay needs deliver_at or delay: when is it to be delivered?")
         with self.pending.lock:
+            self._check_owner(message_id)
             message, found = self._waiting.find(message_id, owns)
             held = self.pending.held_of(found.deliver_at, message.position, found.topic)
             assert held is not None, "it waits, and its topic takes its messages along"

@@ -394,6 +394,7 @@ def test_a_view_has_every_call_of_the_store_that_is_about_messages_topics_or_gro
         "rollback_in",
         "transactions_in",
         "prepared_in",
+        "schedules_in",
         "export_rocketmq",
         "import_rocketmq_config",
     }

@@ -16,7 +16,8 @@ from tests.cli.conftest import Kvmq
 
 READ_ONLY: Final = {
     "dump", "find", "get", "group list", "group show", "namespace list", "namespace show",
-    "offset history", "offset lag", "offset show", "offset-at", "pull", "query", "stats",
+    "offset history", "offset lag", "offset show", "offset-at", "pull", "query",
+    "schedule list", "schedule next", "stats",
     "tier history", "tier list", "tier plan", "timer list", "timer show", "top",
     "topic list", "topic show", "verify",
 }  # fmt: skip
@@ -42,6 +43,12 @@ CALLS: Final[dict[tuple[str, ...], str]] = {
     ("offset", "reset", "DIR", "g", "t", "--to", "end"): "store.reset_offset('g', 't', to='end')",
     ("timer", "cancel", "DIR", "i"): "store.cancel('i')",
     ("timer", "change", "DIR", "i", "--delay", "5"): "store.change_delay('i', delay=5.0)",
+    ("schedule", "create", "DIR", "s", "t", "--every", "5", "--tag", "a"):
+        "store.schedule('s', 't', b'', every=5.0, tag='a')",
+    ("schedule", "pause", "DIR", "s"): "store.pause_schedule('s')",
+    ("schedule", "resume", "DIR", "s"): "store.resume_schedule('s')",
+    ("schedule", "delete", "DIR", "s", "--namespace", "n"):
+        "store.namespace('n').delete_schedule('s')",
     ("namespace", "create", "DIR", "n"): "store.create_namespace('n')",
     ("namespace", "delete", "DIR", "n"): "store.delete_namespace('n')",
     ("topic", "alter", "DIR", "t", "--retention", "hot=1d"):

@@ -1,0 +1,249 @@
+"""Schedule rows: the schedules of a store as rows of `meta`, and as values for callers.
+
+The idea: a schedule has two rows. One says what it puts and when, and changes only by a call. The
+other, a few bytes, has the times whose messages wait, and is written with each firing; so a large
+body is not.
+
+Invariants: a schedule is in the namespace of its topic; its rows come and go with each other, and
+go in the batch that removes the topic.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from struct import Struct
+from typing import Any, Final, Literal
+
+import msgspec
+
+from kvstore.errors import CallerError, IndexDamaged, MessageIllegal, ScheduleNotFound, shown
+from kvstore.index.families import Batch, Families
+from kvstore.index.keys import META, behind
+from kvstore.message import Message
+from kvstore.meta.namespaces import namespace_of, unwrap
+from kvstore.meta.topics import TopicInfo
+from kvstore.record.layout import TOPIC_MAX
+from kvstore.timing.recurrence import Recurrence, first_after, recurrence_of
+
+Missed = Literal["skip", "once", "all"]
+NAME_PROPERTY: Final = "SCHEDULE"
+TIME_PROPERTY: Final = "SCHEDULED_AT"
+"""The properties of each message that a schedule puts: its name, and the time, ms."""
+_ROW: Final = b"schedule/"
+_TIMES: Final = b"schedule_times/"
+_TIME: Final = Struct(">Q")
+NUMBERS_END: Final = 1 << 48
+_NAME: Final = re.compile(r"[A-Za-z0-9%_|-]+")
+FIRINGS_MAX: Final = 1000
+"""Times that `next_firings` tells at most."""
+
+
+class ScheduleInfo(msgspec.Struct, frozen=True):
+    """A schedule. Its times are those of `cron` in `zone`, or every so many seconds from
+    `created_at` on. `next_at` is the time of its next message, None if it is paused or has no time
+    in the next 40 years. `failure` says why the store paused it: it could not put the message any
+    more. Times are ms since the epoch.
+    """
+
+    name: str
+    topic: str
+    body: bytes
+    cron: str | None
+    every: float | None
+    zone: str
+    missed: Missed
+    queue: int | None
+    tag: str | None
+    keys: list[str]
+    properties: dict[str, str]
+    message_group: str | None
+    is_paused: bool
+    failure: str | None
+    created_at: int
+    next_at: int | None
+
+
+class ScheduleRow(msgspec.Struct, frozen=True):
+    """A schedule as its row has it. `number` is random; `revision` rises whenever it is resumed."""
+
+    number: int
+    revision: int
+    topic: str
+    body: bytes
+    cron: str | None
+    every: float | None
+    zone: str
+    missed: Missed
+    queue: int | None
+    tag: str | None
+    keys: list[str]
+    properties: dict[str, str]
+    message_group: str | None
+    is_paused: bool
+    failure: str | None
+    created_at: int
+
+    def recurrence(self) -> Recurrence:
+        """The times; `ScheduleIllegal` if the machine has lost the zone."""
+        return recurrence_of(self.cron, self.every, self.zone, self.created_at)
+
+    def message_id(self, time: int) -> str:
+        """The id of the message of a time: 32 digits, as other ids have."""
+        return f"{id_begin(self.number)}{self.revision & 0xFFFFFFFF:08X}{time:012X}"
+
+    def message(self, name: str, time: int, queues: int) -> Message:
+        """The message of a time. `name` is the schedule's, and `queues` how many its topic has."""
+        space = namespace_of(name)
+        own = name if space is None else unwrap(space, name) or name
+        return Message(
+            self.topic,
+            self.body,
+            queue=None if self.queue is None else self.queue % queues,
+            tag=self.tag,
+            keys=self.keys,
+            properties={**self.properties, NAME_PROPERTY: own, TIME_PROPERTY: str(time)},
+            message_group=self.message_group,
+            message_id=self.message_id(time),
+            born_at=time,
+            deliver_at=time,
+        )
+
+
+def check_name(name: Any, topic: Any) -> None:
+    """Raises an error unless a schedule to a topic can have a name: as topics have, in the topic's
+    namespace.
+    """
+    if not isinstance(name, str) or len(name) > TOPIC_MAX or not _NAME.fullmatch(name):
+        raise CallerError(
+            f"the schedule's name is {shown(name)}; it must be 1 to {TOPIC_MAX} letters A-Z and "
+            "a-z, digits, % - _ |"
+        )
+    if not isinstance(topic, str):
+        raise MessageIllegal(f"the topic is {shown(topic)}; it must be a text")
+    if namespace_of(name) != namespace_of(topic):
+        raise CallerError(
+            f"schedule {shown(name)} is to put to topic {shown(topic)}; a schedule is in the "
+            "namespace of its topic"
+        )
+
+
+def id_begin(number: int) -> str:
+    """The digits with which the ids of a schedule's messages begin."""
+    return f"{number:012X}"
+
+
+ID_BEGIN: Final = len(id_begin(0))
+
+
+class ScheduleRows:
+    """The rows; see the module. Reading needs no lock."""
+
+    def __init__(self, families: Families) -> None:
+        self._families = families
+
+    def find(self, name: str) -> ScheduleRow | None:
+        """A schedule's row, or None."""
+        if not isinstance(name, str):
+            raise CallerError(f"the schedule's name is {shown(name)}; it must be a text")
+        row = self._families.get(META, _ROW + name.encode("utf-8", "surrogatepass"))
+        return None if row is None else _decode(name, row)
+
+    def get(self, name: str) -> ScheduleRow:
+        """A schedule's row; `ScheduleNotFound`."""
+        found = self.find(name)
+        if found is None:
+            raise ScheduleNotFound(
+                f"there is no schedule {shown(name)}; `schedules` lists those there are"
+            )
+        return found
+
+    def times(self, name: str) -> list[int]:
+        """The times whose messages wait, rising: one; two while the first is being put, or if that
+        was cut short.
+        """
+        row = self._families.get(META, _TIMES + name.encode()) or b""
+        return [time for (time,) in _TIME.iter_unpack(row)]
+
+    def names(self) -> list[str]:
+        """The names of all schedules, in order."""
+        rows = self._families.rows(META, _ROW, behind(_ROW))
+        return [key[len(_ROW) :].decode() for key, _ in rows]
+
+    def all(self) -> Iterator[tuple[str, ScheduleRow]]:
+        """All schedules, by name."""
+        for key, row in self._families.rows(META, _ROW, behind(_ROW)):
+            name = key[len(_ROW) :].decode()
+            yield name, _decode(name, row)
+
+    def write(self, name: str, row: ScheduleRow, times: Sequence[int]) -> None:
+        """Writes both rows; the disk has them when it returns."""
+        batch = self._families.batch()
+        batch.put(META, _ROW + name.encode(), msgspec.msgpack.encode(row))
+        _put_times(batch, name, times)
+        self._families.write(batch, sync=True)
+
+    def write_times(self, times: Sequence[tuple[str, Sequence[int]]]) -> None:
+        """Writes the times of schedules, in one batch."""
+        batch = self._families.batch()
+        for name, some in times:
+            _put_times(batch, name, some)
+        self._families.write(batch)
+
+    def remove(self, name: str) -> None:
+        """Removes a schedule; the disk has it when it returns."""
+        batch = self._families.batch()
+        _delete(batch, name)
+        self._families.write(batch, sync=True)
+
+    def put_removal(self, batch: Batch, topic: TopicInfo) -> None:
+        """Puts into a batch that the schedules of a topic are removed."""
+        for name, row in self.all():
+            if row.topic == topic.name:
+                _delete(batch, name)
+
+    # --- values for callers ---
+
+    def info(self, name: str, row: ScheduleRow) -> ScheduleInfo:
+        """A schedule for its caller."""
+        times = self.times(name)
+        values = {field: getattr(row, field) for field in row.__struct_fields__}
+        del values["number"], values["revision"]
+        return ScheduleInfo(name=name, next_at=times[0] if times else None, **values)
+
+    def infos(self, topic: str | None) -> list[ScheduleInfo]:
+        """All schedules, or those of a topic, by name."""
+        rows = [(name, row) for name, row in self.all() if topic in (None, row.topic)]
+        return [self.info(name, row) for name, row in rows]
+
+    def next_firings(self, name: str, count: int, now: int) -> list[int]:
+        """See `Store.next_firings`."""
+        if type(count) is not int or not 1 <= count <= FIRINGS_MAX:
+            raise CallerError(f"count is {shown(count)}; it must be 1 to {FIRINGS_MAX}")
+        row = self.get(name)
+        recurrence = row.recurrence()
+        waiting = self.times(name)
+        begin = waiting[0] if waiting else first_after(recurrence, now)
+        if begin is None:
+            return []
+        return [begin, *islice(recurrence.times_after(begin), count - 1)]
+
+
+def _put_times(batch: Batch, name: str, times: Sequence[int]) -> None:
+    batch.put(META, _TIMES + name.encode(), b"".join(map(_TIME.pack, times)))
+
+
+def _delete(batch: Batch, name: str) -> None:
+    batch.delete(META, _ROW + name.encode())
+    batch.delete(META, _TIMES + name.encode())
+
+
+def _decode(name: str, row: bytes) -> ScheduleRow:
+    try:
+        return msgspec.msgpack.decode(row, type=ScheduleRow)
+    except msgspec.MsgspecError as e:
+        raise IndexDamaged(
+            f"the row of schedule {shown(name)} can't be read: {e}; delete the schedule, and make "
+            "it again"
+        ) from e
