@@ -33,7 +33,7 @@ def report(
     out: Output, path: str, target: Path | None, top: int, views: ViewSettings, spark: Spark
 ) -> None:  # fmt: skip
     """Make a page about the messages in PATH: volume and cost by topic, tier and day, dead letters,
-    delays, frequent keys, and what keeping less would save.
+    delays, messages that wait or were late, frequent keys, and what keeping less would save.
 
     PATH is a store's folder, or a folder or the URL of a bucket of archives. The page is one file
     that needs nothing else; to make it takes kvmq[plot].
@@ -59,6 +59,8 @@ def report(
         ("stored", size_text(total.stored_bytes)),
         (f"{figures.currency} a month", cost),
         ("dead letters", f"{figures.dead_letters_count:,}"),
+        ("delayed, waiting", f"{sum(one.waiting for one in figures.timers):,}"),
+        ("delayed, overdue", f"{sum(one.overdue for one in figures.timers):,}"),
     ]
     out.show(figures, ("what", "value"), rows)
     if not out.json:
@@ -93,7 +95,7 @@ def sql(
     out: Output, path: str, query: str, rows: int, spark: Spark, views: ViewSettings
 ) -> None:  # fmt: skip
     """Ask QUERY, in Spark's SQL, of the table `messages`: those in PATH; or of the views archives,
-    volume, dead_letters, delays, keys and retention.
+    volume, dead_letters, delays, timers, keys and retention.
 
     PATH is a store's folder, with its log, or a folder or the URL of a bucket of archives. Example:
     kvmq spark sql data "SELECT topic, count(*) FROM messages GROUP BY topic".

@@ -75,6 +75,22 @@ class Delays(msgspec.Struct, frozen=True):
     max: int
 
 
+class TimerCounts(msgspec.Struct, frozen=True):
+    """A topic's delayed messages: how many wait, are due and not delivered, were delivered, and
+    were cancelled; and by how many ms deliveries were late (None if there were none).
+    """
+
+    topic: str
+    waiting: int
+    overdue: int
+    delivered: int
+    cancelled: int
+    p50: int | None
+    p90: int | None
+    p99: int | None
+    max: int | None
+
+
 class KeyCount(msgspec.Struct, frozen=True):
     """How many messages of a topic have a key, and what share of the topic's they are."""
 
@@ -94,7 +110,7 @@ class Freed(msgspec.Struct, frozen=True):
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """A report. `topics` are the largest `top` by cost, then all others as one; `topics_count` is
-    the number of topics. `dead_letters`, `keys` and `delays` are the largest ones.
+    the number of topics. `dead_letters`, `keys`, `delays` and `timers` are the largest ones.
     """
 
     path: str
@@ -110,6 +126,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     dead_letters_count: int
     dead_letters: list[DeadLetters]
     delays: list[Delays]
+    timers: list[TimerCounts]
     keys_count: int
     keys: list[KeyCount]
     retention: list[Freed]

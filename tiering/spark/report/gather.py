@@ -31,11 +31,12 @@ from tiering.spark.report.figures import (
     Figures,
     KeyCount,
     Sums,
+    TimerCounts,
     freed_of,
     topics_of,
     total_of,
 )
-from tiering.spark.report.views import KEPT_DAYS, SUMS, create_views, delays_of
+from tiering.spark.report.views import KEPT_DAYS, SUMS, create_views, delays_of, timers_of
 from tiering.spark.splits import inspect_archives
 
 TOP: Final = 20
@@ -79,6 +80,7 @@ def gather(
         dead_letters_count=dead_count,
         dead_letters=dead,
         delays=_delays(spark, path, options or {}, names),
+        timers=_timers(timers_of(spark, path, options or {}, now, by_day=False), top),
         keys_count=keys_count,
         keys=keys,
         retention=list(freed_of(days, topics, now, KEPT_DAYS)),
@@ -166,6 +168,13 @@ def _delays(
         for row in rows
         if row.messages
     ]
+
+
+def _timers(found: DataFrame, top: int) -> list[TimerCounts]:
+    names = ("waiting", "overdue", "delivered", "cancelled")
+    most = sum((F.col(name) for name in names[1:]), F.col(names[0]))
+    rows = found.orderBy(F.desc(most), F.asc("topic")).limit(top).collect()
+    return [TimerCounts(*(row[name] for name in TimerCounts.__struct_fields__)) for row in rows]
 
 
 def _archives(path: str, options: Mapping[str, str]) -> dict[str, int]:

@@ -23,7 +23,11 @@ from kvstore.core.names import (
     DLQ_ORIGIN_GROUP,
     DLQ_ORIGIN_TOPIC,
     DLQ_PREFIX,
+    REAL_TOPIC,
     RETRY_TOPIC,
+    TIMER_DELETE_ID,
+    TIMER_OUT_MS,
+    TIMER_TOPIC,
 )
 from tiering.policy.policy import GB, Prices, check_prices
 from tiering.spark.report import tables
@@ -36,6 +40,7 @@ VIEWS: Final = {
     "volume": "messages, bytes and cost by topic, tier and day",
     "dead_letters": "dead letters by topic, group, attempts and day",
     "delays": "milliseconds from born to stored by topic and day: median, p90, p99, most",
+    "timers": "delayed messages by topic and day: waiting, overdue, delivered, how late, cancelled",
     "keys": "how many messages of a topic have a key",
     "retention": "what of each topic is older than so many days, and what that costs",
 }
@@ -47,6 +52,7 @@ SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _COLUMNS: Final = {
     "dead_letters": ("topic", "properties", "stored_at"),
     "delays": ("topic", "born_at", "stored_at"),
+    "timers": ("topic", "message_id", "properties", "stored_at"),
     "keys": ("topic", "keys"),
 }
 
@@ -86,6 +92,7 @@ def create_views(
         "volume": volume,
         "dead_letters": lambda: _dead_letters(of.messages(*_COLUMNS["dead_letters"])),
         "delays": lambda: delays_of(spark, path, given),
+        "timers": lambda: timers_of(spark, path, given, now),
         "keys": lambda: _keys(of.messages(*_COLUMNS["keys"])),
         "retention": lambda: _retention(volume(), now),
     }
@@ -177,6 +184,49 @@ def delays_of(
     )
     shares = [F.col("_shares")[i].alias(name) for i, name in enumerate(SHARES)]
     return summed.select("topic", "day", "messages", *shares, "max")
+
+
+def timers_of(
+    spark: SparkSession, path: str, options: Mapping[str, str], now_ms: int, *, by_day: bool = True
+) -> DataFrame:
+    """Delayed messages by topic and the day on which they are due, or by topic alone: how many
+    wait, are overdue, were delivered, how late, and were cancelled.
+    """
+    messages = _Of(spark, path, options).messages(*_COLUMNS["timers"])
+    said = F.col("properties")
+    is_held = F.col("topic") == TIMER_TOPIC
+    ended = F.when(~is_held, 2).when(said[TIMER_DELETE_ID].isNotNull(), 1).otherwise(0)
+    records = messages.where(said[TIMER_OUT_MS].isNotNull()).select(
+        F.when(is_held, said[REAL_TOPIC]).otherwise(F.col("topic")).alias("topic"),
+        "message_id",
+        F.struct(
+            ended.alias("ended"),
+            F.unix_millis("stored_at").alias("stored"),
+            F.expr(f"try_cast(properties['{TIMER_OUT_MS}'] AS BIGINT)").alias("due"),
+        ).alias("_record"),
+    )
+    # The record that ended a message's wait, or else the last by which it waits.
+    each = records.groupBy("topic", "message_id").agg(F.max("_record").alias("_last"))
+    ended, due = F.col("_last.ended"), F.col("_last.due")
+    is_waiting, is_delivered = ended == 0, ended == 2
+    if by_day:
+        day = F.date_from_unix_date(F.floor(due / DAY_MS).cast("int"))
+        grouped = each.groupBy("topic", day.alias("day"))
+    else:
+        grouped = each.groupBy("topic")
+    late = F.when(is_delivered, F.col("_last.stored") - due)
+    summed = grouped.agg(
+        F.count_if(is_waiting & (due > now_ms)).alias("waiting"),
+        F.count_if(is_waiting & (due <= now_ms)).alias("overdue"),
+        F.count_if(is_delivered).alias("delivered"),
+        F.count_if(ended == 1).alias("cancelled"),
+        F.percentile_approx(late, list(SHARES.values()), ACCURACY).alias("_shares"),
+        F.max(late).alias("max"),
+    )
+    shares = [F.col("_shares")[i].alias(name) for i, name in enumerate(SHARES)]
+    days = ["day"] if by_day else []
+    counts = ["waiting", "overdue", "delivered", "cancelled"]
+    return summed.select("topic", *days, *counts, *shares, "max")
 
 
 def _keys(messages: DataFrame) -> DataFrame:

@@ -27,6 +27,7 @@ from tiering.spark.report.figures import (
     Figures,
     KeyCount,
     Sums,
+    TimerCounts,
     TopicVolume,
     age_of,
     curve_of,
@@ -64,8 +65,8 @@ def nothing(**changed: Any) -> Figures:
         "path": "data", "now_ms": NOW_MS, "currency": "USD",
         "prices": {"hot": 0.08, "warm": 0.045, "cold": 0.023}, "archives": {}, "top": 2,
         "topics_count": 0, "total": TopicVolume(None, Sums(), {}), "topics": [], "days": [],
-        "dead_letters_count": 0, "dead_letters": [], "delays": [], "keys_count": 0, "keys": [],
-        "retention": [],
+        "dead_letters_count": 0, "dead_letters": [], "delays": [], "timers": [],
+        "keys_count": 0, "keys": [], "retention": [],
     }  # fmt: skip
     return Figures(**{**empty, **changed})
 
@@ -91,6 +92,8 @@ def something(name: str = "orders", days: int = 40) -> Figures:
                 Delays("events", None, 10, -5, 3, 9, 10),
                 *(Delays(name, ago(n), 8, 2, 30, 4000 + n, 90_000) for n in range(10)),
                 Delays("events", ago(3), 10, -5, 3, 9, 10)],
+        timers=[TimerCounts(name, 3, 1, 12_345, 2, 4, 9, 80, 61_000),
+                TimerCounts("events", 5, 0, 0, 0, None, None, None, None)],
         keys_count=77,
         keys=[KeyCount(name, name, 60, 0.6), KeyCount("events", "k2", 3, 0.001)],
         retention=list(freed_of(rows, topics, NOW_MS, (1, 7, 30, 90))),
@@ -159,6 +162,7 @@ SECTIONS = [
     "Volume and cost",
     "Dead letters",
     "Delay from born to stored",
+    "Delayed messages",
     "Most frequent keys",
     "What keeping less would save",
 ]
@@ -409,3 +413,13 @@ def test_years_of_everything_stay_a_page_of_reasonable_size() -> None:
     assert text.count("<rect") + text.count("<path") < 1000
     assert len(text) < 300_000
     assert "Bytes stored now, by month and tier" in text
+
+
+def test_delayed_messages_have_a_row_for_each_topic() -> None:
+    text = page(something("later"))
+    row = text.partition("<h2>Delayed messages</h2>")[2].partition("</section>")[0]
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", row)
+    assert cells[:5] == ["later", "3", "1", "12,345", "2"]
+    assert cells[9:14] == ["events", "5", "0", "0", "0"]
+    assert cells[14:] == ["–"] * 4
+    assert "No message was delayed." in page(nothing())
