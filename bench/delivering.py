@@ -64,7 +64,7 @@ def _turn(folder: Path, count: int | None) -> tuple[float, float, float, float]:
         create_topics(store, load)
         store.create_topic(_TOPIC, queues=1)
         store.create_group(_GROUP)
-        begin = _now_ms() + 3000 + int(4000 * seconds)
+        begin = _now_ms() + 1500 + int(6000 * seconds)
         put_waiting(store, wanted, begin, _RATE // 1000)
         store.checkpoint()
         quiet = _work(store, batches, _now_ms() + int(1000 * seconds))
@@ -94,7 +94,7 @@ def run_burst(folder: Path, options: Options) -> list[Figure]:
     count = options.messages or 1_000_000
     with kvstore.open(folder / "store") as store:
         store.create_topic(_TOPIC, queues=1)
-        due = _now_ms() + 5000 + count // 20
+        due = _now_ms() + 2000 + count // 40
         put_waiting(store, count, due, max(1, count // 1000))
         store.checkpoint()
         assert _now_ms() < due, "the messages were due before all of them were put"

@@ -346,6 +346,8 @@ class Namespace:
 
     def transaction(self, *, group: str) -> Transaction:
         """See `Store.transaction`."""
+        with _speaking(self.name):
+            self._store.transaction(group=wrap(self.name, group))  # it says if there can be one
         return Transaction(
             lambda messages, set_id: self.prepare_batch(messages, group=group, set_id=set_id),
             self.commit_batch,

@@ -15,7 +15,7 @@ from kvstore.errors import MessageIllegal, TransactionEnded, shown
 from kvstore.message import Message, PutResult
 from kvstore.meta.namespaces import namespace_of
 from kvstore.record.put.explain import as_batch
-from kvstore.record.validate import listed
+from kvstore.record.validate import check_group, listed
 from kvstore.timing.checks import Ask, Checker
 from kvstore.timing.pending_messages import Owns
 from kvstore.timing.prepared_list import Ended
@@ -126,6 +126,8 @@ class TransactionCalls:
         ...     t.put("orders", b"...")
         ...     t.put("audit", b"...")
         """
+        self._engine.log.check_writable()
+        check_group(group)
         return Transaction(
             lambda messages, set_id: self.prepare_batch(messages, group=group, set_id=set_id),
             self.commit_batch,

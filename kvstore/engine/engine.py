@@ -45,9 +45,10 @@ from kvstore.message import Message, StoredMessage
 from kvstore.meta.groups import Groups
 from kvstore.meta.namespaces import Namespaces
 from kvstore.meta.offsets import Offsets
-from kvstore.meta.topics import Topics
+from kvstore.meta.topics import Topic, Topics
 from kvstore.opening import store_folder
 from kvstore.opening.adopting import Adoption, in_place
+from kvstore.opening.foreign_delays import ForeignDelays
 from kvstore.opening.recovery import Progress, recover
 from kvstore.opening.restoring import place_archives
 from kvstore.opening.store_folder import FolderKind
@@ -61,6 +62,7 @@ from kvstore.process.background import Background
 from kvstore.process.locks import Signal
 from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
+from kvstore.rocketmq.config_values import DELAY_GROUP
 from kvstore.timing.checks import Checks
 from kvstore.timing.delivery import DeliveryThread
 from kvstore.timing.pending_messages import PendingMessages, TimingContext
@@ -313,6 +315,14 @@ class Engine:
             self.prepared_rows.put_removal,
             self.schedule_rows.put_removal,
         ]
+        ForeignDelays(self.timing, delayed, self._level_progress).put()
+
+    def _level_progress(self, topic: Topic, queue: int) -> int:
+        """How far RocketMQ had delivered the messages of a delay level."""
+        group = self.groups.find(DELAY_GROUP)
+        bounds = self.reader.bounds(topic.key(queue))
+        found = group and self.offsets.get(group.id, topic.base >> 32, queue, bounds)
+        return found or 0
 
     def _pending(self, topic: str, rows: TimerRows, *, is_prepared: bool) -> PendingMessages:
         return PendingMessages(

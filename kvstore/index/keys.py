@@ -62,6 +62,7 @@ TAG_CODES: Final = b"tag_codes"  # i64 each: the tag hash of code 0, 1, ...; see
 SEALED: Final = b"sealed"  # u32: segments below this number have their index repacked
 RECEIPT_SECRET: Final = b"receipt_secret"  # 32 random bytes: the secret that signs receipts
 ADOPTED: Final = b"adopted"  # JSON: the import, and its source
+FOREIGN_DELAYS: Final = b"foreign_delays"  # present until RocketMQ's delayed messages wait here
 GONE: Final = b"gone"  # u32 each: segments above LOG_START that are in archives alone
 NEXT_ARCHIVE: Final = b"next_archive"  # u32: the next archive's number
 COMING: Final = b"coming"  # u32: archives with numbers from this one on are being attached

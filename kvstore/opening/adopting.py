@@ -22,6 +22,7 @@ from kvstore.index.index import Index
 from kvstore.index.keys import (
     ADOPTED,
     CHECKPOINT,
+    FOREIGN_DELAYS,
     GROUPS,
     LOG_START,
     META,
@@ -101,6 +102,7 @@ class Adoption(msgspec.Struct, frozen=True):
             META, CHECKPOINT, checkpoint_value(Checkpoint(first, self.end, 0, 0, clean=False))
         )
         batch.put(META, ADOPTED, msgspec.json.encode(summary(self, len(topics), len(groups))))
+        batch.put(META, FOREIGN_DELAYS, b"")
         if self.has_archives:
             mark_unlocated(batch)
 

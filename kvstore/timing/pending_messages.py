@@ -174,14 +174,16 @@ class PendingMessages:
             self._log.folder.parent, position, str(why),
         )  # fmt: skip
 
-    def copy(self, held: list[Held], due: list[int], *, is_needed: bool = False) -> int:
+    def copy(
+        self, held: list[Held], due: list[int], *, is_needed: bool = False, ends: bool = True
+    ) -> int:
         """Puts copies of messages that wait, each to its topic or (due: not 0) to wait again; those
         that are damaged are left out. Returns how many were put. Copies that are needed go to a
-        disk above the write watermark as well.
+        disk above the write watermark as well. Without `ends`, the messages did not wait before.
         """
         while held:
             try:
-                batch = self.copies(held, due)
+                batch = self.copies(held, due, ends=ends)
             except RecordDamaged as e:
                 at = next((i for i, one in enumerate(held) if one[3] == e.position), None)
                 if at is None:
@@ -195,7 +197,12 @@ class PendingMessages:
         return 0
 
     def copies(
-        self, held: list[Held], due: list[int], added: list[bytes] | None = None
+        self,
+        held: list[Held],
+        due: list[int],
+        added: list[bytes] | None = None,
+        *,
+        ends: bool = True,
     ) -> PreparedBatch:
         """The records of copies; `added` are more properties of each. Raises `RecordDamaged`."""
         return prepare_copies(
@@ -205,6 +212,7 @@ class PendingMessages:
             check_crc=self._context.check_crc,
             is_prepared=self._is_prepared,
             added=added,
+            ends=ends,
         )
 
     def note(self, held: list[Held], added: list[bytes] | None = None) -> None:

@@ -19,7 +19,7 @@ READ_ONLY: Final = {
     "offset history", "offset lag", "offset show", "offset-at", "pull", "query",
     "schedule list", "schedule next", "stats",
     "tier history", "tier list", "tier plan", "timer list", "timer show", "top",
-    "topic list", "topic show", "verify",
+    "topic list", "topic show", "tx list", "tx show", "verify",
 }  # fmt: skip
 NOT_OF_A_STORE: Final = {
     "bench", "demo", "import", "rebuild", "restore", "tier key list", "tier key make",
@@ -43,6 +43,9 @@ CALLS: Final[dict[tuple[str, ...], str]] = {
     ("offset", "reset", "DIR", "g", "t", "--to", "end"): "store.reset_offset('g', 't', to='end')",
     ("timer", "cancel", "DIR", "i"): "store.cancel('i')",
     ("timer", "change", "DIR", "i", "--delay", "5"): "store.change_delay('i', delay=5.0)",
+    ("tx", "commit", "DIR", "i", "j"): "store.commit_batch(['i', 'j'])",
+    ("tx", "rollback", "DIR", "i", "--namespace", "n"):
+        "store.namespace('n').rollback_batch(['i'])",
     ("schedule", "create", "DIR", "s", "t", "--every", "5", "--tag", "a"):
         "store.schedule('s', 't', b'', every=5.0, tag='a')",
     ("schedule", "pause", "DIR", "s"): "store.pause_schedule('s')",

@@ -17,13 +17,15 @@ def prepare_copies(
     check_crc: bool,
     is_prepared: bool = False,
     added: Sequence[bytes] | None = None,
+    ends: bool = True,
 ) -> PreparedBatch:
     """Copies of pending messages, each of which ends the wait of its message: to its topic, where
     `due` is 0, else to wait until that time, in ms.
 
     The messages are delayed ones, or prepared ones if `is_prepared`. `added` has more properties
     for each copy, as they stand in a record, in the place of those that say how a prepared message
-    was asked about. Raises RecordDamaged, with the position, for a record
+    was asked about. With `ends` False the copies end no wait: their messages are not
+    counted among those that wait. Raises RecordDamaged, with the position, for a record
     that is not whole, not a pending message, or whose body's CRC is wrong if that is checked; and
     the errors of `Encoder.prepare`.
     """

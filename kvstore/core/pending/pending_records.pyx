@@ -148,7 +148,8 @@ cdef int _not_pending(object position) except -1:
 
 
 def prepare_copies(
-    Encoder encoder not None, held, due, *, bint check_crc, bint is_prepared=False, added=None
+    Encoder encoder not None, held, due, *, bint check_crc, bint is_prepared=False, added=None,
+    bint ends=True,
 ):
     cdef PreparedBatch batch = PreparedBatch.__new__(PreparedBatch)
     cdef Py_ssize_t i
@@ -159,6 +160,7 @@ def prepare_copies(
     cdef const uint8_t *record
     cdef PutRoute route
     batch.begin(len(held), encoder)
+    batch.any_kind = True
     for i in range(batch.count):
         one = held[i]
         view = view_of(one[0])
@@ -181,7 +183,7 @@ def prepare_copies(
         row.flags = load_be32(record + 16)
         row.system_flags = load_be32(record + FLAGS_AT) & KEPT_FLAGS
         row.born_at = <int64_t>load_be64(record + BORN_AT)
-        row.ends = _behind(one[3])
+        row.ends = _behind(one[3]) if ends else 0
         row.ended_due = one[4]
         row.ended_topic = one[6]
         row.is_prepared = is_prepared
@@ -193,9 +195,10 @@ def prepare_copies(
         if added is not None:
             _add_raw(batch, added[i])
         if row.due:
-            batch.add_time(
-                b"TRAN_BEFORE_MS\x01" if is_prepared else b"TIMER_BEFORE_MS\x01", row.ended_due
-            )
+            if ends:
+                batch.add_time(
+                    b"TRAN_BEFORE_MS\x01" if is_prepared else b"TIMER_BEFORE_MS\x01", row.ended_due
+                )
             batch.add_wait(row, wait.topic.at, wait.topic.size)
         else:
             # For consumers, and for a replay: when it was due.
