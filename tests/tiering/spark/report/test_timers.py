@@ -13,6 +13,7 @@ import kvstore
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.stores import settings
+from tiering import Policy, Worker
 from tiering.spark.report import create_views
 from tiering.spark.report.figures import TimerCounts
 from tiering.spark.report.gather import gather
@@ -22,9 +23,11 @@ HOUR: Final = 3_600_000
 
 class Delayed:
     """A store that was closed when messages were due: its folder, and how late the two deliveries
-    of topic "t" were."""
+    of topic "t" were. With archives, the messages that are delivered are in them, and all records
+    of waits as well.
+    """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, with_archives: bool) -> None:
         clock = VirtualClock()
         self.folder = folder
         self.begin = begin = clock.now_ms()
@@ -40,15 +43,23 @@ class Delayed:
             store.put("u", b"at once")
             clock.advance(3 * 3600)
             inside.deliver_due(store)
+            if with_archives:
+                store.seal()
+                clock.advance(5)
+                policy = Policy(hot_for=1.0, warm="archive", clock_doubt=0.0)
+                with Worker(store, policy) as worker:
+                    report = worker.run_once()
+                assert (report.segments, report.messages) == ([0], 11)
         self.late = sorted(begin + 3 * HOUR - due for due in (begin + HOUR, begin + 2 * HOUR))
 
     def day(self, hours: int) -> date:
         return datetime.fromtimestamp((self.begin + hours * HOUR) / 1000, UTC).date()
 
 
-@pytest.fixture(scope="module")
-def delayed(tmp_path_factory: pytest.TempPathFactory) -> Delayed:
-    return Delayed(tmp_path_factory.mktemp("delayed") / "store")
+@pytest.fixture(scope="module", params=[False, True], ids=["log", "archives"])
+def delayed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Delayed:
+    folder = tmp_path_factory.mktemp("delayed") / "store"
+    return Delayed(folder, with_archives=request.param)
 
 
 def test_each_delayed_message_counts_once_as_it_ended(
