@@ -71,7 +71,8 @@ LIMITS_OF_TIERING: Final = {
 """Limits of tiering, and the test that lowers each."""
 NO_LIMITS_OF_MEMORY: Final = frozenset(
     {
-        "BLOCK_BYTES", "FORMER_MAX", "GROUP_MAX", "KEY_HISTORY_MAX", "LENGTH_MAX", "MISSED_MAX", "NAME_MAX",
+        "BLOCK_BYTES", "FORMER_MAX", "GROUP_MAX", "KEY_HISTORY_MAX", "LENGTH_MAX", "MISSED_MAX",
+        "NAME_MAX",
         "PROPERTIES_MAX", "SCAN_MAX", "TOPIC_MAX", "_DIGITS_MAX", "_DISK_CHECK_BYTES",
         "_ID_CHARACTERS_MAX",
         "_INTEGER_LENGTH_MAX", "_PROBLEMS_KEPT", "_PROBLEMS_MAX", "_SHOWN_MAX",
