@@ -604,6 +604,8 @@ class Pops(RuleBasedStateMachine):
         new = Delivery(receipt, entry, d.attempt, self.now + ms, attempt_id)
         new.due = max(new.due, int(receipt[16:32], 16))  # moved on where the place was taken
         assert new.due <= self.now + ms + 100
+        if has_failed:
+            new.due = self.now  # it is a dead letter at once, also where its place was taken
         self.deliveries.append(new)
         self.receipts[receipt] = new
         entry.lock, entry.state = new, "locked"
