@@ -26,6 +26,9 @@ from kvstore.core.records cimport (
 
 from kvstore.errors import RecordDamaged
 
+cdef extern from "Python.h":
+    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+
 cdef enum:
     # The flags that a body and a tag have.
     KEPT_FLAGS = 0x703
@@ -152,12 +155,13 @@ def prepare_copies(
     bint ends=True,
 ):
     cdef PreparedBatch batch = PreparedBatch.__new__(PreparedBatch)
-    cdef Py_ssize_t i
+    cdef Py_ssize_t i, size = 0
     cdef Parts p
     cdef View view
     cdef Row *row
     cdef Wait wait
     cdef const uint8_t *record
+    cdef const uint8_t *name
     cdef PutRoute route
     batch.begin(len(held), encoder)
     batch.any_kind = True
@@ -199,7 +203,8 @@ def prepare_copies(
                 batch.add_time(
                     b"TRAN_BEFORE_MS\x01" if is_prepared else b"TIMER_BEFORE_MS\x01", row.ended_due
                 )
-            batch.add_wait(row, wait.topic.at, wait.topic.size)
+            name = <const uint8_t *>PyUnicode_AsUTF8AndSize(topic, &size)
+            batch.add_wait(row, name, size)
         else:
             # For consumers, and for a replay: when it was due.
             _add_ended(batch, row)
