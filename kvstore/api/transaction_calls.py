@@ -148,7 +148,9 @@ class TransactionCalls:
         """
         self._engine.log.check_writable()
         found = self._engine.checks.on_check(group, checker)
-        self._engine.threads.append(found.thread)
+        # Without the checkers that were closed: a program may register one again and again.
+        threads = self._engine.threads
+        threads[:] = [one for one in threads if not one.is_stopping] + [found.thread]
         return found
 
     def transactions(

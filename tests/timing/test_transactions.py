@@ -490,7 +490,10 @@ def test_several_checkers_of_a_group_share_the_questions(store: Store, clock: Vi
 
 def test_a_closed_checker_is_asked_no_more(store: Store, clock: VirtualClock) -> None:
     ask, questions = checker(["commit"])
-    store.on_check("pay", ask).close()
+    threads = len(store.threads)
+    for _ in range(3):
+        store.on_check("pay", ask).close()
+    assert len(store.threads) == threads + 1, "the last one alone is remembered"
     store.prepare("t", b"x", group="pay")
     asked(store, clock, 7)
     assert questions == []
