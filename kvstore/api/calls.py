@@ -28,7 +28,7 @@ from kvstore.errors import CallerError
 from kvstore.message import Bounds, Message, PullResult, PutResult, StoredMessage
 from kvstore.meta.groups import DEFAULT_BACKOFF, GroupConfig, GroupInfo, Start
 from kvstore.meta.history import OffsetCommit
-from kvstore.meta.namespaces import check_namespace, namespace_of
+from kvstore.meta.namespaces import belongs_to, check_namespace
 from kvstore.meta.offsets import Lag
 from kvstore.meta.topics import Kind, TopicConfig, TopicInfo
 from kvstore.pop.ack import AckResult
@@ -166,7 +166,7 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls, ScheduleCalls):
     def find_in(self, namespace: str, message_id: str) -> StoredMessage:
         """As `find`, in the topics of a namespace."""
         check_namespace(namespace)
-        return self._engine.finder.find(message_id, lambda topic: namespace_of(topic) == namespace)
+        return self._engine.finder.find(message_id, belongs_to(namespace))
 
     def offset_at(self, topic: str, queue: int, time: int, *, upper: bool = False) -> int:
         """The first offset stored at or after a time (ms since the epoch); the next offset if there

@@ -9,7 +9,7 @@ Invariant: an answer about a message that waits is true, also beside its deliver
 from __future__ import annotations
 
 from kvstore.engine.engine import Engine
-from kvstore.meta.namespaces import namespace_of
+from kvstore.meta.namespaces import belongs_to
 from kvstore.timing.delayed_message import DelayedMessage, DelayedPage
 from kvstore.timing.pending_messages import Owns
 
@@ -30,7 +30,7 @@ class TimingCalls:
 
     def cancel_in(self, namespace: str, message_id: str) -> bool:
         """As `cancel`, in the topics of a namespace."""
-        return self._cancel(message_id, _owned_by(namespace))
+        return self._cancel(message_id, belongs_to(namespace))
 
     def _cancel(self, message_id: str, owns: Owns | None) -> bool:
         self._engine.log.check_writable()
@@ -58,7 +58,7 @@ class TimingCalls:
         delay: float | None = None,
     ) -> int:
         """As `change_delay`, in the topics of a namespace."""
-        return self._change(message_id, deliver_at, delay, _owned_by(namespace))
+        return self._change(message_id, deliver_at, delay, belongs_to(namespace))
 
     def _change(
         self, message_id: str, deliver_at: int | None, delay: float | None, owns: Owns | None
@@ -74,7 +74,7 @@ class TimingCalls:
 
     def timer_in(self, namespace: str, message_id: str) -> DelayedMessage:
         """As `timer`, in the topics of a namespace."""
-        return self._engine.waiting_list.find(message_id, _owned_by(namespace))[1]
+        return self._engine.waiting_list.find(message_id, belongs_to(namespace))[1]
 
     def timers(
         self, topic: str | None = None, *, limit: int = 64, after: tuple[int, int] | None = None
@@ -97,14 +97,10 @@ class TimingCalls:
         after: tuple[int, int] | None = None,
     ) -> DelayedPage:
         """As `timers`, in the topics of a namespace; `topic` has the name it has in the store."""
-        return self._page(topic, limit, after, _owned_by(namespace))
+        return self._page(topic, limit, after, belongs_to(namespace))
 
     def _page(
         self, topic: str | None, limit: int, after: tuple[int, int] | None, owns: Owns | None
     ) -> DelayedPage:
         self._engine.reader.check_open()
         return self._engine.waiting_list.page(topic, limit, after, owns)
-
-
-def _owned_by(namespace: str) -> Owns:
-    return lambda topic: namespace_of(topic) == namespace

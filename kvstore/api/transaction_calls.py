@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from kvstore.engine.engine import Engine
 from kvstore.errors import MessageIllegal, TransactionEnded, shown
 from kvstore.message import Message, PutResult
-from kvstore.meta.namespaces import namespace_of
+from kvstore.meta.namespaces import belongs_to
 from kvstore.record.put.explain import as_batch
 from kvstore.record.validate import check_group, listed
 from kvstore.timing.checks import Ask, Checker
@@ -110,13 +110,13 @@ class TransactionCalls:
     def commit_in(self, namespace: str, prepared: Sequence[Handle]) -> list[PutResult]:
         """As `commit_batch`, of messages to the topics of a namespace."""
         self._engine.log.check_writable()
-        owns = _owned_by(namespace)
+        owns = belongs_to(namespace)
         return self._engine.transactions.end(_handles(prepared), "commit", owns)
 
     def rollback_in(self, namespace: str, prepared: Sequence[Handle]) -> None:
         """As `rollback_batch`, of messages to the topics of a namespace."""
         self._engine.log.check_writable()
-        self._engine.transactions.end(_handles(prepared), "rollback", _owned_by(namespace))
+        self._engine.transactions.end(_handles(prepared), "rollback", belongs_to(namespace))
 
     def transaction(self, *, group: str) -> Transaction:
         """A transaction as a `with` block: its messages become visible together at its end, or, if
@@ -176,7 +176,7 @@ class TransactionCalls:
     ) -> PreparedPage:
         """As `transactions`, of messages to the topics of a namespace."""
         self._engine.reader.check_open()
-        return self._engine.prepared_list.page(group, limit, after, _owned_by(namespace))
+        return self._engine.prepared_list.page(group, limit, after, belongs_to(namespace))
 
     def prepared(self, message_id: str) -> PreparedMessage:
         """The prepared message with an id (of a set, the first one); `MessageNotFound`, and
@@ -186,7 +186,7 @@ class TransactionCalls:
 
     def prepared_in(self, namespace: str, message_id: str) -> PreparedMessage:
         """As `prepared`, of messages to the topics of a namespace."""
-        return self._prepared(message_id, _owned_by(namespace))
+        return self._prepared(message_id, belongs_to(namespace))
 
     def _prepared(self, message_id: str, owns: Owns | None) -> PreparedMessage:
         found = self._engine.prepared_list.state(message_id, owns)
@@ -206,7 +206,3 @@ def _handles(prepared: Sequence[Handle]) -> list[Handle]:
                 f"{shown(one)} is no prepared message; give the result of its put, or its id"
             )
     return found
-
-
-def _owned_by(namespace: str) -> Owns:
-    return lambda topic: namespace_of(topic) == namespace

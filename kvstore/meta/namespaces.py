@@ -13,7 +13,7 @@ in the store, however it is spelled.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -70,6 +70,11 @@ def namespace_of(name: str) -> str | None:
     """The namespace that a topic or group of the store belongs to, or None."""
     found, separator, _ = _apart(name)[1].partition(SEPARATOR)
     return found if separator and found else None
+
+
+def belongs_to(namespace: str) -> Callable[[str], bool]:
+    """Whether a name in the store belongs to a namespace."""
+    return lambda name: namespace_of(name) == namespace
 
 
 def speak_own_names(namespace: str, error: StoreError) -> None:

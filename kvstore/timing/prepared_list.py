@@ -29,10 +29,10 @@ from kvstore.errors import (
 from kvstore.message import StoredMessage
 from kvstore.timing.pending_messages import Owns, TimingContext, newest_of
 from kvstore.timing.prepared_message import (
-    WITH_THE_FIRST,
     Member,
     PreparedMessage,
     PreparedPage,
+    due_of,
     member_of,
     prepared_of,
 )
@@ -105,8 +105,7 @@ class PreparedList:
         return found
 
     def _is_waiting(self, found: PreparedMessage) -> bool:
-        due = WITH_THE_FIRST if found.check_at is None else found.check_at
-        return self._rows.is_waiting(due, found.message.position)
+        return self._rows.is_waiting(due_of(found), found.message.position)
 
     def at(self, position: int) -> PreparedMessage | None:
         """The prepared message at a position, if it still waits; None else."""

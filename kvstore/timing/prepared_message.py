@@ -85,6 +85,11 @@ def prepared_of(message: StoredMessage) -> PreparedMessage | None:
     )
 
 
+def due_of(found: PreparedMessage) -> int:
+    """The due time, in ms, under which a prepared message waits."""
+    return WITH_THE_FIRST if found.check_at is None else found.check_at
+
+
 def _number(text: str | None, otherwise: int) -> int:
     return int(text) if text is not None and text.isdecimal() else otherwise
 

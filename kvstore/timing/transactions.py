@@ -46,6 +46,7 @@ from kvstore.timing.prepared_message import (
     Member,
     PreparedMessage,
     asked_properties,
+    due_of,
     member_of,
     prepared_of,
     prepared_properties,
@@ -161,17 +162,24 @@ class Transactions:
     def _end(self, found: list[PreparedMessage], how: End) -> list[PutResult]:
         if not found:
             return []
-        held = [self._held(one) for one in found]
         if how == "commit":
-            return self.pending.put(self.pending.copies(held, [0] * len(held), [b""] * len(held)))
-        self.pending.note(held, [rollback_properties(p.message, "rollback") for p in found])
+            return self._commit(found)
+        self._roll_back(found, "rollback")
         return []
 
-    def _held(self, found: PreparedMessage) -> Held:
+    def _commit(self, found: list[PreparedMessage]) -> list[PutResult]:
+        held = [self._held(one) for one in found]
+        return self.pending.put(self.pending.copies(held, [0] * len(held), [b""] * len(held)))
+
+    def _roll_back(self, found: list[PreparedMessage], why: str) -> None:
+        held = [self._held(one) for one in found]
+        self.pending.note(held, [rollback_properties(one.message, why) for one in found])
+
+    def _held(self, found: PreparedMessage, goes_to: str | None = None) -> Held:
+        """A message for `copies` and `note`; it goes to its own topic unless another is given."""
         topic = self._topics.get(found.topic)
         position = found.message.position
-        due = WITH_THE_FIRST if found.check_at is None else found.check_at
-        return *self._log.span(position), position, due, found.topic, topic.id
+        return *self._log.span(position), position, due_of(found), goes_to or found.topic, topic.id
 
     def _look(self, asked: Handle, owns: Owns | None) -> PreparedMessage | Ended:
         """The first message of a transaction that goes on, or the end of one."""
@@ -226,23 +234,21 @@ class Transactions:
             first = self.pending.newest(member.set_id, None)
             found = prepared_of(first)
             members = [] if found is None else self._list.members(found)
-            held = [self._held(one) for one in members]
-            self.pending.note(held, [rollback_properties(p.message, "crash") for p in members])
+            self._roll_back(members, "crash")
             return
         before = self._context.reader.read_at(last.prepared_position - 1)
         rest = self._list.behind(before, member)
-        held = [self._held(one) for one in rest]
         if not rest:
             return
         if is_new:
             self._wait_again(rest, [WITH_THE_FIRST] * len(rest))
         elif last.topic == TRANSACTION_HALF_TOPIC:
             why = last.properties[TRANSACTION_ROLLBACK]
-            self.pending.note(held, [rollback_properties(p.message, why) for p in rest])
+            self._roll_back(rest, why)
         elif last.topic == TRANSACTION_DISCARD_TOPIC:
             self._give_up(rest)
         else:
-            self.pending.put(self.pending.copies(held, [0] * len(held), [b""] * len(held)))
+            self._commit(rest)
 
     # --- checks ---
 
@@ -283,9 +289,7 @@ class Transactions:
     def _give_up(self, found: list[PreparedMessage]) -> None:
         if self._topics.find(TRANSACTION_DISCARD_TOPIC) is None:
             self._topics.make_pending_topic(TRANSACTION_DISCARD_TOPIC)
-        held = [
-            (*self._held(one)[:5], TRANSACTION_DISCARD_TOPIC, self._held(one)[6]) for one in found
-        ]
+        held = [self._held(one, TRANSACTION_DISCARD_TOPIC) for one in found]
         added = [topic_property(one.topic) for one in found]
         self.pending.put(self.pending.copies(held, [0] * len(held), added))
         first = found[0]

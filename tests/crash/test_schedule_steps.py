@@ -16,23 +16,14 @@ import pytest
 
 import kvstore
 from kvstore import Store
-from kvstore.clock import SystemClock
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.stores import killed, opened, settings
 from tests.support.throwing import Error, Thrower, some
+from tests.support.waiting import PATIENCE, until
 
-_PATIENCE: Final = 20
 STEPS: Final = 40
 EVERY: Final = 10_000
-
-
-def _until(met: Callable[[], object]) -> None:
-    for _ in range(_PATIENCE * 200):
-        if met():
-            return
-        SystemClock().sleep(0.005)
-    raise AssertionError("it never came")
 
 
 def _copying(store: list[Store], target: Path, error: Error) -> Error:
@@ -76,7 +67,7 @@ def _fire(folder: Path, thrower: Thrower, clock: VirtualClock, opening: list[Sto
         store.schedule("newest", "t", b"", every=10, queue=1, missed="once")
         for n in range(1, 4):
             clock.advance(10)
-            _until(lambda n=n: len(_times(store, 0)) == n or clock.advance(0.01))  # type: ignore[misc,func-returns-value]
+            until(lambda n=n: len(_times(store, 0)) == n or clock.advance(0.01))  # type: ignore[func-returns-value]
         _assert_goes_on(store, clock, begin)
         opening.clear()
 
@@ -129,7 +120,7 @@ def _call(
         with thrower.watching():
             thread = threading.Thread(target=caller, name="caller")
             thread.start()
-            thread.join(_PATIENCE)
+            thread.join(PATIENCE)
         opening.clear()
         _assert_whole(store, clock)
 

@@ -32,22 +32,13 @@ from tests.support.contents import assert_whole, bodies
 from tests.support.files import WatchedFiles
 from tests.support.stores import SEGMENT, killed, opened, settings
 from tests.support.throwing import Thrower, some
+from tests.support.waiting import PATIENCE, until
 
-_PATIENCE: Final = 20
-"""Seconds after which somebody hangs."""
 STEPS: Final = 10
 
 
 def _threads(store: Store) -> dict[str, ThreadStats]:
     return {thread.name: thread for thread in store.stats().threads}
-
-
-def _until(met: Callable[[], object]) -> None:
-    for _ in range(_PATIENCE * 200):
-        if met():
-            return
-        SystemClock().sleep(0.005)
-    raise AssertionError("it never came")
 
 
 def _in_threads(count: int, work: Callable[[int], None]) -> None:
@@ -56,7 +47,7 @@ def _in_threads(count: int, work: Callable[[int], None]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(_PATIENCE)
+        thread.join(PATIENCE)
     assert not [t for t in threads if t.is_alive()], "somebody waits for ever"
 
 
@@ -120,13 +111,13 @@ def _keep_house(folder: Path, thrower: Thrower) -> None:
                 acked += 25
                 store.commit_offset("g", "t", 0, acked)
                 committed = acked
-            _until(lambda: store.stats().refuses_puts or _has_kept_house(store))
+            until(lambda: store.stats().refuses_puts or _has_kept_house(store))
             store.put("t", b"the last", queue=0)
             acked += 1
-            _until(lambda: store.stats().refuses_puts or _has_written_all(store))
+            until(lambda: store.stats().refuses_puts or _has_written_all(store))
         except FlushFailed:
             pass
-        _until(lambda: _threads(store)[thrower.thread].failures >= thrower.has_thrown.is_set())
+        until(lambda: _threads(store)[thrower.thread].failures >= thrower.has_thrown.is_set())
         assert all(thread.alive for thread in _threads(store).values())
         if store.stats().refuses_puts is not None:
             # A sync that the disk refused ends all writing, and is not tried again.
@@ -137,7 +128,7 @@ def _keep_house(folder: Path, thrower: Thrower) -> None:
             # It is done again, and well; unless there is nothing left to be done, as when the
             # segments whose keys were to be merged have gone.
             for keeper in inside.housekeepers(store):
-                _until(lambda k=keeper: not any(j.failure and j.due() for j in k.jobs))  # type: ignore[misc]
+                until(lambda k=keeper: not any(j.failure and j.due() for j in k.jobs))
             assert_whole(store)
     with kvstore.open(folder, config) as again:
         assert not again.verify().problems
@@ -197,12 +188,12 @@ def _deliver(folder: Path, thrower: Thrower) -> None:
         store.checkpoint()
         store.put_batch([Message("t", b"%d" % n, queue=0, delay=0.06) for n in range(40, 80)])
         store.delete_topic(store.create_topic("gone").name)
-        _until(lambda: store.timers().count == 0)
-        _until(lambda: _threads(store)[thrower.thread].failures >= thrower.has_thrown.is_set())
+        until(lambda: store.timers().count == 0)
+        until(lambda: _threads(store)[thrower.thread].failures >= thrower.has_thrown.is_set())
         assert _threads(store)[thrower.thread].alive
         _assert_delivered(store, 80)
         store.put("t", b"80", queue=0, delay=0.001)
-        _until(lambda: store.timers().count == 0)
+        until(lambda: store.timers().count == 0)
         copied = killed(store, folder.parent / f"{folder.name} killed")
     for path in (folder, copied):
         with kvstore.open(path, settings()) as again:
@@ -243,7 +234,7 @@ def _ask(folder: Path, thrower: Thrower) -> None:
         )
         with_others = [Message("t", b"1", queue=1, message_id="set"), Message("t", b"1", queue=1)]
         store.prepare_batch(with_others, group="pay", immunity=0, set_id="set")
-        _until(lambda: store.transactions().count == 0)
+        until(lambda: store.transactions().count == 0)
         assert sorted(m.body for m in store.pull("t", 0, 0).messages) == [b"1", b"3", b"5", b"7"]
         assert store.bounds("t", 1).next_offset == 2
         assert all(t.alive for t in _threads(store).values())
@@ -278,7 +269,7 @@ def test_a_checkpoint_that_was_struck_is_written_though_nothing_is_put_behind_it
     def put_one(folder: Path, thrower: Thrower) -> None:
         with thrower.watching(), opened(folder, config) as store:
             store.put("t", b"x", queue=0)
-            _until(lambda: store.stats().tail_entries == 0)
+            until(lambda: store.stats().tail_entries == 0)
 
     watched = Thrower("kvmq-housekeeper")
     put_one(tmp_path / "watched", watched)
@@ -301,12 +292,12 @@ def test_a_job_that_fails_is_shown_until_it_is_done_and_the_others_go_on(tmp_pat
         job.run = fail
         store.put("t", b"x", queue=0)
         store.commit_offset("g", "t", 0, 1)
-        _until(lambda: clock.advance(1.0) or job.failure is not None)  # type: ignore[func-returns-value]
+        until(lambda: clock.advance(1.0) or job.failure is not None)  # type: ignore[func-returns-value]
         assert _threads(store)["kvmq-housekeeper"].failure == "a checkpoint: MemoryError: no room"
-        _until(lambda: clock.advance(1.0) or inside.offsets(store).is_synced)  # type: ignore[func-returns-value]
+        until(lambda: clock.advance(1.0) or inside.offsets(store).is_synced)  # type: ignore[func-returns-value]
         assert store.stats().tail_entries == 1
         job.run = run
-        _until(lambda: clock.advance(1.0) or store.stats().tail_entries == 0)  # type: ignore[func-returns-value]
+        until(lambda: clock.advance(1.0) or store.stats().tail_entries == 0)  # type: ignore[func-returns-value]
         found = _threads(store)["kvmq-housekeeper"]
         assert (found.alive, found.failure, found.failures) == (True, None, 1)
 
@@ -328,8 +319,8 @@ def test_a_job_that_failed_is_shown_while_it_waits_to_be_tried_again() -> None:
     shown = []
     for count in range(1, 5):
         keeper.thread.wake.set()
-        _until(lambda n=count: len(turns) == n and not keeper.thread.wake.is_set())  # type: ignore[misc]
-        _until(lambda n=count: (keeper.thread.stats().failure is None) == (n == 4))  # type: ignore[misc]
+        until(lambda n=count: len(turns) == n and not keeper.thread.wake.is_set())
+        until(lambda n=count: (keeper.thread.stats().failure is None) == (n == 4))
         shown.append(keeper.thread.stats().failure)
     keeper.stop()
     assert shown == ["a job: OSError: the disk is away"] * 3 + [None]
@@ -357,7 +348,7 @@ def test_a_turn_that_fails_again_and_again_is_not_taken_without_pause() -> None:
 
     thread = Background("kvmq-test", turn, SystemClock(), 0.0)
     thread.start()
-    _until(lambda: len(turns) >= 3)
+    until(lambda: len(turns) >= 3)
     SystemClock().sleep(0.3)
     assert thread.stats().failures >= 3
     thread.stop()
@@ -379,7 +370,7 @@ def test_a_thread_that_was_woken_once_waits_again() -> None:
     thread = _background(lambda: turns.append(1), 60.0)
     for count in (1, 2):
         thread.wake.set()
-        _until(lambda n=count: len(turns) == n)  # type: ignore[misc]
+        until(lambda n=count: len(turns) == n)
         SystemClock().sleep(0.05)
         assert len(turns) == count
     thread.stop()
@@ -395,7 +386,7 @@ def test_a_turn_that_was_wanted_sooner_is_sooner_once() -> None:
 
     thread = _background(turn, 60.0)
     thread.wake.set()
-    _until(lambda: len(turns) == 2)
+    until(lambda: len(turns) == 2)
     SystemClock().sleep(0.05)
     assert len(turns) == 2
     thread.stop()
@@ -410,11 +401,11 @@ def test_a_thread_that_is_told_to_stop_takes_no_turn_more_and_is_waited_for() ->
 
     def slow() -> None:
         begun.set()
-        go.wait(_PATIENCE)
+        go.wait(PATIENCE)
         turns.append("done")
 
     busy = _background(slow, 60.0, at_once=True)
-    assert begun.wait(_PATIENCE)
+    assert begun.wait(PATIENCE)
     threading.Timer(0.05, go.set).start()
     busy.stop()
     assert (turns, busy.is_alive) == (["done"], False)
@@ -434,7 +425,7 @@ def test_whatever_dealing_with_a_failed_turn_raises_the_thread_goes_on_and_its_o
         raise error("nor this")
 
     thread = _background(turn, 0.0, failed=failed)
-    _until(lambda: len(told) >= 2)
+    until(lambda: len(told) >= 2)
     assert thread.is_alive
     assert {type(why) for why in told} == {error}
     thread.stop()
@@ -449,7 +440,7 @@ def test_a_failure_that_is_over_is_not_shown_any_more() -> None:
             raise ValueError("not yet")
 
     thread = _background(turn, 0.0)
-    _until(lambda: len(turns) >= 4)
+    until(lambda: len(turns) >= 4)
     found = thread.stats()
     thread.stop()
     assert (found.failures, found.failure) == (2, None)
@@ -468,7 +459,7 @@ def test_the_housekeeper_that_is_stopped_in_a_job_begins_no_other() -> None:
     ]
     keeper = Housekeeper("kvmq-test", SystemClock(), threading.Event(), jobs, 60.0)
     keeper.thread.wake.set()
-    _until(lambda: not keeper.thread.is_alive)
+    until(lambda: not keeper.thread.is_alive)
     assert done == ["first"]
 
 
@@ -484,7 +475,7 @@ def test_a_job_that_fails_keeps_none_behind_it_from_being_done() -> None:
     ]
     keeper = Housekeeper("kvmq-test", SystemClock(), threading.Event(), jobs, 60.0)
     keeper.thread.wake.set()
-    _until(lambda: len(done) == 1 and keeper.thread.stats().failure is not None)
+    until(lambda: len(done) == 1 and keeper.thread.stats().failure is not None)
     assert keeper.thread.stats().failure == "the first: SystemExit: no"
     keeper.stop()
 
@@ -498,7 +489,7 @@ def test_commits_are_on_the_disk_in_time_however_long_other_work_takes(
     def last(*_: object) -> None:
         if threading.current_thread().name == name:
             begun.set()
-            end.wait(_PATIENCE)
+            end.wait(PATIENCE)
 
     files = WatchedFiles()
     files.before = last
@@ -508,9 +499,9 @@ def test_commits_are_on_the_disk_in_time_however_long_other_work_takes(
     )  # fmt: skip
     with opened(tmp_path / "s", config) as store:
         store.put("t", b"x", queue=0)
-        assert begun.wait(_PATIENCE)
+        assert begun.wait(PATIENCE)
         store.commit_offset("g", "t", 0, 1)
-        _until(lambda: inside.offsets(store).is_synced)
+        until(lambda: inside.offsets(store).is_synced)
         end.set()
 
 
@@ -520,6 +511,6 @@ def test_a_put_that_makes_a_checkpoint_due_wakes_the_housekeeper(tmp_path: Path)
     with opened(tmp_path / "s", config) as store:
         for _ in range(30):
             store.put("t", bytes(1000), queue=0)
-        _until(lambda: store.stats().tail_entries < 30)
+        until(lambda: store.stats().tail_entries < 30)
         store.put_batch([Message("t", bytes(1000), queue=0)] * 30)
-        _until(lambda: store.stats().tail_entries < 30)
+        until(lambda: store.stats().tail_entries < 30)

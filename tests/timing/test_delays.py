@@ -31,18 +31,9 @@ from kvstore.core.names import DELAY_LEVELS_MS, TIMER_TOPIC
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.stores import SEGMENT, killed, opened, settings
+from tests.support.waiting import until
 
 DAY: Final = 86_400.0
-_PATIENCE: Final = 20
-
-
-def until(met: Any) -> None:
-    """Waits for a thread of the store."""
-    for _ in range(_PATIENCE * 500):
-        if met():
-            return
-        SystemClock().sleep(0.002)
-    raise AssertionError("it never came")
 
 
 def bodies(store: Store, topic: str = "t") -> list[bytes]:

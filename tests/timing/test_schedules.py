@@ -26,24 +26,14 @@ from kvstore import (
     StoreReadOnly,
     TopicNotFound,
 )
-from kvstore.clock import SystemClock
 from kvstore.timing.firing_chain import MISSED_MAX
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.costs import Costs
 from tests.support.stores import SEGMENT, killed, opened, settings
+from tests.support.waiting import until
 
-_PATIENCE: Final = 20
 DAY: Final = 86_400
-
-
-def until(met: Any) -> None:
-    """Waits for a thread of the store."""
-    for _ in range(_PATIENCE * 500):
-        if met():
-            return
-        SystemClock().sleep(0.002)
-    raise AssertionError("it never came")
 
 
 def came(store: Store, topic: str = "t") -> list[int]:

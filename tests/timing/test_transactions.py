@@ -33,7 +33,7 @@ from tests.support.clock import VirtualClock
 from tests.support.contents import read_all
 from tests.support.files import copy_folder
 from tests.support.stores import SEGMENT, killed, opened, settings
-from tests.timing.test_delays import until
+from tests.support.waiting import until
 
 UNKNOWN: Final = "7F00000100007EE371800000"
 

@@ -1,0 +1,26 @@
+"""Waiting for a thread of a store, in real time.
+
+The idea: a thread does its work soon, but nobody is told when. A test looks again and again; a
+thread that hangs fails the test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from kvstore.clock import SystemClock
+
+PATIENCE: Final = 20
+"""Seconds after which somebody hangs."""
+_LOOK: Final = 0.002
+"""Seconds between two looks."""
+
+
+def until(met: Callable[..., object]) -> None:
+    """Waits until something is so."""
+    for _ in range(int(PATIENCE / _LOOK)):
+        if met():
+            return
+        SystemClock().sleep(_LOOK)
+    raise AssertionError("it never came")
