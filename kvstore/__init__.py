@@ -21,6 +21,7 @@ from kvstore.api.namespace_view import Namespace
 from kvstore.api.store import Store
 from kvstore.config import ArchiveAccess, Retention, StoreConfig
 from kvstore.core.popping.receipts import Popped
+from kvstore.engine.broker_folder import BrokerExport
 from kvstore.engine.config_exchange import ConfigImport
 from kvstore.engine.stats import SegmentStats, StoreStats, TopicShare
 from kvstore.engine.verify import Problem, VerifyReport
@@ -138,6 +139,7 @@ __all__ = [
     "ArchiveMissing",
     "ArchiveUnavailable",
     "Bounds",
+    "BrokerExport",
     "CallerError",
     "Checker",
     "ColumnBatch",

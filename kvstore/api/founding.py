@@ -20,7 +20,8 @@ from kvstore.files import local_path
 from kvstore.opening.adopting import Adopted, Adoption, summary
 from kvstore.opening.rebuild import prepare_rebuild
 from kvstore.opening.recovery import Progress, RecoveryReport
-from kvstore.rocketmq.adopt import publish, stage_log
+from kvstore.rocketmq.adopt import stage_log
+from kvstore.rocketmq.folder_staging import publish
 from kvstore.rocketmq.source import read_source
 
 

@@ -23,6 +23,7 @@ from kvstore.api.namespace_view import Namespace
 from kvstore.config import StoreConfig
 from kvstore.core.popping.receipts import Popped
 from kvstore.engine import config_exchange, topic_changes
+from kvstore.engine.broker_folder import BrokerExport, export_broker_folder
 from kvstore.engine.config_exchange import ConfigImport
 from kvstore.engine.engine import Engine, ReadingEngine
 from kvstore.engine.stats import SegmentStats, StoreStats, collect, segment_stats
@@ -146,6 +147,27 @@ class Store(Calls):
         """
         self._check_open()
         return config_exchange.export_configuration(self._engine, folder, overwrite=overwrite)
+
+    def export_rocketmq_store(
+        self,
+        folder: str | Path,
+        *,
+        archived: bool = False,
+        progress: Progress | None = None,
+    ) -> BrokerExport:
+        """Makes a folder on which a broker of Apache RocketMQ starts (5.4; docs/outgrowing.md): the
+        log, topics, groups, offsets, and all messages that wait. Full segments are linked where the
+        file system can. Archived messages are left out, or written into segments if `archived`.
+
+        The folder has the messages put before the call. Raises `CallerError` if it is there and not
+        empty, `DiskFull`, `ArchiveDamaged` or `ArchiveUnavailable` if an archive can't be read.
+
+        >>> store.export_rocketmq_store("/srv/rocketmq").linked_files  # doctest: +SKIP
+        12
+        """
+        self._check_open()
+        told = progress or (lambda step, done, total: None)
+        return export_broker_folder(self._engine, folder, archived=archived, progress=told)
 
     def import_rocketmq_config(self, folder: str | Path) -> ConfigImport:
         """Makes the topics, groups and offsets that RocketMQ's configuration in `folder` or

@@ -166,6 +166,7 @@ _VERBS: Final[dict[str, tuple[str, str]]] = {
         "Print records straight from files, also those RocketMQ wrote.",
     ),
     "import": ("kvstore.cli.admin.stores", "Adopt a store that RocketMQ wrote."),
+    "export": ("kvstore.cli.admin.stores", "Make a folder for RocketMQ's broker of a store."),
     "bench": ("kvstore.cli.trial.measure", "Measure put, pull, get and query on this machine."),
 }
 

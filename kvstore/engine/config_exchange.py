@@ -51,12 +51,13 @@ def export_configuration(engine: Engine, folder: str | Path, *, overwrite: bool)
         files,
         topics=engine.topics.all(),
         groups=engine.groups.all(),
-        offsets=list(_all_offsets(engine)),
+        offsets=list(all_offsets(engine)),
         now_ms=engine.config.clock.now_ms(),
     )
 
 
-def _all_offsets(engine: Engine) -> Iterator[Offset]:
+def all_offsets(engine: Engine) -> Iterator[Offset]:
+    """The offset at which each group goes on in each queue."""
     for group in engine.groups.all():
         for topic, queue in engine.offsets.queues(group.id):
             name = engine.topics.name_of(topic)

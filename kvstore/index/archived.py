@@ -79,6 +79,16 @@ class Covered(NamedTuple):
     end_position: int
 
 
+class ArchivedRecords(NamedTuple):
+    """Records as they were in the log: the position of each, and all of them in `data`; a record
+    begins at its bound, and ends at the next one.
+    """
+
+    positions: I64
+    data: bytes
+    bounds: I64
+
+
 class Catalog(NamedTuple):
     """The store's id, and its rows of `archives`, by first position and number."""
 
@@ -284,6 +294,10 @@ class Archived(Protocol):
 
     def record(self, archive: int, position: int) -> StoredMessage | None:
         """The message whose record stood at a position of the log, in one archive."""
+        ...
+
+    def records(self, archive: int) -> Iterator[ArchivedRecords]:
+        """All records of an archive, a part of them at a time."""
         ...
 
     def covering(

@@ -4,8 +4,7 @@ The idea: the formats are the same, so the files are taken as they are. Full fil
 (a hard link: no time, no space); the file with the log's end is copied, because it will be written
 to. Files behind it are left out: RocketMQ deletes them when it recovers.
 
-Everything is made in `NAME.importing` beside the target and renamed at the end. While there is a
-file `NAME.importing.started`, that folder holds an unfinished import.
+Everything is made in a staging folder, `NAME.importing` (`folder_staging`).
 
     staged = stage_log(source, target, files)   the log, whole, in staged.path
     ...                                         whatever else the store needs, in there too
@@ -32,7 +31,6 @@ front to back, one file mapped at a time.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +40,7 @@ import msgspec
 
 from kvstore.core.messages import decode
 from kvstore.core.scan import Scan
-from kvstore.errors import CallerError, DiskFull, RecordDamaged
+from kvstore.errors import RecordDamaged
 from kvstore.files import Files, MappedFile
 from kvstore.record.walk import Extent, Kind, walk
 from kvstore.rocketmq.file_layouts import (
@@ -52,6 +50,7 @@ from kvstore.rocketmq.file_layouts import (
     CONSUMEQUEUE,
     ROCKSDB_CURRENT,
 )
+from kvstore.rocketmq.folder_staging import begin_staging, check_target
 from kvstore.rocketmq.side_files import CheckpointPage, read_checkpoint
 from kvstore.rocketmq.source import RocketMQSource
 
@@ -196,8 +195,6 @@ def _mapped(path: Path, files: Files) -> Iterator[MappedFile]:
 
 STAGING: Final = ".importing"
 """Added to the target's name: the folder in which it is made."""
-STARTED: Final = ".started"
-"""Added to that folder's name: the file that marks it as an import's."""
 
 
 class TakenLog(msgspec.Struct, frozen=True):
@@ -230,17 +227,8 @@ def stage_log(
     bytes in all. Raises CallerError, and changes nothing, if the target is there and not empty, or
     lies inside the source.
     """
-    _check_target(source, target, files)
-    staging = target.with_name(target.name + STAGING)
-    try:
-        _start(staging, files)
-    except OSError as e:
-        why = e.strerror or e
-        if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(f"no room for {target}: {why}; free disk space") from e
-        raise CallerError(
-            f"{target} can't be made: {why} ({e.filename or staging}); name a folder that can"
-        ) from e
+    check_target(source.path, target, files)
+    staging = begin_staging(target, files, STAGING, "import")
     end = find_end(source, files, progress)
     linked: list[str] = []
     copied: list[str] = []
@@ -263,53 +251,3 @@ def stage_log(
         linked=linked,
         copied=copied,
     )
-
-
-def publish(staging: Path, target: Path, files: Files) -> None:
-    """Renames the staging folder to the target, atomically and durably."""
-    files.rename(staging, target)
-    files.remove(_marker(staging))
-
-
-def _marker(staging: Path) -> Path:
-    return staging.with_name(staging.name + STARTED)
-
-
-def _check_target(source: RocketMQSource, target: Path, files: Files) -> None:
-    if target.resolve().is_relative_to(source.path.resolve()):
-        raise CallerError(
-            f"{target} lies in {source.path}, which is not to be changed; name another"
-        )
-    if _is_used(target, files):
-        raise CallerError(f"{target} is there and not empty; name a folder that is new or empty")
-
-
-def _start(staging: Path, files: Files) -> None:
-    """Makes an empty staging folder, with the file that marks it as an import's."""
-    marker = _marker(staging)
-    if _is_used(staging, files) and files.size(marker) is None:
-        raise CallerError(
-            f"{staging} is there and no import left it; move it away, or name another target"
-        )
-    files.make_dir(staging.parent)
-    files.write_whole(marker, b"An import into this folder was not finished. It can be removed.\n")
-    _empty(staging, files)
-    files.make_dir(staging / COMMITLOG)
-
-
-def _is_used(path: Path, files: Files) -> bool:
-    """Whether the path is a file, or a folder with something in it."""
-    try:
-        return bool(files.list_dir(path))
-    except NotADirectoryError:
-        return path.exists()  # otherwise a parent of the path is no folder
-
-
-def _empty(folder: Path, files: Files) -> None:
-    """Removes every file below a folder; its folders stay, and are empty."""
-    for name in files.list_dir(folder):
-        path = folder / name
-        try:
-            _empty(path, files)
-        except NotADirectoryError:
-            files.remove(path)

@@ -70,6 +70,15 @@ CHECKPOINT: Final = struct.Struct(">qqqqq")
 CHECKPOINT_MARGIN_MS: Final = 3000
 """RocketMQ trusts its checkpoint only up to this much before it."""
 
+# --- the timer's checkpoint --------------------------------------------------------------------
+
+TIMER_CHECKPOINT_FILE: Final = "timercheck"
+"""In the folder of the configuration."""
+TIMER_CHECKPOINT: Final = struct.Struct(">qqqqqqq")
+"""Time up to which messages were delivered, end of the timer log, next offset of the timer's queue,
+the same of the master, version of the state, its time, its counter."""
+TIMER_CHECKPOINT_SIZE: Final = 4096
+
 # --- configuration in RocksDB ------------------------------------------------------------------
 
 CONFIG_TOPICS: Final = "topics"
@@ -101,3 +110,4 @@ assert QUEUE_UNIT.size == QUEUE_UNIT_SIZE
 assert BATCH_UNIT.size == BATCH_UNIT_SIZE
 assert (INDEX_HEADER.size, INDEX_SLOT.size, INDEX_ITEM.size) == (40, 4, 20)
 assert CHECKPOINT.size == 5 * 8
+assert TIMER_CHECKPOINT.size == 7 * 8

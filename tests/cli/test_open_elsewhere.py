@@ -53,6 +53,8 @@ CALLS: Final[dict[tuple[str, ...], str]] = {
     ("schedule", "delete", "DIR", "s", "--namespace", "n"):
         "store.namespace('n').delete_schedule('s')",
     ("namespace", "create", "DIR", "n"): "store.create_namespace('n')",
+    ("export", "DIR", "out", "--rocketmq", "--archived"):
+        "store.export_rocketmq_store('out', archived=True)",
     ("namespace", "delete", "DIR", "n"): "store.delete_namespace('n')",
     ("topic", "alter", "DIR", "t", "--retention", "hot=1d"):
         "store.alter_topic('t', retention=kvstore.Retention(hot_for=86400.0",

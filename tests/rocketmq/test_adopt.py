@@ -12,8 +12,9 @@ import pytest
 from kvstore.errors import CallerError, DiskFull
 from kvstore.files import LocalFiles
 from kvstore.record.walk import Kind, extents, walk
-from kvstore.rocketmq.adopt import STAGING, STARTED, Progress, TakenLog, publish, stage_log
+from kvstore.rocketmq.adopt import STAGING, Progress, TakenLog, stage_log
 from kvstore.rocketmq.file_layouts import CHECKPOINT
+from kvstore.rocketmq.folder_staging import STARTED, publish
 from kvstore.rocketmq.source import RocketMQSource, read_source
 from tests.fixtures import NAMES, Fixture, unpack_fixture
 from tests.rocketmq.conftest import fingerprint

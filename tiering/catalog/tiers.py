@@ -39,6 +39,7 @@ from kvstore.errors import (
 from kvstore.files import Files
 from kvstore.index.archived import (
     ArchivedRange,
+    ArchivedRecords,
     ArchiveProblem,
     AtHand,
     Contents,
@@ -392,6 +393,14 @@ class Tiers:
             self._remember(archive, position, place)
         block = self._shared.block(archive, place[0])
         return self._messages(opened, place[0], block, place[1], place[1] + 1)[0]
+
+    def records(self, archive: int) -> Iterator[ArchivedRecords]:
+        """See `Archived.records`."""
+        opened = self.archive(archive)
+        with _archive_errors(opened.name):
+            for group in opened.groups():
+                data, bounds = group.records()
+                yield ArchivedRecords(group.columns.places[1], data, bounds)
 
     def covering(self, begin: int | None, end: int | None, low: int, high: int) -> list[Covered]:
         """See `Archived.covering`."""

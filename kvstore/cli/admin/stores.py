@@ -1,4 +1,4 @@
-"""The verbs about a whole store: `stats`, `verify`, `rebuild`, `import` and `restore`."""
+"""The verbs about a whole store: `stats`, `verify`, `rebuild`, `import`, `export` and `restore`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 import kvstore
 from kvstore.cli.terminal.opening import (
     Instant,
+    call_text,
     config_option,
     folder_argument,
     open_store,
@@ -82,6 +83,32 @@ def import_(out: Output, source: Path, target: Path, config_file: Path | None) -
     with out.progress() as progress:
         config = read_config(config_file)
         report = kvstore.import_rocketmq(source, target, config=config, progress=progress)
+    show_report(out, report)
+
+
+@click.command()
+@click.option("--rocketmq", "form", flag_value="rocketmq", required=True,
+              help="A folder on which a broker of Apache RocketMQ starts.")  # fmt: skip
+@folder_argument
+@click.argument("target", metavar="TARGET", type=LocalPath(file_okay=False))
+@click.option("--archived", is_flag=True, help="Write archived messages, too.")
+@access_options
+@config_option
+@output_option
+def export(
+    out: Output, form: str, folder: Path, target: Path, archived: bool, access: Access,
+    config_file: Path | None,
+) -> None:  # fmt: skip
+    """Make TARGET of the store in DIR, for another program to go on with.
+
+    Log files are linked where the file system can; topics, groups, offsets and messages that wait
+    go along. The store stays as it is.
+    """
+    del form  # there is one
+    does = call_text("export_rocketmq_store", str(target), archived=archived or None)
+    opened = open_store(out, folder, config_file, access=access, does=does)
+    with opened as store, out.progress() as progress:
+        report = store.export_rocketmq_store(target, archived=archived, progress=progress)
     show_report(out, report)
 
 
