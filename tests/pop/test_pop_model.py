@@ -85,7 +85,9 @@ class Entry:
     attempts: int = 0
     lock: Delivery | None = None
     is_redriven: bool = False
-    """Put back and not handed out since: unread here, while a row of the store names it."""
+    """Put back to an ordered group and not handed out since: unread here, while a row of parked
+    messages names it.
+    """
 
     def end(self, how: str, opening: int, state: str = "done") -> None:
         if self.lock is not None:
@@ -95,7 +97,9 @@ class Entry:
 
 @dataclass(eq=False)
 class Delivery:
-    """The delivery of a receipt. `ended` says how it ended, `ended_in` in which opening."""
+    """The delivery of a receipt, or the row of a redrive, which has none. `ended` says how it
+    ended, `ended_in` in which opening.
+    """
 
     receipt: str
     entry: Entry
@@ -448,6 +452,7 @@ class Pops(RuleBasedStateMachine):
             if e.attempts == 1:
                 highest[e.put.queue] = max(e.put.offset, highest.get(e.put.queue, 0))
         is_capped = group.max_in_flight is not None
+        is_full = self.is_full(group)
         for e in group.of(asked.topic, asked.queue):
             is_fresh = e.state == "unread" or (e.state == "maybe" and e.lock is None)
             is_passed = e.put.offset < highest.get(e.put.queue, 0)
@@ -461,7 +466,8 @@ class Pops(RuleBasedStateMachine):
                 e.end("passed", self.opening)
             elif is_fresh or (is_due and e.state in ("locked", "maybe")):
                 is_certain = is_complete and not group.ordered
-                if is_certain and (is_due or not is_capped):
+                # A pop without room under the cap looks at no row.
+                if is_certain and (not is_full if is_due else not is_capped):
                     e.end("passed", self.opening)
                 else:
                     e.state = "maybe"
@@ -487,7 +493,7 @@ class Pops(RuleBasedStateMachine):
 
     def check_complete(self, group: Group, asked: Asked, before: dict[Entry, str]) -> None:
         """Nothing is left that a pop that had room should have taken."""
-        is_full = group.max_in_flight is not None and self.locked(group) >= group.max_in_flight
+        is_full = self.is_full(group)
         for e in group.of(asked.topic, asked.queue):
             if before[e] == "maybe" or not self.wants(asked, e.put):
                 continue
@@ -504,6 +510,10 @@ class Pops(RuleBasedStateMachine):
         """How many messages are under locks that have not run out, at least or at most."""
         live = sum(e.state == "locked" and e.lock.due > self.now for e in group.all() if e.lock)
         return live if certain else live + sum(e.state == "maybe" for e in group.all())
+
+    def is_full(self, group: Group) -> bool:
+        """Whether a group may have no room under its cap."""
+        return group.max_in_flight is not None and self.locked(group) >= group.max_in_flight
 
     # --- ack and change ---
 
@@ -686,7 +696,12 @@ class Pops(RuleBasedStateMachine):
         assert took <= (limit or took)
         for e in of.letters[:took]:
             if e.state == "done" and not self.has_expired(e.put):
-                e.state, e.attempts, e.is_redriven = "unread", 0, True
+                e.attempts = 0
+                if of.ordered:
+                    e.state, e.is_redriven = "unread", True
+                else:
+                    # Due by the clock of now: one that is set back lets it wait until then again.
+                    e.state, e.lock = "locked", Delivery("", e, 0, self.now, None)
         del of.letters[:took]
         self.learn_what_was_put_back()
         of.had_no_order = True
@@ -791,13 +806,11 @@ class Pops(RuleBasedStateMachine):
         locked = [e for e in entries if e.state == "locked" and e.lock is not None]
         maybe = sum(e.state == "maybe" for e in entries)
         due = sum(e.lock is not None and e.lock.due <= self.now for e in locked)
-        # A redriven message is unread to this model, and due.
-        unread = sum(e.state == "unread" for e in entries)
-        assert due <= stats.due <= due + maybe + unread
+        assert due <= stats.due <= due + maybe
         redelivered = sum(e.attempts > 1 for e in locked)
         assert redelivered <= stats.redelivered <= redelivered + maybe
         first = min((e.lock.due for e in locked if e.lock is not None), default=None)
-        if not maybe and not unread:
+        if not maybe:
             assert stats.oldest_due == first
 
     def check_lag(self, group: Group, topic: str, lag: kvstore.Lag) -> None:
