@@ -74,7 +74,9 @@ def bench_peers(
     (ROOT / "bench/out").mkdir(parents=True, exist_ok=True)
     path = ROOT / "bench/out/peers.json"
     path.write_text(json.dumps({"facts": facts, "runs": runs}, indent=2), encoding="utf-8")
-    if writes:
+    if writes and works and set(works) <= set(page.TIME_ROWS):
+        page.write_in_time(facts, results)
+    elif writes:
         full = messages >= _FULL_MESSAGES and rounds >= _FULL_ROUNDS and not peers and not works
         commands = {name: (r.command, r.version) for name, r in found.items()}
         page.write(facts, commands, results, full)

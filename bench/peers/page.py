@@ -23,6 +23,13 @@ ROWS: Final = {
     "pop_one": "pop of 1 and ack, one thread",
     "pop_threads": "pop of 1 and ack, 16 threads",
 }
+TIME_ROWS: Final = {
+    "put_delayed": "put of a message that waits, one by one",
+    "deliver": "delivery of messages that are due at one time",
+    "cancel": "cancel of a message that waits, one by one",
+    "transaction": "prepare and commit, one by one",
+}
+"""Works of messages in time, 128 B."""
 _SWEEP: Final = {"topics_8": 8, "topics_500": 500, "topics_5000": 5000}
 _FILES, _ROCKSDB = "RocketMQ, files", "RocketMQ, RocksDB"
 _STORES: Final = (_FILES, _ROCKSDB)
@@ -84,6 +91,8 @@ README_ROWS: Final = {
 }
 _README_BEGIN: Final = "| put, batches of 32"
 _HEAD: Final = HERE / "head.md"
+_IN_TIME: Final = "## Messages in time\n\n"
+_BEHIND_IN_TIME: Final = "## Over the number of topics\n"
 _SHORT: Final = """
 **This was a short run, which shows that the comparison works; its figures must not be quoted.** It
 has no ratios and no targets, and some works may be missing. README keeps the figures of
@@ -99,14 +108,35 @@ def write(facts: dict[str, str], peers: Runs, results: Results, full: bool) -> N
     """Write them all; targets and README's rows only from a full run."""
     text = (
         f"{_HEAD.read_text(encoding='utf-8')}\n{_facts(facts)}{'' if full else _SHORT}"
-        f"\n## Rates\n\n{_rates(results, full)}\n"
+        f"\n## Rates\n\n{_rates(ROWS, results, full)}\n"
         f"{f'## Targets{_targets(results)}' if full else ''}"
+        f"{_in_time({}, results, full)}"
         f"## Over the number of topics\n\n{_sweep(results)}\n{_plots(results)}"
         f"\n## Versions and commands\n\n{_versions(peers)}"
     )
     (ROOT / "docs/benchmarks.md").write_text(text, encoding="utf-8")
     if full:
         _write_readme(results)
+
+
+def write_in_time(facts: dict[str, str], results: Results) -> None:
+    """Write the part about messages in time alone, with the facts of its own run."""
+    path = ROOT / "docs/benchmarks.md"
+    text = path.read_text(encoding="utf-8")
+    before, _, behind = text.partition(_IN_TIME)
+    if behind:
+        behind = behind[behind.index(_BEHIND_IN_TIME) :]
+    else:
+        before, found, behind = text.partition(_BEHIND_IN_TIME)
+        behind = found + behind
+    path.write_text(before + _in_time(facts, results, False) + behind, encoding="utf-8")
+
+
+def _in_time(facts: dict[str, str], results: Results, full: bool) -> str:
+    """Its facts are given if it is of a run of its own."""
+    rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
+    own = f"Of a run of its own, and a short one:\n\n| | |\n|---|---|\n{rows}\n" if facts else ""
+    return f"{_IN_TIME}{own}{_rates(TIME_ROWS, results, full)}\n"
 
 
 def _facts(facts: dict[str, str]) -> str:
@@ -127,9 +157,9 @@ def _table(names: list[str], rows: list[tuple[str, list[str]]]) -> str:
     return head + "".join(f"| {title} | {' | '.join(cells)} |\n" for title, cells in rows)
 
 
-def _rates(results: Results, full: bool) -> str:
+def _rates(titles: dict[str, str], results: Results, full: bool) -> str:
     rows = []
-    for work, title in ROWS.items():
+    for work, title in titles.items():
         own = results["kvmq"].get(work, {}).get("rate")
         cells = []
         for name, by_work in results.items():

@@ -83,6 +83,22 @@ class Peer:
         """Done with them."""
         raise NotImplementedError
 
+    def put_delayed(self, item: Item, due: int) -> Any:
+        """Put one that is delivered at a time in ms; what cancels it."""
+        raise NotImplementedError
+
+    def delivered(self) -> int:
+        """How many messages of topic 0 were delivered."""
+        raise NotImplementedError
+
+    def cancel(self, handle: Any) -> None:
+        """See to it that a message which waits is not delivered."""
+        raise NotImplementedError
+
+    def transact(self, item: Item) -> None:
+        """Prepare a message by one call, and commit it by another."""
+        raise NotImplementedError
+
     def settle(self) -> None:
         """Wait until what was put can be found."""
 

@@ -19,9 +19,11 @@ class Kvmq(Peer):
         super().__init__(folder, sync)
         config = StoreConfig(flush="sync" if sync else "async")
         self._store = kvstore.open(folder / "store", config=config)
+        self._queues = 0
 
     def create(self, topics: int, queues: int) -> None:
         """Topics, and the group."""
+        self._queues = queues
         self._store.create_topics([TopicConfig(name=n, queues=queues) for n in _NAMES[:topics]])
         self._store.create_group("group")
 
@@ -97,6 +99,40 @@ class Kvmq(Peer):
             self._store.ack(handles[0])
         else:
             self._store.ack_batch(handles)
+
+    def put_delayed(self, item: Item, due: int) -> Any:
+        """An id."""
+        return self._store.put(
+            _NAMES[item.topic],
+            item.body,
+            queue=item.queue,
+            tag=item.tag,
+            keys=(item.key,),
+            properties={"region": item.region},
+            deliver_at=due,
+        ).message_id
+
+    def delivered(self) -> int:
+        """By the ends of the queues."""
+        bounds = self._store.bounds
+        return sum(bounds(_NAMES[0], queue).next_offset for queue in range(self._queues))
+
+    def cancel(self, handle: Any) -> None:
+        """By id; what is cancelled when it returns."""
+        assert self._store.cancel(handle)
+
+    def transact(self, item: Item) -> None:
+        """Two calls."""
+        prepared = self._store.prepare(
+            _NAMES[item.topic],
+            item.body,
+            group="bench",
+            queue=item.queue,
+            tag=item.tag,
+            keys=(item.key,),
+            properties={"region": item.region},
+        )
+        self._store.commit(prepared)
 
     def settle(self) -> None:
         """Index all."""

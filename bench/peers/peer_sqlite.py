@@ -19,12 +19,20 @@ CREATE INDEX IF NOT EXISTS by_key ON messages (topic, key);
 CREATE INDEX IF NOT EXISTS by_lease ON messages (topic, free_at, id);
 """
 _INSERT = "INSERT INTO messages (topic, queue, body, tag, key, region, uniq) VALUES (?,?,?,?,?,?,?)"
+_INSERT_DELAYED = (
+    "INSERT INTO messages (topic, queue, body, tag, key, region, uniq, free_at)"
+    " VALUES (?,?,?,?,?,?,?,?)"
+)
 _LEASE = """
 UPDATE messages SET free_at = ? WHERE id IN (
     SELECT id FROM messages WHERE topic = 0 AND free_at < ? ORDER BY free_at, id LIMIT ?
 ) RETURNING id, body
 """
 _LEASE_S = 30.0
+
+
+def _values(item: Item) -> tuple[Any, ...]:
+    return item.topic, item.queue, item.body, item.tag, item.key, item.region, item.unique
 
 
 class LeaseTable(Peer):
@@ -41,7 +49,7 @@ class LeaseTable(Peer):
 
     def put_batch(self, batch: list[Item]) -> list[Any]:
         """One transaction; ids rise by one."""
-        rows = [(i.topic, i.queue, i.body, i.tag, i.key, i.region, i.unique) for i in batch]
+        rows = list(map(_values, batch))
         self._db.execute("BEGIN IMMEDIATE")
         self._db.executemany(_INSERT, rows)
         (last,) = self._db.execute("SELECT last_insert_rowid()").fetchone()
@@ -77,6 +85,15 @@ class LeaseTable(Peer):
         self._db.execute("BEGIN IMMEDIATE")
         self._db.executemany("DELETE FROM messages WHERE id = ?", [(h[0],) for h in handles])
         self._db.execute("COMMIT")
+
+    def put_delayed(self, item: Item, due: int) -> Any:
+        """A row that nobody may lease before its time. So it needs no delivery."""
+        row = (*_values(item), due / 1000)
+        return self._db.execute(_INSERT_DELAYED, row).lastrowid
+
+    def cancel(self, handle: Any) -> None:
+        """Deletes the row."""
+        self._db.execute("DELETE FROM messages WHERE id = ?", (handle,))
 
     def another(self) -> Peer:
         """A connection of its own."""

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, islice
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from bench.peers.peer import Item, Peer, items, on_disk, resident
 
@@ -45,6 +45,8 @@ PEERS: Final = {
     "litequeue": "peer_queues:LiteQueue",
 }
 
+_DAY_MS: Final = 86_400_000
+T = TypeVar("T")
 Figures = dict[str, float]
 Rows = dict[str, Figures]
 Open = Callable[[bool], Peer]
@@ -239,6 +241,85 @@ def _pop_threads(opens: Open, count: int) -> Rows:
         return {"pop_threads": measured(turn)}
 
 
+def _put_delayed(opens: Open, _: int) -> Rows:
+    peer, due = opens(False), _now_ms() + _DAY_MS
+    peer.create(1, QUEUES)
+    coming = items(None, 128, 1, QUEUES)
+
+    def turn(seconds: float) -> tuple[int, float]:
+        made = islice(coming, BATCH * _CHUNK)
+        return _calling(_each(lambda i: peer.put_delayed(i, due), list(made)))(seconds)
+
+    return {"put_delayed": measured(turn, peer.settle)}
+
+
+def _deliver(opens: Open, count: int) -> Rows:
+    """From the first delivery of messages that are due at one time to the last."""
+    peer = opens(False)
+    peer.create(1, QUEUES)
+    coming = items(None, 128, 1, QUEUES)
+    peer.delivered()
+
+    def turn(_: float) -> tuple[int, float]:
+        due, before = (_now_ms() // 1000 + 5) * 1000, peer.delivered()
+        put = _load_delayed(peer, islice(coming, count), due)
+        peer.settle()
+        if _now_ms() > due - 1000 or peer.delivered() != before:
+            raise RuntimeError("messages were due before all of them were put")
+        while peer.delivered() == before:
+            time.sleep(0.0005)
+        begin = time.perf_counter()
+        while peer.delivered() < before + len(put):
+            time.sleep(0.0005)
+        return len(put), time.perf_counter() - begin
+
+    return {"deliver": measured(turn)}
+
+
+def _cancel(opens: Open, count: int) -> Rows:
+    peer = opens(False)
+    peer.create(1, QUEUES)
+    coming = items(None, 128, 1, QUEUES)
+
+    def turn(seconds: float) -> tuple[int, float]:
+        handles = _load_delayed(peer, islice(coming, count), _now_ms() + _DAY_MS)
+        peer.settle()
+        return _calling(_each(peer.cancel, handles))(seconds)
+
+    return {"cancel": measured(turn, peer.settle)}
+
+
+def _transaction(opens: Open, _: int) -> Rows:
+    peer = opens(False)
+    peer.create(8, QUEUES)
+    coming = items(None, 128, 8, QUEUES)
+
+    def turn(seconds: float) -> tuple[int, float]:
+        return _calling(_each(peer.transact, list(islice(coming, BATCH * _CHUNK))))(seconds)
+
+    return {"transaction": measured(turn, peer.settle)}
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _each(call: Callable[[T], object], things: list[T]) -> Iterator[int]:
+    for thing in things:
+        call(thing)
+        yield 1
+
+
+def _load_delayed(peer: Peer, coming: Iterator[Item], due: int) -> list[Any]:
+    """Puts messages that wait, for `LOAD_S` seconds at most; what cancels each."""
+    found, end = [], time.perf_counter() + LOAD_S
+    for item in coming:
+        found.append(peer.put_delayed(item, due))
+        if time.perf_counter() > end:
+            break
+    return found
+
+
 def _topics(row: str, topics: int, rates: bool) -> Callable[[Open, int], Rows]:
     """Memory and disk of the same messages, of which each queue has one; then rates."""
 
@@ -277,6 +358,10 @@ WORKS: Final[dict[str, Callable[[Open, int], Rows]]] = {
     "pop_batch": _pop("pop_batch", BATCH),
     "pop_one": _pop("pop_one", 1),
     "pop_threads": _pop_threads,
+    "put_delayed": _put_delayed,
+    "deliver": _deliver,
+    "cancel": _cancel,
+    "transaction": _transaction,
     "topics_8": _topics("topics_8", 8, rates=False),
     "topics_500": _topics("topics_500", 500, rates=False),
     "topics_5000": _topics("topics_5000", 5000, rates=True),

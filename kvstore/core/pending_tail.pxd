@@ -1,18 +1,18 @@
 """See pending_tail.pyx."""
 
 cimport cython
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from kvstore.core.encoding cimport Row
 from kvstore.core.number_map cimport NumberMap
 
 
 cdef struct Pending:
-    int64_t due
+    # Its due time, twice, and 1 more if its wait has ended: a tail may have millions.
+    uint64_t due_and_end
     int64_t position
     uint32_t topic
     uint32_t size
-    bint has_ended
 
 
 @cython.final
@@ -22,7 +22,7 @@ cdef class PendingTail:
     cdef Pending *_added
     cdef Py_ssize_t _count
     cdef Py_ssize_t _room
-    cdef Py_ssize_t *_heap
+    cdef uint32_t *_heap
     cdef Py_ssize_t _heap_count
     cdef Py_ssize_t _heap_room
     # Messages whose wait ended here, each with the position of the record that ends it.

@@ -23,6 +23,26 @@ from kvstore.core.number_map cimport NumberMap
 from kvstore.core.radix_sort cimport Keyed, sort_keyed
 
 
+cdef enum:
+    # Their numbers take 32 bits.
+    PENDING_MAX = 0xFFFFFFFF
+
+
+cdef inline int64_t _due(const Pending *one) noexcept:
+    return <int64_t>(one.due_and_end >> 1)
+
+
+cdef inline bint _has_ended(const Pending *one) noexcept:
+    return one.due_and_end & 1
+
+
+cdef inline void _set(
+    Pending *one, int64_t due, int64_t position, uint32_t topic, uint32_t size
+) noexcept:
+    one.due_and_end = <uint64_t>due << 1
+    one.position, one.topic, one.size = position, topic, size
+
+
 # Without the garbage collector, as `Tail`.
 @cython.final
 @cython.no_gc
@@ -39,7 +59,7 @@ cdef class PendingTail:
     def __len__(self):
         cdef Py_ssize_t i, found = 0
         for i in range(self._count):
-            found += not self._added[i].has_ended
+            found += not _has_ended(self._added + i)
         return found
 
     # --- noting ---
@@ -52,15 +72,14 @@ cdef class PendingTail:
         return 0
 
     cdef int add(self, int64_t due, int64_t position, uint32_t topic, uint32_t size) except -1:
-        cdef Pending *one
         cdef Py_ssize_t room
         if self._count == self._room:
             room = 2 * self._room + 64
+            if room > PENDING_MAX:
+                raise MemoryError("a tail has fewer than 2**32 pending messages")
             self._added = <Pending *>grown(self._added, room, sizeof(Pending))
             self._room = room
-        one = self._added + self._count
-        one.due, one.position, one.topic, one.size = due, position, topic, size
-        one.has_ended = False
+        _set(self._added + self._count, due, position, topic, size)
         self._push(self._count)
         self._count += 1
         return 0
@@ -69,7 +88,7 @@ cdef class PendingTail:
         cdef Pending *one = self._there(position)
         cdef Py_ssize_t room
         if one != NULL:
-            one.has_ended = True
+            one.due_and_end |= 1
         if self._ended_count == self._ended_room:
             room = 2 * self._ended_room + 64
             self._ended = <Pending *>grown(self._ended, room, sizeof(Pending))
@@ -77,10 +96,9 @@ cdef class PendingTail:
             self._ended_room = room
         self._ended_numbers.put(<uint64_t>position, self._ended_count)
         self._enders[self._ended_count] = ender
-        # `has_ended` of an ended one: it had no row, since this tail had it.
-        self._ended[self._ended_count].has_ended = one != NULL
-        one = self._ended + self._ended_count
-        one.due, one.position, one.topic = due, position, topic
+        _set(self._ended + self._ended_count, due, position, topic, 0)
+        # The end of an ended one: it had no row, since this tail had it.
+        self._ended[self._ended_count].due_and_end |= one != NULL
         self._ended_count += 1
         return 0
 
@@ -91,7 +109,7 @@ cdef class PendingTail:
             self._ended_count -= 1
             one = self._there(self._ended[self._ended_count].position)
             if one != NULL:
-                one.has_ended = False
+                one.due_and_end &= ~<uint64_t>1
                 is_less = True
         while self._count and self._added[self._count - 1].position >= position:
             self._count -= 1
@@ -119,7 +137,7 @@ cdef class PendingTail:
         for i in range(given.count // 4):
             self.end(row[0], row[1], <uint32_t>row[2], row[3])
             # A checkpoint that a crash cut short may have written its row.
-            self._ended[self._ended_count - 1].has_ended = False
+            self._ended[self._ended_count - 1].due_and_end &= ~<uint64_t>1
             row += 4
 
     # --- the heap; the next due, and of those the first in the log, is its first ---
@@ -128,7 +146,7 @@ cdef class PendingTail:
         cdef Py_ssize_t room, at = self._heap_count, above
         if at == self._heap_room:
             room = 2 * self._heap_room + 64
-            self._heap = <Py_ssize_t *>grown(self._heap, room, sizeof(Py_ssize_t))
+            self._heap = <uint32_t *>grown(self._heap, room, sizeof(uint32_t))
             self._heap_room = room
         self._heap_count += 1
         while at:
@@ -137,7 +155,7 @@ cdef class PendingTail:
                 break
             self._heap[at] = self._heap[above]
             at = above
-        self._heap[at] = number
+        self._heap[at] = <uint32_t>number
         return 0
 
     cdef void _pop(self) noexcept:
@@ -156,22 +174,22 @@ cdef class PendingTail:
                 break
             self._heap[at] = self._heap[below]
             at = below
-        self._heap[at] = last
+        self._heap[at] = <uint32_t>last
 
     def first_due(self):
-        while self._heap_count and self._added[self._heap[0]].has_ended:
+        while self._heap_count and _has_ended(self._added + self._heap[0]):
             self._pop()
-        return self._added[self._heap[0]].due if self._heap_count else None
+        return _due(self._added + self._heap[0]) if self._heap_count else None
 
     def take_due(self, int64_t until, Py_ssize_t limit, int64_t end, PendingTail later):
         cdef list found = []
         cdef Pending *one
         while self._heap_count and len(found) < limit:
             one = self._added + self._heap[0]
-            if not one.has_ended and (one.due > until or one.position >= end):
+            if not _has_ended(one) and (_due(one) > until or one.position >= end):
                 break
-            if not one.has_ended and not (later is not None and later.has_ended(one.position)):
-                found.append((one.due, one.position, one.topic, one.size))
+            if not _has_ended(one) and not (later is not None and later.has_ended(one.position)):
+                found.append((_due(one), one.position, one.topic, one.size))
             self._pop()
         return found
 
@@ -179,7 +197,7 @@ cdef class PendingTail:
         cdef Py_ssize_t i
         self._heap_count = 0
         for i in range(self._count):
-            if not self._added[i].has_ended:
+            if not _has_ended(self._added + i):
                 self._push(i)
 
     # --- looking ---
@@ -204,7 +222,7 @@ cdef class PendingTail:
 
     def __contains__(self, int64_t position):
         cdef Pending *one = self._there(position)
-        return one != NULL and not one.has_ended
+        return one != NULL and not _has_ended(one)
 
     def pending(self, int64_t due, int64_t position, int64_t end, Py_ssize_t limit):
         # Sorted as a whole: a page of a list is asked for seldom, and a tail is bounded.
@@ -214,10 +232,10 @@ cdef class PendingTail:
         for i in range(self._count):
             one = self._added + i
             if (
-                not one.has_ended and one.position < end
-                and (one.due > due or (one.due == due and one.position > position))
+                not _has_ended(one) and one.position < end
+                and (_due(one) > due or (_due(one) == due and one.position > position))
             ):
-                found.append((one.due, one.position, one.topic, one.size))
+                found.append((_due(one), one.position, one.topic, one.size))
         found.sort()
         return found[:limit]
 
@@ -242,14 +260,14 @@ cdef class PendingTail:
         cdef Keyed *ordered
         try:
             for i in range(self._count):
-                if not self._added[i].has_ended:
-                    keyed[count].key, keyed[count].row = <uint64_t>self._added[i].due, i
+                if not _has_ended(self._added + i):
+                    keyed[count].key, keyed[count].row = <uint64_t>_due(self._added + i), i
                     count += 1
             # By due time; equal ones stay in the order of the log.
             ordered = sort_keyed(keyed, keyed + self._count, count)
             for i in range(count):
                 one = self._added + ordered[i].row
-                keys.append(_key(one.due, one.position))
+                keys.append(_key(_due(one), one.position))
                 store_be32(value, one.topic)
                 store_be32(value + 4, one.size)
                 values.append(value[:8])
@@ -260,8 +278,8 @@ cdef class PendingTail:
     def ended_keys(self):
         cdef Py_ssize_t i
         return [
-            _key(self._ended[i].due, self._ended[i].position)
-            for i in range(self._ended_count) if not self._ended[i].has_ended
+            _key(_due(self._ended + i), self._ended[i].position)
+            for i in range(self._ended_count) if not _has_ended(self._ended + i)
         ]
 
 
@@ -288,7 +306,8 @@ def waiting_rows(list rows not None, tails):
 
 cdef inline bint _is_before(const Pending *added, Py_ssize_t a, Py_ssize_t b) noexcept:
     # Numbers rise with positions.
-    return added[a].due < added[b].due or (added[a].due == added[b].due and a < b)
+    cdef int64_t first = _due(added + a), second = _due(added + b)
+    return first < second or (first == second and a < b)
 
 
 cdef bytes _key(int64_t due, int64_t position):

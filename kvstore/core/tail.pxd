@@ -8,21 +8,22 @@ from kvstore.core.number_map cimport NumberMap
 from kvstore.core.pending_tail cimport PendingTail
 
 
-cdef struct Entry:
+cdef packed struct Entry:
+    # Packed: a tail may have millions. A tag's hash may be a time, which has more than 32 bits.
     uint64_t queue
     int64_t offset
     int64_t position
-    int64_t size
     int64_t tag_hash
     int64_t stored_at
+    uint32_t size
 
 
 cdef struct KeyEntry:
     uint64_t queue
     int64_t position
-    int64_t hash
-    # The key entry before this one that has the same hash; -1: none.
-    int64_t before
+    uint32_t hash
+    # The number, plus 1, of the key entry before this one that has the same hash; 0: none.
+    uint32_t before
 
 
 cdef struct QueueEntries:

@@ -13,7 +13,6 @@ interpreter. The log's visible end, not the end of the tail, bounds what a reade
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free
-from libc.string cimport memcpy
 
 from kvstore.core.buffers cimport View, grown, index_of, lower_bound, numbers_of, room_of
 from kvstore.core.encoding cimport PreparedBatch, Row
@@ -30,6 +29,10 @@ from kvstore.core.pending_tail import waiting_rows
 # Callers know them as parts of a tail.
 globals()["PendingTail"] = PendingTail
 globals()["waiting_rows"] = waiting_rows
+
+cdef enum:
+    # Their numbers take 32 bits.
+    KEYS_MAX = 0xFFFFFFFE
 
 cdef object _empty = np.empty
 cdef object _int64 = np.dtype(np.int64)
@@ -98,6 +101,8 @@ cdef class Tail:
             self._room = room
         if self._key_count + keys > self._key_room:
             room = 2 * self._key_room + keys
+            if room > KEYS_MAX:
+                raise MemoryError("a tail has fewer than 2**32 keys")
             self._keys = <KeyEntry *>grown(self._keys, room, sizeof(KeyEntry))
             self._key_room = room
         return 0
@@ -133,7 +138,7 @@ cdef class Tail:
             entry.queue = row.queue_key
             entry.offset = row.offset
             entry.position = row.position
-            entry.size = row.size
+            entry.size = <uint32_t>row.size
             entry.tag_hash = row.tag_hash
             entry.stored_at = batch.stored_at
             entry += 1
@@ -152,18 +157,23 @@ cdef class Tail:
     def add_found(self, entries, keys):
         cdef View rows = numbers_of(entries)
         cdef View hashes = numbers_of(keys)
+        cdef int64_t *found = rows.numbers
         cdef Py_ssize_t i
+        cdef Entry *entry
         cdef KeyEntry *key
         if rows.count % 6 or hashes.count % 3:
             raise ValueError("an entry has six numbers, a key three")
         self._reserve(rows.count // 6, hashes.count // 3)
-        if rows.count:
-            memcpy(self._entries + self._count, rows.bytes, rows.size)
+        for i in range(rows.count // 6):
+            entry = self._entries + self._count + i
+            entry.queue, entry.offset, entry.position = <uint64_t>found[0], found[1], found[2]
+            entry.size, entry.tag_hash, entry.stored_at = <uint32_t>found[3], found[4], found[5]
+            found += 6
         for i in range(hashes.count // 3):
             key = self._keys + self._key_count + i
             key.queue = <uint64_t>hashes.numbers[3 * i]
             key.position = hashes.numbers[3 * i + 1]
-            key.hash = hashes.numbers[3 * i + 2]
+            key.hash = <uint32_t>hashes.numbers[3 * i + 2]
         self._count += rows.count // 6
         self._key_count += hashes.count // 3
 
@@ -278,13 +288,13 @@ cdef class Tail:
         cdef KeyEntry *key
         while self._keys_viewed < self._key_count:
             key = self._keys + self._keys_viewed
-            key.before = self._last_keys.find(<uint64_t>key.hash)
-            self._last_keys.put(<uint64_t>key.hash, self._keys_viewed)
+            key.before = <uint32_t>(self._last_keys.find(key.hash) + 1)
+            self._last_keys.put(key.hash, self._keys_viewed)
             self._keys_viewed += 1
         at = self._last_keys.find(<uint64_t>(key_hash >> 8))
         while at >= 0:
             found.append(self._keys[at].position)
-            at = self._keys[at].before
+            at = <int64_t>self._keys[at].before - 1
         found.reverse()
         return found
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -197,8 +198,7 @@ def put_waits_ended(families: Families, batch: Batch, tail: Tail) -> None:
     messages of each topic wait now.
     """
     for family, pending in _pending(tail):
-        for key in pending.ended_keys():
-            batch.delete(family, key)
+        batch.add(family, zip(pending.ended_keys(), repeat(None)))
         for topic, more in pending.counts().items():
             key = timer_count_key(topic)
             row = families.get(family, key)

@@ -353,9 +353,10 @@ class Families:
         it = self.iter(name, options)
         try:
             it.seek(first)
-            while self.valid(it):
+            while it.valid():
                 yield it.key(), it.value()
                 it.next()
+            self.valid(it)  # damage, if that is why it ends
         finally:
             # The traceback of an exception keeps this frame; an iterator in it would hold RocksDB's
             # lock. RocksDB reads the bound from `options`, so they go last.

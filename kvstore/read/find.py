@@ -93,6 +93,24 @@ class Finder:
                 return message, []
         return None, lost
 
+    def newest(self, topic: Topic, message_id: str) -> StoredMessage | None:
+        """The newest message of a topic with a unique id, if it is in the log."""
+
+        def look() -> StoredMessage | None:
+            low = key_hash(topic.name.encode(), message_id.encode("utf-8", "surrogatepass"))
+            for position, archive in self._candidates(low, low, None, None, [], since=topic.since):
+                if archive < 0:
+                    message = self._candidate(position, archive, [])
+                    if (
+                        message is not None
+                        and message.message_id == message_id
+                        and message.topic == topic.name
+                    ):
+                        return message
+            return None
+
+        return self._between_moves(look)
+
     def _by_position_id(self, message_id: str, lost: list[ArchiveDamaged]) -> StoredMessage | None:
         try:
             _, position = parse_position_id(message_id)

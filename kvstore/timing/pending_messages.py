@@ -146,17 +146,27 @@ class PendingMessages:
 
     # --- records ---
 
-    def held(self, due: int, position: int, name: str, topic: int) -> Held | None:
-        """The record of a message that waits, for the topic of this name and id; None if it is
-        damaged.
+    def held(self, due: Sequence[Waiting], names: dict[int, str]) -> list[Held]:
+        """The records of messages that wait, in their order, without those in damaged segments;
+        `names` has the names of topics by their ids.
         """
-        if position in self._unreadable:
-            return None
-        try:
-            return *self._log.span(position), position, due, name, topic
-        except SegmentDamaged as e:
-            self._cannot(position, e)
-            return None
+        found: list[Held] = []
+        buffer: Buffer = b""
+        low = stop = 0
+        # A segment is one buffer, but for what is not written yet.
+        is_one = self._log.staging is None
+        for time, position, topic, _ in due:
+            if position in self._unreadable:
+                continue
+            if not (is_one and 0 <= position - low < stop):
+                try:
+                    buffer, at, stop = self._log.span(position)
+                except SegmentDamaged as e:
+                    self._cannot(position, e)
+                    continue
+                low = position - at
+            found.append((buffer, position - low, stop, position, time, names[topic], topic))
+        return found
 
     def held_of(self, due: int, position: int, name: str) -> Held | None:
         """As `held`, if the message still waits and its topic is there, else None; raises the error

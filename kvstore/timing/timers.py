@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from kvstore.clock import cut_ms, whole_ms
-from kvstore.core.names import TIMER_TOPIC, UNIQUE_ID
+from kvstore.core.names import REAL_TOPIC, TIMER_TOPIC, UNIQUE_ID
 from kvstore.core.pending.pending_records import read_end
 from kvstore.core.records import facts
 from kvstore.errors import (
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from kvstore.core.pending.pending_records import Held
     from kvstore.core.tail import Waiting
 
-_REST_MS: Final = 4
+_REST_MS: Final = 8
 """So long at least is between two turns: where many are due, each turn has many of them."""
 _ID: Final = f"{UNIQUE_ID}\x01".encode()
 _VALUE_END: Final = b"\x02"
@@ -140,6 +140,29 @@ class WaitingList:
         """The last record of a message: the one that waits, or that ended the wait."""
         return newest_of(self._context.finder.find, TIMER_TOPIC, message_id, owns)
 
+    def newest_there(self, message_id: str, owns: Owns | None) -> StoredMessage | None:
+        """The last record of a message among those that wait: one look for each part of the key
+        index, where `newest` has to look at the keys of all topics.
+        """
+        context = self._context
+        topic = context.topics.find(TIMER_TOPIC)
+        if topic is None or not isinstance(message_id, str):
+            return None
+        message = context.finder.newest(topic, message_id)
+        if message is None or owns is None or owns(message.properties.get(REAL_TOPIC, "")):
+            return message
+        return None
+
+
+def _was_cancelled(message: StoredMessage) -> bool:
+    """True for a note that a message was cancelled; `CallerError` for a record that is none."""
+    if read_end(message.raw_properties) is None:
+        raise CallerError(
+            f"the message {shown(message.message_id)} was delayed by another program; it is not "
+            "delivered by this store, so it can't be cancelled"
+        )
+    return True
+
 
 class Timers:
     """Ends the waits of delayed messages; see the module."""
@@ -207,13 +230,12 @@ class Timers:
         schedules that were missed.
         """
         passed_over = () if self.firings is None else self.firings.fire(due, now)
-        held: list[Held] = []
+        found = {topic: self._topics.name_of(topic) for topic in {one[2] for one in due}}
+        held = self.pending.held(due, {topic: name or "" for topic, name in found.items()})
         gone: list[Held] = []
-        for one in due:
-            name = self._topics.name_of(one[2])
-            record = self.pending.held(one[0], one[1], name or "", one[2])
-            if record is not None:
-                (gone if name is None or one[1] in passed_over else held).append(record)
+        if passed_over or None in found.values():
+            gone = [one for one in held if found[one[6]] is None or one[3] in passed_over]
+            held = [one for one in held if found[one[6]] is not None and one[3] not in passed_over]
         if gone:
             self.pending.note(gone)
         count = self.pending.copy(held, [0] * len(held))
@@ -232,23 +254,26 @@ class Timers:
     def end_wait(self, message_id: str, owns: Owns | None) -> bool:
         """As `cancel`, also for a schedule's own messages."""
         with self.pending.lock:
-            message = self._waiting.newest(message_id, owns)
-            if message.topic != TIMER_TOPIC:
-                return False
-            found = delayed_of(message)
-            if found is None:
-                if read_end(message.raw_properties) is None:
-                    raise CallerError(
-                        f"the message {shown(message_id)} was delayed by another program; it is "
-                        "not delivered by this store, so it can't be cancelled"
-                    )
-                return True
-            held = self.pending.held_of(found.deliver_at, message.position, found.topic)
+            held = self._held(self._waiting.newest_there(message_id, owns))
+            if held is None:
+                message = self._waiting.newest(message_id, owns)
+                if message.topic != TIMER_TOPIC:
+                    return False
+                if delayed_of(message) is None:
+                    return _was_cancelled(message)
+                held = self._held(message)
             if held is None:
                 return False
             self.pending.note([held])
             self._cancelled += 1
             return True
+
+    def _held(self, message: StoredMessage | None) -> Held | None:
+        """The record of a message, if it waits."""
+        found = None if message is None else delayed_of(message)
+        if found is None:
+            return None
+        return self.pending.held_of(found.deliver_at, found.message.position, found.topic)
 
     def is_waiting(self, message_id: str, due: int) -> bool:
         """Whether the message with an id waits until a time. One whose record can't be read, and

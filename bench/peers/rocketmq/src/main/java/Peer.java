@@ -418,7 +418,8 @@ public final class Peer {
     static void work(String kind, String work, Path folder, int count) throws Exception {
         Peer peer = new Peer(kind, folder, work.equals("put_sync"));
         boolean many = work.startsWith("topics_");
-        int topics = many ? Integer.parseInt(work.substring(7)) : work.startsWith("put") ? 8 : 1;
+        boolean few = work.startsWith("put") || work.equals("transaction");
+        int topics = many ? Integer.parseInt(work.substring(7)) : few ? 8 : 1;
         peer.create(topics);
         switch (work) {
             case "put_batch":
@@ -445,6 +446,12 @@ public final class Peer {
                 break;
             case "pop_threads":
                 row(work, "rate", peer.popThreads(count));
+                break;
+            case "put_delayed":
+            case "deliver":
+            case "cancel":
+            case "transaction":
+                row(work, "rate", new TimedWorks(peer).works(count).get(work).rate());
                 break;
             default:
                 if (!many)
