@@ -27,12 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.core.names import (
+    PENDING_TOPICS,
     PREPARED,
     ROLLBACK,
     SCHEDULE_TOPIC,
-    TIMER_TOPIC,
     TRANSACTION_CHECK_MS,
-    TRANSACTION_HALF_TOPIC,
     TRANSACTION_MASK,
 )
 from kvstore.core.pending.pending_records import read_end, read_pending
@@ -51,7 +50,7 @@ _NO_KEY: Final = -1
 """Below every level: not even a dedup id is taken."""
 _FIELDS: Final = 6
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
-_PENDING_TOPICS: Final = (TIMER_TOPIC.encode(), TRANSACTION_HALF_TOPIC.encode())
+_PENDING_TOPICS: Final = frozenset(topic.encode() for topic in PENDING_TOPICS)
 _OF_TRANSACTION: Final = f"{TRANSACTION_CHECK_MS}\x01".encode()
 
 I64 = NDArray[np.int64]

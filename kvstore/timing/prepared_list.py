@@ -91,8 +91,8 @@ class PreparedList:
         found = prepared_of(message)
         if found is None and TRANSACTION_ROLLBACK not in message.properties:
             raise CallerError(
-                f"the message {shown(message_id)} was prepared by another program; this store "
-                "can't end its transaction"
+                f"the transaction of {shown(message_id)} ended in RocketMQ, or its message can't "
+                "be kept here; it can't be ended any more"
             )
         if found is None:
             return Ended(False, message)
