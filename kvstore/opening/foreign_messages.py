@@ -2,7 +2,8 @@
 
 The idea: each that still has to wait is put once more, as a pending message of this store, with its
 unique id; from then on it waits like all others. `foreign_delays` and `foreign_transactions` say
-which these are, by the log alone. This module reads RocketMQ's queues and puts the messages, for both.
+which these are, by the log alone. This module reads RocketMQ's queues and puts the messages for
+both.
 
 Invariants: a note in the index stays until all of them are on the disk, and a second turn finds
 the records of the first; the source's records stay as they are; a message without a unique id gets
