@@ -56,7 +56,7 @@ from kvstore.timing.prepared_message import (
 from kvstore.timing.timer_rows import TimerRows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from kvstore.core.encoding import PreparedBatch
     from kvstore.core.pending.pending_records import Held
@@ -264,27 +264,35 @@ class Transactions:
         with self.pending.lock:
             self.pending.look_again()
 
-    def take_questions(self) -> list[PreparedMessage]:
+    def questions(self) -> Iterator[PreparedMessage]:
         """The messages that are to be asked about, in the order of their times; those that were
         asked about often enough, or are too old, are given up. None of them is given again before
         `look_again`, or before it has waited for another check.
         """
         now = self._clock.now_ms()
-        questions = list[PreparedMessage]()
-        with self.pending.lock:
-            while due := self.pending.due(now):
-                for _, position, _, _ in due:
-                    found = self._list.at(position)
-                    if found is None or found.check_at is None:
-                        continue
-                    is_old = now - found.since > self._config.transaction_age * 1000
-                    if is_old or found.checks >= self._config.transaction_checks:
-                        self._give_up(self._list.members(found))
-                    else:
-                        questions.append(found)
+        while True:
+            with self.pending.lock:
+                due = self.pending.due(now)
+                found = [self._question_at(position, now) for _, position, _, _ in due]
                 self.pending.settled(due)
-            self.pending.settled([])
-        return questions
+            if not due:
+                return
+            yield from (one for one in found if one is not None)
+
+    def _question_at(self, position: int, now: int) -> PreparedMessage | None:
+        """The message at a position that is due, unless it is given up, or can't be read."""
+        found = self._list.at(position)
+        if found is None or found.check_at is None:
+            return None
+        is_old = now - found.since > self._config.transaction_age * 1000
+        if is_old or found.checks >= self._config.transaction_checks:
+            self._give_up(self._list.members(found))
+            return None
+        return found
+
+    def question(self, position: int) -> PreparedMessage | None:
+        """The message at a position, if it still waits to be asked about."""
+        return self._list.at(position)
 
     def _give_up(self, found: list[PreparedMessage]) -> None:
         if self._topics.find(TRANSACTION_DISCARD_TOPIC) is None:

@@ -173,7 +173,7 @@ def ask_about_transactions(store: Store) -> None:
     while checks.due():
         checks.run()
         for _ in range(10_000):
-            if not any(one.questions for one in checks._checkers if one.is_open):
+            if not checks.is_asking:
                 break
             SystemClock().sleep(0.001)
 

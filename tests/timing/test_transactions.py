@@ -25,7 +25,9 @@ from kvstore import (
     Transaction,
     TransactionEnded,
 )
+from kvstore.clock import SystemClock
 from kvstore.core.names import TRANSACTION_DISCARD_TOPIC, TRANSACTION_HALF_TOPIC
+from kvstore.timing import checks
 from kvstore.timing.checks import Answer
 from kvstore.timing.transactions import SET_MAX
 from tests.support import inside
@@ -463,9 +465,16 @@ def test_a_checker_that_hangs_holds_up_nobody_else(tmp_path: Path) -> None:
     config = settings(transaction_check_interval=0.1)
     with opened(tmp_path / "s", config) as store:
         hangs = threading.Event()
-        slow = store.on_check("pay", lambda message: (hangs.wait(30) and "commit") or "commit")
+        has_begun = threading.Event()
+
+        def hang(message: StoredMessage) -> Answer:
+            has_begun.set()
+            hangs.wait(30)
+            return "commit"
+
+        store.on_check("pay", hang)
         put = [store.prepare("t", b"%d" % n, group="pay", queue=0, immunity=0) for n in range(4)]
-        until(lambda: slow.questions)
+        until(has_begun.is_set)
         store.on_check("pay", lambda message: "commit")
         until(lambda: store.transactions().count == 0)
         hangs.set()
@@ -474,9 +483,12 @@ def test_a_checker_that_hangs_holds_up_nobody_else(tmp_path: Path) -> None:
 
 def test_several_checkers_of_a_group_share_the_questions(store: Store, clock: VirtualClock) -> None:
     asked_of: list[int] = []
+    everybody = threading.Barrier(3)
 
     def answer(number: int, message: StoredMessage) -> Answer:
-        asked_of.append(number)
+        if number not in asked_of:
+            asked_of.append(number)
+            everybody.wait(30)
         return "commit"
 
     for n in range(3):
@@ -485,7 +497,37 @@ def test_several_checkers_of_a_group_share_the_questions(store: Store, clock: Vi
         store.prepare("t", b"%d" % n, group="pay", queue=0)
     asked(store, clock, 7)
     assert len(bodies(store)) == 9
-    assert set(asked_of) == {0, 1, 2}
+    assert sorted(asked_of) == [0, 1, 2]
+
+
+def test_a_message_that_waits_in_line_is_not_counted_as_asked_about(tmp_path: Path) -> None:
+    """One checker is slower than the questions come: each is asked once, and none is given up."""
+    config = settings(transaction_check_interval=0.2, transaction_checks=1)
+    with opened(tmp_path / "s", config) as store:
+        seen: list[str] = []
+
+        def answer(message: StoredMessage) -> Answer:
+            seen.append(message.message_id)
+            SystemClock().sleep(0.02)
+            return "commit"
+
+        put = store.prepare_batch([Message("t", b"x", queue=0)] * 40, group="pay", immunity=0)
+        store.on_check("pay", answer)
+        until(lambda: store.transactions().count == 0)
+        assert seen == [one.message_id for one in put]
+        assert store.bounds("t", 0).next_offset == len(put)
+
+
+def test_more_messages_than_a_line_takes_are_asked_about_each_once(
+    store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "LINE_MAX", 3)
+    ask, questions = checker(["commit"] * 20)
+    put = store.prepare_batch([Message("t", b"x", queue=0)] * 20, group="pay")
+    store.on_check("pay", ask)
+    asked(store, clock, 7)
+    assert sorted(m.message_id for m in questions) == sorted(one.message_id for one in put)
+    assert store.bounds("t", 0).next_offset == 20
 
 
 def test_a_closed_checker_is_asked_no_more(store: Store, clock: VirtualClock) -> None:
