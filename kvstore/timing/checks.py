@@ -117,6 +117,8 @@ class Checks:
         self._transactions = transactions
         self._clock = config.clock
         self._interval = config.transaction_check_interval
+        self._turn = threading.Lock()
+        """One caller at a time runs the job."""
         self._lock = threading.Lock()
         self._checkers: list[Checker] = []
         self._lines: dict[str, deque[int]] = {}
@@ -164,19 +166,20 @@ class Checks:
         """Lines up questions for checkers, gives up what is over, and notes what was not answered
         in time.
         """
-        now = self._clock.monotonic()
-        if now >= self._again_at:
-            self._again_at = now + _LOOK_AGAIN
-            self._transactions.look_again()
-        for position, asked in list(self._asked.items()):
-            if asked.until <= now:
-                self._answered(position, "unknown")
-        try:
-            for found in self._transactions.questions():
-                self._line_up(found)
-        except BaseException:
-            self._transactions.look_again()
-            raise
+        with self._turn:
+            now = self._clock.monotonic()
+            if now >= self._again_at:
+                self._again_at = now + _LOOK_AGAIN
+                self._transactions.look_again()
+            for position, asked in list(self._asked.items()):
+                if asked.until <= now:
+                    self._answered(position, "unknown")
+            try:
+                for found in self._transactions.questions():
+                    self._line_up(found)
+            except BaseException:
+                self._transactions.look_again()
+                raise
 
     def _groups(self) -> set[str]:
         return {one.group for one in self._checkers if one.is_open}

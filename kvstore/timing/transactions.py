@@ -42,6 +42,7 @@ from kvstore.record.validate import check_group
 from kvstore.timing.pending_messages import Owns, PendingMessages, TimingContext
 from kvstore.timing.prepared_list import Ended, PreparedList, sees
 from kvstore.timing.prepared_message import (
+    SET_MAX,
     WITH_THE_FIRST,
     Member,
     PreparedMessage,
@@ -66,8 +67,6 @@ End = Literal["commit", "rollback"]
 Handle = PutResult | str
 """A prepared message: the result of its put, or its id."""
 IMMUNITY_MAX: Final = 30 * 86400.0
-SET_MAX: Final = 4096
-"""Messages of one set."""
 
 
 class Transactions:
@@ -105,6 +104,10 @@ class Transactions:
     ) -> list[PutResult]:
         """See `Store.prepare_batch`. With `set_id`, the id of the first, they are a set."""
         check_group(group)
+        if set_id is not None and len(messages) > SET_MAX:
+            raise CallerError(
+                f"a transaction has up to {SET_MAX} messages; these are {len(messages)}"
+            )
         for number, message in enumerate(messages):
             delays = [
                 getattr(message, name, None) for name in ("deliver_at", "delay", "delay_level")
@@ -224,13 +227,10 @@ class Transactions:
         member = None if last is None else member_of(last)
         if last is None or member is None or member.number == member.total - 1:
             return
-        _log.warning(
-            "%s: the last put was of %d messages of a transaction, of which a crash left %d; it is "
-            "finished", self._log.folder.parent, member.total, member.number + 1,
-        )  # fmt: skip
         is_new = last.topic == TRANSACTION_HALF_TOPIC and prepared_of(last) is not None
         if is_new and TRANSACTION_BEFORE_MS not in last.properties:
             # Its put never returned.
+            self._tell_cut(member)
             first = self.pending.newest(member.set_id, None)
             found = prepared_of(first)
             members = [] if found is None else self._list.members(found)
@@ -240,6 +240,7 @@ class Transactions:
         rest = self._list.behind(before, member)
         if not rest:
             return
+        self._tell_cut(member)
         if is_new:
             self._wait_again(rest, [WITH_THE_FIRST] * len(rest))
         elif last.topic == TRANSACTION_HALF_TOPIC:
@@ -249,6 +250,12 @@ class Transactions:
             self._give_up(rest)
         else:
             self._commit(rest)
+
+    def _tell_cut(self, member: Member) -> None:
+        _log.warning(
+            "%s: the last put was of %d messages of a transaction, of which a crash left %d; it is "
+            "finished", self._log.folder.parent, member.total, member.number + 1,
+        )  # fmt: skip
 
     # --- checks ---
 
@@ -340,3 +347,9 @@ def _result(message: StoredMessage) -> PutResult:
         message.size,
         PutStatus.WRITTEN,
     )
+
+
+def result_of(prepared: Handle, results: Sequence[PutResult]) -> PutResult:
+    """Of the results of a transaction's commit that of one of its messages."""
+    wanted = prepared if isinstance(prepared, str) else prepared.message_id
+    return next((one for one in results if one.message_id == wanted), results[0])

@@ -339,6 +339,13 @@ def test_a_message_without_an_id_is_committed_once_by_an_id_made_of_its_position
         assert [m.message_id for m in copies_of(store, message_id, "T")] == [message_id]
 
 
+@pytest.mark.parametrize("checks", ["9" * 5000, "-1", "x", "\u0663"])
+def test_a_count_of_checks_that_is_none_is_no_check(checks: str, tmp_path: Path) -> None:
+    more = f"TRANSACTION_CHECK_TIMES\x01{checks}\x02"
+    (found,) = waiting_of(log_of(tmp_path, lambda at: half(at, "a", 0, more))).values()
+    assert found.checks in (0, 3)
+
+
 def test_one_that_lay_for_long_is_asked_about_before_it_is_given_up(tmp_path: Path) -> None:
     path = log_of(tmp_path, lambda at: half(at, "a", 0))
     clock = VirtualClock(NOW + 1000 * 86400 * 365)

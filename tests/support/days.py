@@ -93,7 +93,7 @@ def make(
             store.create_group(group, max_attempts=2)
         for day in range(days):
             for before, hour in zip((0, *_HOURS), _HOURS, strict=False):
-                clock.advance((hour - before) * 3600.0)
+                _pass(store, clock, waits, (hour - before) * 3600.0)
                 _put(store, clock, draw, day, days, messages / days / len(_HOURS))
             _give_up(store, clock, draw, messages / days)
             if with_waits:
@@ -148,10 +148,19 @@ def _give_up(store: Store, clock: VirtualClock, draw: random.Random, a_day: floa
                 clock.advance(1.5)
 
 
+def _pass(store: Store, clock: VirtualClock, draw: random.Random, seconds: float) -> None:
+    """Lets time pass, and delivers messages when they are due, a moment late."""
+    end = clock.now_ms() + round(1000 * seconds)
+    while (first := store.timers(limit=1).messages) and first[0].deliver_at < end:
+        late = draw.expovariate(1 / 4) * (40 if draw.random() < 0.01 else 1)
+        clock.advance(max(0.0, (first[0].deliver_at + late - clock.now_ms()) / 1000))
+        inside.deliver_due(store)
+    clock.advance(max(0.0, (end - clock.now_ms()) / 1000))
+
+
 def _wait(store: Store, clock: VirtualClock, draw: random.Random) -> None:
     """Lets the messages of one day wait, and ends the waits of most."""
     now = clock.now_ms()
-    inside.deliver_due(store)
     for _ in range(draw.randint(8, 20)):
         after = round(draw.uniform(0.1, 6.0) * DAY * 1000)
         put = store.put("mail-outgoing", b"a reminder", deliver_at=now + after)

@@ -29,11 +29,12 @@ from kvstore.clock import SystemClock
 from kvstore.core.names import TRANSACTION_DISCARD_TOPIC, TRANSACTION_HALF_TOPIC
 from kvstore.timing import checks
 from kvstore.timing.checks import Answer
-from kvstore.timing.transactions import SET_MAX
+from kvstore.timing.prepared_message import SET_MAX
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.contents import read_all
 from tests.support.files import copy_folder
+from tests.support.segment_files import segment_path
 from tests.support.stores import SEGMENT, killed, opened, settings
 from tests.support.waiting import until
 
@@ -283,6 +284,72 @@ def test_a_reader_never_sees_a_part_of_a_block(tmp_path: Path) -> None:
         reader.join()
         assert all(first <= second for first, second in seen)
         assert bodies(store) == bodies(store, "u") == [b"%d" % n for n in range(150)]
+
+
+def test_a_block_that_has_ended_is_not_ended_otherwise(store: Store) -> None:
+    t = begun(store)
+    t.rollback()
+    for call in (t.prepare, t.commit):
+        with pytest.raises(TransactionEnded) as e:
+            call()
+        assert not e.value.is_committed
+    t.rollback()
+
+    def fail_behind_the_commit() -> None:
+        with store.transaction(group="pay") as done:
+            done.put("t", b"1", queue=0)
+            assert done.commit() == done.commit()
+            with pytest.raises(TransactionEnded):
+                done.rollback()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_behind_the_commit()
+    assert (store.transactions().count, bodies(store)) == (0, [b"1"])
+
+
+def test_each_message_of_a_set_ends_it_and_its_commit_says_where_that_message_went(
+    store: Store,
+) -> None:
+    for by_id in (False, True):
+        put = begun(store).prepare()
+        for _ in range(2):
+            result = store.commit(put[2].message_id if by_id else put[2])
+            assert (result.topic, result.message_id) == ("u", put[2].message_id)
+
+
+def test_a_deleted_topic_takes_its_messages_of_a_set_and_the_others_end_together(
+    store: Store, config: StoreConfig, tmp_path: Path
+) -> None:
+    first = begun(store).prepare()[0]
+    store.delete_topic("t")
+    store.commit(first)
+    assert (store.transactions().count, bodies(store, "u")) == (0, [b"0", b"2"])
+    store.checkpoint()
+    crashed = killed(store, tmp_path / "k")
+    for is_read_only in (True, False):
+        with kvstore.open(crashed, config, read_only=is_read_only) as again:
+            assert bodies(again, "u") == [b"0", b"2"], "the last put is whole"
+            assert again.verify().problems == []
+
+
+def test_a_damaged_message_of_a_set_keeps_none_of_the_others(store: Store) -> None:
+    put = begun(store).prepare()
+    path = segment_path(store.path, 0)
+    with path.open("r+b") as file:
+        file.seek(put[1].position + 88)
+        assert file.read(1) == b"1", "its body"
+        file.seek(put[1].position + 88)
+        file.write(b"X")
+    store.commit(put[0])
+    assert (bodies(store), bodies(store, "u")) == ([b"3"], [b"0", b"2"])
+
+
+def test_a_set_of_too_many_messages_is_refused(store: Store) -> None:
+    many = [Message("t", b"x", message_id="a")] + [Message("t", b"x")] * SET_MAX
+    with pytest.raises(CallerError, match="up to 4096 messages"):
+        store.prepare_batch(many, group="pay", set_id="a")
+    assert store.transactions().count == 0
 
 
 # --- a crash ---

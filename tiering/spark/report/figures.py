@@ -93,7 +93,7 @@ class TimerCounts(msgspec.Struct, frozen=True):
 
 class TransactionCounts(msgspec.Struct, frozen=True):
     """The prepared messages of a topic and a producer group: how many wait, wait and should have
-    been asked about, were committed, rolled back, and given up; how often they were asked about;
+    been asked about, were committed, rolled back, and given up; how often a check did not end one;
     and the ms until transactions ended (None if none did).
     """
 

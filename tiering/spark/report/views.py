@@ -240,7 +240,7 @@ def transactions_of(
 ) -> DataFrame:
     """Prepared messages by topic, producer group and the day on which they were prepared, or
     without the day: how many wait, or should have been asked about, were committed, rolled back,
-    given up, how often they were asked about, and how long they waited.
+    given up, how often a check did not end one, and how long they waited.
     """
     messages = _Of(spark, path, options).messages(*_COLUMNS["transactions"])
     said = F.col("properties")
