@@ -147,12 +147,6 @@ class Checks:
             for one in self._checkers:
                 one.close()
 
-    @property
-    def is_asking(self) -> bool:
-        """Whether a checker has a question, or one in its line."""
-        with self._lock:
-            return bool(self._asked) or any(self._lines.get(group) for group in self._groups())
-
     # --- the job ---
 
     def due(self) -> bool:

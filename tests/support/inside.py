@@ -174,10 +174,16 @@ def ask_about_transactions(store: Store) -> None:
     while not is_over:
         checks.run()  # behind a turn of the housekeeper, if one is under way
         for _ in range(10_000):
-            if not checks.is_asking:
+            lines = [checks._lines.get(one.group) for one in checks._checkers if one.is_open]
+            if not checks._asked and not any(lines):
                 break
             SystemClock().sleep(0.001)
         is_over = not checks.due()
+
+
+def look_for_questions(store: Store) -> None:
+    """Run the housekeeper's job of checks once."""
+    store._engine.checks.run()
 
 
 @contextlib.contextmanager
