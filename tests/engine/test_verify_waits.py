@@ -10,7 +10,7 @@ import pytest
 
 import kvstore
 from kvstore import Message, Problem, Store, StoreConfig
-from kvstore.engine import verify_waits
+from kvstore.engine.verification import verify_waits
 from kvstore.index.keys import (
     META,
     TIMERS,

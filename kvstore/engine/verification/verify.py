@@ -27,7 +27,7 @@ from kvstore.core.names import PREPARED, ROLLBACK, SCHEDULE_TOPIC, TRANSACTION_M
 from kvstore.core.records import facts, property_crc_faults, property_crc_problem
 from kvstore.core.scan import Scan
 from kvstore.engine.engine_context import EngineContext
-from kvstore.engine.verify_waits import WaitsCheck, verify_schedules
+from kvstore.engine.verification.verify_waits import WaitsCheck, verify_schedules
 from kvstore.errors import (
     ArchiveDamaged,
     ArchiveUnavailable,
