@@ -24,7 +24,7 @@ from kvstore.core.popping.receipts import Popped
 from kvstore.engine.broker_folder import BrokerExport
 from kvstore.engine.config_exchange import ConfigImport
 from kvstore.engine.stats import SegmentStats, StoreStats, TopicShare
-from kvstore.engine.verify import Problem, VerifyReport
+from kvstore.engine.verification.verify import Problem, VerifyReport
 from kvstore.errors import (
     ArchiveDamaged,
     ArchiveMissing,

@@ -76,7 +76,8 @@ def import_rocketmq(
     broker must not be running.
 
     Log, topics, groups, consumer offsets and delay offsets are taken over; the index is built anew.
-    Messages that were delayed and not delivered wait in the new store.
+    Messages that were delayed and not delivered wait in the new store, and so do prepared ones
+    whose transactions had not ended.
     Raises `StoreNotFound` if there is no RocketMQ store at `source`, `CallerError` if `target` is
     there and not empty, `SegmentDamaged` for files that are no log."""
     given = config if config is not None else StoreConfig()

@@ -42,7 +42,7 @@ from kvstore.timing.delayed_message import DelayedMessage, DelayedPage
 from kvstore.timing.prepared_message import PreparedMessage, PreparedPage
 from kvstore.timing.schedule_rows import ScheduleInfo
 from kvstore.timing.transaction import Transaction
-from kvstore.timing.transactions import Handle
+from kvstore.timing.transactions import Handle, result_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -327,7 +327,7 @@ class Namespace:
 
     def commit(self, prepared: Handle) -> PutResult:
         """See `Store.commit`."""
-        return self.commit_batch([prepared])[0]
+        return result_of(prepared, self.commit_batch([prepared]))
 
     def commit_batch(self, prepared: Sequence[Handle]) -> list[PutResult]:
         """See `Store.commit_batch`."""

@@ -27,7 +27,7 @@ from kvstore.engine.broker_folder import BrokerExport, export_broker_folder
 from kvstore.engine.config_exchange import ConfigImport
 from kvstore.engine.engine import Engine, ReadingEngine
 from kvstore.engine.stats import SegmentStats, StoreStats, collect, segment_stats
-from kvstore.engine.verify import VerifyReport, verify
+from kvstore.engine.verification.verify import VerifyReport, verify
 from kvstore.errors import ConfigError, ReceiptExpired, shown
 from kvstore.files import local_path
 from kvstore.index.archived import Archived, Catalog, OpenArchives

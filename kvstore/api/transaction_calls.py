@@ -21,7 +21,7 @@ from kvstore.timing.pending_messages import Owns
 from kvstore.timing.prepared_list import Ended
 from kvstore.timing.prepared_message import PreparedMessage, PreparedPage
 from kvstore.timing.transaction import Transaction
-from kvstore.timing.transactions import Handle
+from kvstore.timing.transactions import Handle, result_of
 
 
 class TransactionCalls:
@@ -86,7 +86,7 @@ class TransactionCalls:
         went. To commit twice changes nothing. `TransactionEnded` if it was rolled back or given up,
         `MessageNotFound` for an unknown id.
         """
-        return self.commit_batch([prepared])[0]
+        return result_of(prepared, self.commit_batch([prepared]))
 
     def commit_batch(self, prepared: Sequence[Handle]) -> list[PutResult]:
         """Commits many transactions, all or none, by one put; see `commit`. Returns where their

@@ -100,6 +100,9 @@ PRODUCER_GROUP: Final = "PGROUP"
 TRANSACTION_ID: Final = "__transactionId__"
 TRANSACTION_IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 TRANSACTION_PREPARED_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
+TRANSACTION_POSITION: Final = "TRANS_OFFSET"
+"""The position of the prepared message that an answer is about, in decimal (transactions in
+RocksDB)."""
 TRANSACTION_CHECKS: Final = "TRANSACTION_CHECK_TIMES"
 TRANSACTION_CHECK_MS: Final = "TRAN_CHECK_MS"
 """When a prepared message is asked about next; this and the names below are kvmq's own, see
@@ -193,6 +196,9 @@ SYSTEM_TOPICS: Final[frozenset[str]] = frozenset(
     }
 )
 """Topics the store writes for itself; callers do not put to them."""
+
+PENDING_TOPICS: Final[frozenset[str]] = frozenset({TIMER_TOPIC, TRANSACTION_HALF_TOPIC})
+"""Topics in which messages of this store wait; these are found by their ids."""
 
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"

@@ -49,6 +49,7 @@ from kvstore.meta.topics import Topic, Topics
 from kvstore.opening import store_folder
 from kvstore.opening.adopting import Adoption, in_place
 from kvstore.opening.foreign_delays import ForeignDelays
+from kvstore.opening.foreign_transactions import ForeignTransactions
 from kvstore.opening.recovery import Progress, recover
 from kvstore.opening.restoring import place_archives
 from kvstore.opening.store_folder import FolderKind
@@ -62,7 +63,7 @@ from kvstore.process.background import Background
 from kvstore.process.locks import Signal
 from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
-from kvstore.rocketmq.config_values import DELAY_GROUP
+from kvstore.rocketmq.config_values import DELAY_GROUP, TRANSACTION_GROUP
 from kvstore.timing.checks import Checks
 from kvstore.timing.delivery import DeliveryThread
 from kvstore.timing.pending_messages import PendingMessages, TimingContext
@@ -315,11 +316,13 @@ class Engine:
             self.prepared_rows.put_removal,
             self.schedule_rows.put_removal,
         ]
-        ForeignDelays(self.timing, delayed, self._level_progress).put()
+        ForeignDelays(self.timing, delayed, partial(self._foreign_progress, DELAY_GROUP)).put()
+        checked = partial(self._foreign_progress, TRANSACTION_GROUP)
+        ForeignTransactions(self.timing, prepared, checked, config).put()
 
-    def _level_progress(self, topic: Topic, queue: int) -> int:
-        """How far RocketMQ had delivered the messages of a delay level."""
-        group = self.groups.find(DELAY_GROUP)
+    def _foreign_progress(self, name: str, topic: Topic, queue: int) -> int:
+        """The first offset of a queue that a group of RocketMQ's own had not done with."""
+        group = self.groups.find(name)
         bounds = self.reader.bounds(topic.key(queue))
         found = group and self.offsets.get(group.id, topic.base >> 32, queue, bounds)
         return found or 0

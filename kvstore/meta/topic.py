@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from kvstore.clock import whole_ms
 from kvstore.config import QUEUES_DEFAULT, QUEUES_MAX, Codec, KeyIndex, Retention, check_retention
 from kvstore.core.encoding import PutRoute
-from kvstore.core.names import TIMER_TOPIC, TRANSACTION_HALF_TOPIC
+from kvstore.core.names import PENDING_TOPICS
 from kvstore.errors import CallerError, QueueNotFound, shown
 from kvstore.record.hashes import topic_byte
 from kvstore.record.layout import MAGIC_V1, MAGIC_V2, TOPIC_MAX
@@ -141,7 +141,7 @@ class Topic:
             self.key_level,
             info.compress_above,
             info.compression,
-            info.name in (TIMER_TOPIC, TRANSACTION_HALF_TOPIC),
+            info.name in PENDING_TOPICS,
             info.kind,
             info.takes_delays,
             None if info.dedup_window is None else whole_ms(info.dedup_window),
@@ -214,11 +214,18 @@ def replayed_topic(name: str, number: int, queue: int, key_index: KeyIndex) -> T
         read_queues=queue + 1,
         write_queues=queue + 1,
         kind="normal",
-        key_index=key_index,
+        key_index=waiting_key_index(name, key_index),
         retention=Retention(),
         since=0,
         attributes={},
     )
+
+
+def waiting_key_index(name: str, key_index: KeyIndex) -> KeyIndex:
+    """The keys that a topic indexes, by a setting for all topics: one in which messages wait takes
+    their ids at least.
+    """
+    return "unique" if name in PENDING_TOPICS and key_index == "off" else key_index
 
 
 def grown(info: TopicInfo, queue: int) -> TopicInfo:

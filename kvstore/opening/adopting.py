@@ -23,6 +23,7 @@ from kvstore.index.keys import (
     ADOPTED,
     CHECKPOINT,
     FOREIGN_DELAYS,
+    FOREIGN_TRANSACTIONS,
     GROUPS,
     LOG_START,
     META,
@@ -37,6 +38,7 @@ from kvstore.index.keys import (
     offset_key,
 )
 from kvstore.meta.groups import GroupInfo
+from kvstore.meta.topic import waiting_key_index
 from kvstore.meta.topics import TopicInfo
 from kvstore.record.walk import Extent
 from kvstore.rocketmq.adopt import Progress, find_end
@@ -69,7 +71,7 @@ class Adoption(msgspec.Struct, frozen=True):
                 read_queues=wanted.read_queues or wanted.queues,
                 write_queues=wanted.queues,
                 kind=wanted.kind,
-                key_index=config.key_index,
+                key_index=waiting_key_index(wanted.name, config.key_index),
                 retention=Retention(),
                 since=0,
                 attributes=wanted.attributes,
@@ -103,6 +105,7 @@ class Adoption(msgspec.Struct, frozen=True):
         )
         batch.put(META, ADOPTED, msgspec.json.encode(summary(self, len(topics), len(groups))))
         batch.put(META, FOREIGN_DELAYS, b"")
+        batch.put(META, FOREIGN_TRANSACTIONS, b"")
         if self.has_archives:
             mark_unlocated(batch)
 

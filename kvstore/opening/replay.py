@@ -30,17 +30,14 @@ from kvstore.core.names import (
     PREPARED,
     ROLLBACK,
     SCHEDULE_TOPIC,
-    TIMER_TOPIC,
-    TRANSACTION_CHECK_MS,
-    TRANSACTION_HALF_TOPIC,
     TRANSACTION_MASK,
 )
-from kvstore.core.pending.pending_records import read_end, read_pending
 from kvstore.core.records import facts
 from kvstore.core.scan import Scan
 from kvstore.index.index import Index
 from kvstore.index.keys import Ahead
 from kvstore.record.hashes import scheduled_code
+from kvstore.record.waits import waits_in
 
 if TYPE_CHECKING:
     from kvstore.core.records import Buffer
@@ -51,8 +48,6 @@ _NO_KEY: Final = -1
 """Below every level: not even a dedup id is taken."""
 _FIELDS: Final = 6
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
-_PENDING_TOPICS: Final = (TIMER_TOPIC.encode(), TRANSACTION_HALF_TOPIC.encode())
-_OF_TRANSACTION: Final = f"{TRANSACTION_CHECK_MS}\x01".encode()
 
 I64 = NDArray[np.int64]
 _NO_ENTRIES: Final = np.empty((0, _FIELDS), np.int64)
@@ -163,29 +158,23 @@ class Replay:
         """Adds messages that wait for a time, and ends the waits that records end; `topics` are
         those of the queues that `owners` number.
         """
-        waiting = [n for n, topic in enumerate(topics) if topic in _PENDING_TOPICS]
-        ends = found.prepared_positions
-        wanted = is_ours & (np.isin(found.owners, waiting) | (ends > 0))
-        for row in np.flatnonzero(wanted).tolist():
-            position, size = int(found.positions[row]), int(found.sizes[row])
-            raw, *_, properties = facts(buffer, position - base, size)
-            tail = self._index.tails.active
-            pending = tail.prepared if _OF_TRANSACTION in properties else tail.timers
-            ended = read_end(properties) if ends[row] > 0 else None
+        tail = self._index.tails.active
+        for position, size, is_prepared, ended, begun in waits_in(
+            buffer, base, found, topics, is_ours
+        ):
+            pending = tail.prepared if is_prepared else tail.timers
             if ended is not None:
-                name = raw.decode("utf-8", "replace") if ended[1] is None else ended[1]
-                topic = self._topic_named(name)
+                topic = self._topic_named(ended.topic)
                 # Of a topic that was deleted nothing waits, so nothing is counted.
-                is_its = topic is not None and topic.since < ends[row]
+                is_its = topic is not None and topic.since <= ended.position
                 number = topic.base >> 32 if topic is not None and is_its else 0
-                one = int(ends[row]) - 1, ended[0], number, position
+                one = ended.position, ended.due, number, position
                 pending.end_found(np.array(one, np.int64))
-            waits = read_pending(properties) if raw in _PENDING_TOPICS else None
-            if waits is not None:
-                due, name, _ = waits
-                topic = self._topic_named(name)
+            if begun is not None:
+                topic = self._topic_named(begun.topic)
                 if topic is not None and position >= topic.since:
-                    pending.add_found(np.array([due, position, topic.base >> 32, size], np.int64))
+                    row = begun.due, position, topic.base >> 32, size
+                    pending.add_found(np.array(row, np.int64))
 
     def _look_up(self, found: Scan, names: list[tuple[bytes, int]]) -> I64:
         """Looks up the topics of queues that were not met before, in the order of the log. Gives

@@ -155,6 +155,8 @@ def convert(value: Any, kind: type[T], where: str) -> T:
         raise FormatError(f"{where} is not as RocketMQ writes it: {e}") from e
 
 
+TRANSACTION_GROUP: Final = "CID_RMQ_SYS_TRANS"
+"""The group whose offsets say how far RocketMQ has checked prepared messages."""
 DELAY_GROUP: Final = "CID_RMQ_SYS_SCHEDULE"
 """The group under which the delay levels' progress is kept: queue level - 1 of SCHEDULE_TOPIC_XXXX.
 """

@@ -2,12 +2,17 @@
 
 The idea: a program registers checkers for a producer group; each has a thread of its own, so one
 that hangs holds up nobody else. The housekeeper looks for messages whose time to be asked about has
-come, and hands each to a checker of its group, the one with the fewest questions. An answer ends
-the transaction, or lets it wait for the next check, and so does no answer within
-`transaction_check_interval`. While a group has no checker nobody is asked, and nothing is counted.
+come, and puts their positions into the line of their group, from which its checkers take the next.
+An answer ends the transaction, or lets it wait for the next check, and so does no answer within
+`transaction_check_interval` of the question. While a group has no checker nobody is asked, and
+nothing is counted.
 
-Invariants: an exception of a checker, or an answer that is none, counts as "unknown" and is logged;
-an answer about a transaction that has ended meanwhile changes nothing.
+Invariants:
+
+- An exception of a checker, or an answer that is none, counts as "unknown" and is logged; an answer
+  about a transaction that has ended meanwhile changes nothing.
+- A check is counted only if a checker was asked: time in the line counts for nothing.
+- Lines have positions, no messages, and a bounded number of them.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from kvstore.clock import Clock
 from kvstore.config import StoreConfig
@@ -33,6 +38,8 @@ _INTERVAL: Final = 0.5
 """Seconds after which a checker's thread looks for questions by itself."""
 _LOOK_AGAIN: Final = 600.0
 """Seconds between two looks at messages whose groups have no checker: they grow too old."""
+LINE_MAX: Final = 65_536
+"""Messages in the line of one group."""
 _log = logging.getLogger("kvmq")
 
 
@@ -40,17 +47,28 @@ class Checker:
     """A registered checker, see `Store.on_check`; `close` ends it, after the question it is at."""
 
     def __init__(
-        self, group: str, ask: Ask, answered: Callable[[int, str], None], clock: Clock
+        self,
+        group: str,
+        ask: Ask,
+        take: Callable[[Checker], PreparedMessage | None],
+        answered: Callable[[int, str], None],
+        failed: Callable[[Checker], None],
+        clock: Clock,
     ) -> None:
+        """`take` gives the next question; `answered` is told the position and the answer, and
+        `failed` that the question of a turn has no answer.
+        """
         self.group = group
         self._ask = ask
+        self._take = take
         self._answered = answered
-        self.questions: deque[PreparedMessage] = deque()
-        self.thread = Background(f"kvmq-checker {group}", self._turn, clock, _INTERVAL)
+        self.thread = Background(
+            f"kvmq-checker {group}", self._turn, clock, _INTERVAL, failed=lambda why: failed(self)
+        )
         self.thread.start()
 
     def close(self) -> None:
-        """Ends the checker; its questions go to the others of its group."""
+        """Ends the checker; the others of its group go on."""
         self.thread.end()
 
     @property
@@ -58,17 +76,12 @@ class Checker:
         """Whether it takes questions."""
         return self.thread.is_alive and not self.thread.is_stopping
 
-    def give(self, question: PreparedMessage) -> None:
-        """Lets it answer one more question."""
-        self.questions.append(question)
-        self.thread.wake.set()
-
     def _turn(self) -> None:
-        while self.questions and not self.thread.is_stopping:
-            # It stays in line until it is answered: a turn that fails goes on with it.
-            question = self.questions[0]
+        while not self.thread.is_stopping:
+            question = self._take(self)
+            if question is None:
+                return
             self._answered(question.message.position, self._answer(question))
-            self.questions.popleft()
             self.thread.did("asking about a transaction")
 
     def _answer(self, question: PreparedMessage) -> str:
@@ -90,6 +103,13 @@ class Checker:
         return str(answer)
 
 
+class _Asked(NamedTuple):
+    """Who is asked about a message, and until when an answer counts."""
+
+    checker: Checker
+    until: float
+
+
 class Checks:
     """Asks about transactions; see the module. `due` and `run` are a job of the housekeeper."""
 
@@ -97,10 +117,17 @@ class Checks:
         self._transactions = transactions
         self._clock = config.clock
         self._interval = config.transaction_check_interval
+        self._turn = threading.Lock()
+        """One caller at a time runs the job."""
         self._lock = threading.Lock()
         self._checkers: list[Checker] = []
-        self._asked: dict[int, float] = {}
-        """The positions of the messages that are asked about, and until when an answer counts."""
+        self._lines: dict[str, deque[int]] = {}
+        """The positions of messages that a checker of their group is to be asked about."""
+        self._in_line: set[int] = set()
+        self._full: set[str] = set()
+        """Groups whose lines were full: more of their messages are due."""
+        self._asked: dict[int, _Asked] = {}
+        """The messages that are asked about, by their positions."""
         self._again_at = self._clock.monotonic() + _LOOK_AGAIN
 
     def on_check(self, group: str, ask: Ask) -> Checker:
@@ -108,7 +135,7 @@ class Checks:
         check_group(group)
         if not callable(ask):
             raise CallerError(f"the checker is {shown(ask)}; it must be a function")
-        checker = Checker(group, ask, self._answered, self._clock)
+        checker = Checker(group, ask, self._next_of, self._answered, self._failed, self._clock)
         with self._lock:
             self._checkers = [one for one in self._checkers if one.is_open] + [checker]
         self._transactions.look_again()
@@ -120,38 +147,81 @@ class Checks:
             for one in self._checkers:
                 one.close()
 
-    def threads(self) -> list[Background]:
-        """The threads of the checkers that go on."""
-        return [one.thread for one in self._checkers if one.is_open]
-
     # --- the job ---
 
     def due(self) -> bool:
         """Whether a message is to be asked about, or an answer has not come in time."""
         now = self._clock.monotonic()
-        if now >= self._again_at or any(until <= now for until in tuple(self._asked.values())):
+        if now >= self._again_at or any(one.until <= now for one in tuple(self._asked.values())):
             return True
         return self._transactions.is_due()
 
     def run(self) -> None:
-        """Hands questions to checkers, gives up what is over, and notes what was not answered."""
-        now = self._clock.monotonic()
-        if now >= self._again_at:
-            self._again_at = now + _LOOK_AGAIN
-            self._transactions.look_again()
-        for position, until in list(self._asked.items()):
-            if until <= now:
-                self._answered(position, "unknown")
-        for found in self._transactions.take_questions():
-            checker = self._checker_of(found.group)
-            if checker is not None and found.message.position not in self._asked:
-                self._asked[found.message.position] = now + self._interval
-                checker.give(found)
+        """Lines up questions for checkers, gives up what is over, and notes what was not answered
+        in time.
+        """
+        with self._turn:
+            now = self._clock.monotonic()
+            if now >= self._again_at:
+                self._again_at = now + _LOOK_AGAIN
+                self._transactions.look_again()
+            for position, asked in list(self._asked.items()):
+                if asked.until <= now:
+                    self._answered(position, "unknown")
+            try:
+                for found in self._transactions.questions():
+                    self._line_up(found)
+            except BaseException:
+                self._transactions.look_again()
+                raise
 
-    def _checker_of(self, group: str) -> Checker | None:
+    def _groups(self) -> set[str]:
+        return {one.group for one in self._checkers if one.is_open}
+
+    def _line_up(self, found: PreparedMessage) -> None:
+        """Puts a message into its group's line, if the group has a checker."""
+        group, position = found.group, found.message.position
         with self._lock:
-            found = [one for one in self._checkers if one.group == group and one.is_open]
-        return min(found, key=lambda one: len(one.questions), default=None)
+            if position in self._in_line or position in self._asked or group not in self._groups():
+                return
+            line = self._lines.setdefault(group, deque())
+            if len(line) >= LINE_MAX:
+                self._full.add(group)
+                return
+            line.append(position)
+            self._in_line.add(position)
+            for one in self._checkers:
+                if one.group == group:
+                    one.thread.wake.set()
+
+    def _next_of(self, checker: Checker) -> PreparedMessage | None:
+        """The next question for a checker; None if there is none now."""
+        group = checker.group
+        while line := self._lines.get(group):
+            with self._lock:
+                if not line:
+                    break
+                # In this order nothing is lost by an exception: at worst it is asked about twice.
+                position = line[0]
+                self._asked[position] = _Asked(checker, self._clock.monotonic() + self._interval)
+                self._in_line.discard(position)
+                line.popleft()
+            found = self._transactions.question(position)
+            if found is not None:
+                return found
+            # It has ended since it was put into the line.
+            self._asked.pop(position, None)
+        if group in self._full:
+            self._full.discard(group)
+            self._transactions.look_again()
+        return None
+
+    def _failed(self, checker: Checker) -> None:
+        """Has the question of a turn that failed asked again."""
+        for position, asked in list(self._asked.items()):
+            if asked.checker is checker:
+                self._asked.pop(position, None)
+        self._transactions.look_again()
 
     def _answered(self, position: int, answer: str) -> None:
         """Ends a transaction as a checker said, or lets it wait for the next check."""

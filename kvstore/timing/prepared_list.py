@@ -10,6 +10,7 @@ Invariant: a message that is found waiting waits in this store, not only in its 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
 from kvstore.core.names import (
@@ -27,7 +28,7 @@ from kvstore.errors import (
     shown,
 )
 from kvstore.message import StoredMessage
-from kvstore.timing.pending_messages import Owns, TimingContext, newest_of
+from kvstore.timing.pending_messages import Owns, TimingContext, newest_of, size_at
 from kvstore.timing.prepared_message import (
     Member,
     PreparedMessage,
@@ -91,8 +92,8 @@ class PreparedList:
         found = prepared_of(message)
         if found is None and TRANSACTION_ROLLBACK not in message.properties:
             raise CallerError(
-                f"the message {shown(message_id)} was prepared by another program; this store "
-                "can't end its transaction"
+                f"the transaction of {shown(message_id)} ended in RocketMQ, or its message can't "
+                "be kept here; it can't be ended any more"
             )
         if found is None:
             return Ended(False, message)
@@ -132,45 +133,61 @@ class PreparedList:
         member = member_of(last)
         if member is None or member.number == member.total - 1:
             return None
-        find = self._context.finder.find
+        find, read_at = self._context.finder.find, self._context.reader.read_at
         try:
             first = newest_of(find, TRANSACTION_HALF_TOPIC, member.set_id, None)
-        except MessageNotFound:
+            if first.topic == TRANSACTION_HALF_TOPIC:
+                return None
+            before = read_at(last.prepared_position - 1)
+        except (MessageNotFound, RecordDamaged, SegmentDamaged):
             return None
-        return first.position if first.topic != TRANSACTION_HALF_TOPIC else None
+        return first.position if self.behind(before, member) else None
 
     def behind(self, message: StoredMessage, member: Member) -> list[PreparedMessage]:
-        """The messages of a set behind a record of one of them, which has waited or does so."""
+        """The messages of a set that wait behind a record of one of them, which has waited or does
+        so. Those that can't be read, or whose topic was deleted, are not among them.
+        """
         found: list[PreparedMessage] = []
-        position: int | None = message.position
+        position = message.position
         for number in range(member.number + 1, member.total):
-            position = None if position is None else self._following(position)
-            one = None if position is None else self.at(position)
-            if one is None or member_of(one.message) != member._replace(number=number):
+            following = self._following(position)
+            if following is None:
                 break
-            found.append(one)
+            position = following
+            with suppress(MessageNotFound, RecordDamaged, SegmentDamaged):
+                if member_of(self._context.reader.read_at(position)) != (
+                    member.set_id, number, member.total,
+                ):  # fmt: skip
+                    break
+                one = self.at(position)
+                found += () if one is None else (one,)
         return found
 
     def _following(self, position: int) -> int | None:
-        """Where the record begins that follows another in the log; None behind the last."""
+        """Where the record begins that follows another in the log, which may be damaged but for its
+        size; None behind the last.
+        """
+        log = self._context.log
         try:
-            buffer, at, stop = self._context.log.span(position)
-            behind = at + check_record(buffer, at, stop, position)
-            position += behind - at
-            if position >= self._context.log.end:
+            buffer, at, stop = log.span(position)
+            size = size_at(buffer, at)
+            behind = position + size
+            if not 0 < size <= stop - at or behind >= log.end:
                 return None
-            if check_record(buffer, behind, stop, position) > 0:
-                return position
-        except (RecordDamaged, SegmentDamaged, ValueError):
+            if behind % log.segment_size:
+                buffer, at, stop = log.span(behind)
+                with suppress(RecordDamaged):
+                    if check_record(buffer, at, stop, behind) <= 0:
+                        # A blank record, or nothing, is behind it in this segment.
+                        behind = (behind // log.segment_size + 1) * log.segment_size
+        except (SegmentDamaged, ValueError):
             return None
-        size = self._context.log.segment_size
-        position = (position // size + 1) * size
-        return position if position < self._context.log.end else None
+        return behind if behind < log.end else None
 
     def _count(self, owns: Owns | None) -> int:
-        named = {n: self._context.topics.name_of(n) for n in self._rows.counts()}
+        name_of = self._context.topics.name_of
         counts = self._rows.counts()
-        return sum(n for t, n in counts.items() if owns is None or owns(named.get(t) or ""))
+        return sum(n for t, n in counts.items() if owns is None or owns(name_of(t) or ""))
 
     def _read(self, position: int) -> PreparedMessage | None:
         try:

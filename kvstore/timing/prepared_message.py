@@ -27,6 +27,11 @@ WITH_THE_FIRST: Final = 9_999_999_999_999
 """The check time of the messages of a set behind the first: they are not asked about."""
 
 
+SET_MAX: Final = 4096
+"""Messages of one set."""
+_DIGITS_MAX: Final = 18
+
+
 class Member(NamedTuple):
     """Which message of a set one is: the set's id, its number from 0, and how many there are."""
 
@@ -91,15 +96,18 @@ def due_of(found: PreparedMessage) -> int:
 
 
 def _number(text: str | None, otherwise: int) -> int:
-    return int(text) if text is not None and text.isdecimal() else otherwise
+    """The number that a text of at most 18 digits is; the other one for any other text."""
+    is_number = text is not None and text.isdecimal() and len(text) <= _DIGITS_MAX
+    return int(text) if text is not None and is_number else otherwise
 
 
 def member_of(message: StoredMessage) -> Member | None:
     """Which message of a set a record is, or was; None if it is of none."""
     parts = message.properties.get(TRANSACTION_SET, "").split(" ")
-    if len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
+    numbers = [_number(part, -1) for part in parts[1:]]
+    if len(numbers) != 2 or not 0 <= numbers[0] < numbers[1] <= SET_MAX:
         return None
-    return Member(parts[0], int(parts[1]), int(parts[2]))
+    return Member(parts[0], *numbers)
 
 
 # --- properties, as they stand in a record ---

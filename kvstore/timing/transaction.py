@@ -5,7 +5,8 @@ The idea: the block collects messages. `prepare` makes them durable as prepared 
 another system commits its part; the end of the block commits them. A block that never prepared
 does both at its end. An exception in the block rolls back.
 
-Invariant: no message of the block is visible before the end of the block.
+Invariants: no message of the block is visible before the end of the block; a block ends once, and
+to end it otherwise is refused.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from kvstore.errors import CallerError, MessageIllegal, shown
+from kvstore.errors import CallerError, MessageIllegal, TransactionEnded, shown
 from kvstore.message import Message, PutResult
-from kvstore.timing.transactions import SET_MAX
+from kvstore.timing.prepared_message import SET_MAX
+from kvstore.timing.transactions import End
 
 Prepare = Callable[[Sequence[Message], str | None], list[PutResult]]
 """Prepares messages, as a set if the id of the first is given."""
@@ -35,7 +37,7 @@ class Transaction:
         self._rollback = rollback
         self._messages: list[Message] = []
         self._prepared: list[PutResult] | None = None
-        self._has_ended = False
+        self._ended: End | None = None
         self.results: list[PutResult] = []
 
     def put(self, topic: str, body: bytes | bytearray | memoryview, **fields: Any) -> None:
@@ -46,7 +48,7 @@ class Transaction:
 
     def put_batch(self, messages: Sequence[Message]) -> None:
         """Adds messages."""
-        if self._prepared is not None or self._has_ended:
+        if self._prepared is not None or self._ended is not None:
             raise CallerError(
                 "the transaction is prepared, or has ended; it takes no more messages"
             )
@@ -62,6 +64,7 @@ class Transaction:
         are asked if this process doesn't end the transaction. The first result's id is that of the
         transaction.
         """
+        self._refuse_after("rollback")
         if self._prepared is None and self._messages:
             messages, set_id = self._messages, None
             if len(messages) > 1:
@@ -71,18 +74,28 @@ class Transaction:
         return self._prepared or []
 
     def commit(self) -> list[PutResult]:
-        """Makes the messages visible, all at once; done by the end of the block."""
-        if not self._has_ended:
-            prepared = self.prepare()
+        """Makes the messages visible, all at once; done by the end of the block. `TransactionEnded`
+        if it was rolled back.
+        """
+        prepared = self.prepare()
+        if self._ended is None:
             self.results = self._commit(prepared[:1]) if prepared else []
-            self._has_ended = True
+            self._ended = "commit"
         return self.results
 
     def rollback(self) -> None:
-        """Drops the messages; done when the block ends with an exception."""
-        if self._prepared and not self._has_ended:
+        """Drops the messages; done when the block ends with an exception. `TransactionEnded` if it
+        was committed.
+        """
+        self._refuse_after("commit")
+        if self._prepared and self._ended is None:
             self._rollback(self._prepared[:1])
-        self._has_ended = True
+        self._ended = "rollback"
+
+    def _refuse_after(self, end: End) -> None:
+        if self._ended == end:
+            how = "committed" if end == "commit" else "rolled back"
+            raise TransactionEnded(f"the transaction was {how} already", end == "commit")
 
     def __enter__(self) -> Self:
         return self
@@ -93,8 +106,5 @@ class Transaction:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:
-            if not self._has_ended:
-                self.commit()
-        else:
-            self.rollback()
+        if self._ended is None:
+            (self.commit if kind is None else self.rollback)()

@@ -42,6 +42,7 @@ from kvstore.record.validate import check_group
 from kvstore.timing.pending_messages import Owns, PendingMessages, TimingContext
 from kvstore.timing.prepared_list import Ended, PreparedList, sees
 from kvstore.timing.prepared_message import (
+    SET_MAX,
     WITH_THE_FIRST,
     Member,
     PreparedMessage,
@@ -56,7 +57,7 @@ from kvstore.timing.prepared_message import (
 from kvstore.timing.timer_rows import TimerRows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from kvstore.core.encoding import PreparedBatch
     from kvstore.core.pending.pending_records import Held
@@ -66,8 +67,6 @@ End = Literal["commit", "rollback"]
 Handle = PutResult | str
 """A prepared message: the result of its put, or its id."""
 IMMUNITY_MAX: Final = 30 * 86400.0
-SET_MAX: Final = 4096
-"""Messages of one set."""
 
 
 class Transactions:
@@ -105,6 +104,10 @@ class Transactions:
     ) -> list[PutResult]:
         """See `Store.prepare_batch`. With `set_id`, the id of the first, they are a set."""
         check_group(group)
+        if set_id is not None and len(messages) > SET_MAX:
+            raise CallerError(
+                f"a transaction has up to {SET_MAX} messages; these are {len(messages)}"
+            )
         for number, message in enumerate(messages):
             delays = [
                 getattr(message, name, None) for name in ("deliver_at", "delay", "delay_level")
@@ -224,13 +227,10 @@ class Transactions:
         member = None if last is None else member_of(last)
         if last is None or member is None or member.number == member.total - 1:
             return
-        _log.warning(
-            "%s: the last put was of %d messages of a transaction, of which a crash left %d; it is "
-            "finished", self._log.folder.parent, member.total, member.number + 1,
-        )  # fmt: skip
         is_new = last.topic == TRANSACTION_HALF_TOPIC and prepared_of(last) is not None
         if is_new and TRANSACTION_BEFORE_MS not in last.properties:
             # Its put never returned.
+            self._tell_cut(member)
             first = self.pending.newest(member.set_id, None)
             found = prepared_of(first)
             members = [] if found is None else self._list.members(found)
@@ -240,6 +240,7 @@ class Transactions:
         rest = self._list.behind(before, member)
         if not rest:
             return
+        self._tell_cut(member)
         if is_new:
             self._wait_again(rest, [WITH_THE_FIRST] * len(rest))
         elif last.topic == TRANSACTION_HALF_TOPIC:
@@ -249,6 +250,12 @@ class Transactions:
             self._give_up(rest)
         else:
             self._commit(rest)
+
+    def _tell_cut(self, member: Member) -> None:
+        _log.warning(
+            "%s: the last put was of %d messages of a transaction, of which a crash left %d; it is "
+            "finished", self._log.folder.parent, member.total, member.number + 1,
+        )  # fmt: skip
 
     # --- checks ---
 
@@ -264,27 +271,35 @@ class Transactions:
         with self.pending.lock:
             self.pending.look_again()
 
-    def take_questions(self) -> list[PreparedMessage]:
+    def questions(self) -> Iterator[PreparedMessage]:
         """The messages that are to be asked about, in the order of their times; those that were
         asked about often enough, or are too old, are given up. None of them is given again before
         `look_again`, or before it has waited for another check.
         """
         now = self._clock.now_ms()
-        questions = list[PreparedMessage]()
-        with self.pending.lock:
-            while due := self.pending.due(now):
-                for _, position, _, _ in due:
-                    found = self._list.at(position)
-                    if found is None or found.check_at is None:
-                        continue
-                    is_old = now - found.since > self._config.transaction_age * 1000
-                    if is_old or found.checks >= self._config.transaction_checks:
-                        self._give_up(self._list.members(found))
-                    else:
-                        questions.append(found)
+        while True:
+            with self.pending.lock:
+                due = self.pending.due(now)
+                found = [self._question_at(position, now) for _, position, _, _ in due]
                 self.pending.settled(due)
-            self.pending.settled([])
-        return questions
+            if not due:
+                return
+            yield from (one for one in found if one is not None)
+
+    def _question_at(self, position: int, now: int) -> PreparedMessage | None:
+        """The message at a position that is due, unless it is given up, or can't be read."""
+        found = self._list.at(position)
+        if found is None or found.check_at is None:
+            return None
+        is_old = now - found.since > self._config.transaction_age * 1000
+        if is_old or found.checks >= self._config.transaction_checks:
+            self._give_up(self._list.members(found))
+            return None
+        return found
+
+    def question(self, position: int) -> PreparedMessage | None:
+        """The message at a position, if it still waits to be asked about."""
+        return self._list.at(position)
 
     def _give_up(self, found: list[PreparedMessage]) -> None:
         if self._topics.find(TRANSACTION_DISCARD_TOPIC) is None:
@@ -332,3 +347,9 @@ def _result(message: StoredMessage) -> PutResult:
         message.size,
         PutStatus.WRITTEN,
     )
+
+
+def result_of(prepared: Handle, results: Sequence[PutResult]) -> PutResult:
+    """Of the results of a transaction's commit that of one of its messages."""
+    wanted = prepared if isinstance(prepared, str) else prepared.message_id
+    return next((one for one in results if one.message_id == wanted), results[0])

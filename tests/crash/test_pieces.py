@@ -16,7 +16,7 @@ import pytest
 import kvstore
 from kvstore import FormatTooNew, Message, Store, StoreConfig
 from kvstore.core.packed_pairs import pack_block
-from kvstore.engine.verify import verify
+from kvstore.engine.verification.verify import verify
 from kvstore.index import families as families_module
 from kvstore.index import pieces
 from kvstore.index.families import Batch, check_format

@@ -194,7 +194,7 @@ def test_zeros_where_records_should_be_are_told_as_that(filled: Store) -> None:
 def test_all_problems_are_counted_though_only_the_first_are_listed(
     filled: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstore.engine.verify._PROBLEMS_MAX", 5)
+    monkeypatch.setattr("kvstore.engine.verification.verify._PROBLEMS_MAX", 5)
     families = inside.families(filled)
     batch = families.batch()
     batch.delete(RUNS, rows(filled, RUNS)[0][0])

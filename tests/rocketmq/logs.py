@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,7 @@ def record(
     stored_at: int = NOW,
     system_flags: int = 0,
     properties: bytes = b"",
+    prepared_position: int = 0,
 ) -> bytes:
     """The bytes of a record for that position of a log."""
     host = bytes((127, 0, 0, 1, 0, 0, 42, 159))
@@ -44,7 +46,7 @@ def record(
             raw_born_host=host,
             raw_store_host=host,
             reconsume_times=0,
-            prepared_position=0,
+            prepared_position=prepared_position,
             body_crc=crc32(body) & CRC_MASK,
         )
     )
@@ -67,3 +69,11 @@ def make_store(root: Path, segments: list[bytes], first: int = 0) -> Path:
     for number, data in enumerate(segments):
         (root / "commitlog" / f"{first + number * len(data):020}").write_bytes(data)
     return root
+
+
+def log_of(tmp_path: Path, *makers: Callable[[int], bytes], size: int = 1 << 16) -> Path:
+    """A store folder whose log has one file, with a record of each maker, given its position."""
+    data = b""
+    for make in makers:
+        data += make(len(data))
+    return make_store(tmp_path / "source", [data + bytes(size - len(data))])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -17,13 +16,13 @@ from kvstore.core.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from kvstore.index.families import Batch
 from kvstore.index.keys import FOREIGN_DELAYS
 from tests.fixtures import NAMES, Fixture, unpack_fixture
-from tests.rocketmq.logs import NOW, make_store, record
+from tests.rocketmq.adopting import WAYS_AGAIN, adopted
+from tests.rocketmq.logs import NOW, log_of, record
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.stores import settings
 
 _HOUR: Final = 3600
-_SIZE: Final = 1 << 16
 
 
 def delayed_in(fixture: Fixture) -> dict[str, dict[str, Any]]:
@@ -45,11 +44,6 @@ def with_ids(store: Store, wanted: dict[str, Any]) -> list[tuple[str, int, str]]
         for m in store.pull("TopicTest", queue, 0, limit=10_000).messages
         if m.message_id in wanted
     )
-
-
-def adopted(source: Path, path: Path, config: StoreConfig) -> Store:
-    kvstore.import_rocketmq(source, path, config)
-    return kvstore.open(path, config)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -80,21 +74,7 @@ def test_messages_of_delay_levels_wait_for_their_time_and_come_once_to_their_que
         assert store.verify().problems == []
 
 
-def opened_again(path: Path, config: StoreConfig) -> None:
-    with kvstore.open(path, config):
-        pass
-
-
-def rebuilt(path: Path, config: StoreConfig) -> None:
-    kvstore.rebuild(path, config)
-
-
-def without_index(path: Path, config: StoreConfig) -> None:
-    shutil.rmtree(path / "index")
-    kvstore.rebuild(path, config)
-
-
-@pytest.mark.parametrize("again", [opened_again, rebuilt, without_index])
+@pytest.mark.parametrize("again", WAYS_AGAIN)
 @pytest.mark.parametrize("is_delivered", [False, True])
 def test_they_come_once_whatever_is_done_between(
     again: Callable[[Path, StoreConfig], None], is_delivered: bool, tmp_path: Path
@@ -152,13 +132,6 @@ def timer(
     pairs = f"UNIQ_KEY\x01{name}\x02KEYS\x01k\x02TIMER_OUT_MS\x01{due}\x02REAL_TOPIC\x01T\x02"
     properties = f"{pairs}REAL_QID\x011\x02RETRY_TOPIC\x01R\x02{more}".encode()
     return record(position, name.encode(), topic=TIMER_TOPIC, offset=offset, properties=properties)
-
-
-def log_of(tmp_path: Path, *makers: Callable[[int], bytes]) -> Path:
-    data = b""
-    for make in makers:
-        data += make(len(data))
-    return make_store(tmp_path / "source", [data + bytes(_SIZE - len(data))])
 
 
 def delivered(position: int, name: str) -> bytes:

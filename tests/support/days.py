@@ -2,7 +2,8 @@
 
 The idea: a virtual clock goes through the days hour by hour; topics of different sizes, some with a
 week's rhythm, one that grows, get messages with keys of which few are frequent; two groups give up
-on some; a worker moves what is due once a week. All drawn from one seed: the same store every time.
+on some; reminders are delayed, and payments prepared, if wanted; a worker moves what is due once a
+week. All drawn from one seed: the same store every time.
 
     python -m tests.support.days FOLDER --days 120 --messages 300000
 """
@@ -17,6 +18,7 @@ from typing import Final, NamedTuple
 
 import kvstore
 from kvstore import Message, Store, StoreConfig
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tiering import Policy, Worker
 
@@ -61,25 +63,41 @@ def cold_of(folder: Path) -> Path:
     return folder.absolute().with_name(f"{folder.name}-cold")
 
 
-def make(folder: Path, days: int, messages: int, *, warm_days: int = 21, seed: int = 7) -> int:
-    """Make the store, of which two days are hot; returns the last moment, ms."""
+def make(
+    folder: Path,
+    days: int,
+    messages: int,
+    *,
+    warm_days: int = 21,
+    seed: int = 7,
+    with_waits: bool = False,
+) -> int:
+    """Make the store, of which two days are hot; returns the last moment, ms. `with_waits`: some
+    messages are delayed or prepared.
+    """
     policy = Policy(
         hot_for=2 * DAY, warm_for=warm_days * DAY, cold_for=400 * DAY, warm="archive",
         cold=str(cold_of(folder)), clock_doubt=0.0,
     )  # fmt: skip
-    draw = random.Random(seed)
+    draw, waits = random.Random(seed), random.Random(seed)
     clock = VirtualClock(BEGIN_MS)
-    config = StoreConfig(segment_size=4 << 20, clock=clock, watermarks=(0.98, 0.99, 1.0))
+    config = StoreConfig(
+        segment_size=4 << 20, clock=clock, watermarks=(0.98, 0.99, 1.0), transaction_checks=3
+    )
     with kvstore.open(folder, config) as store, Worker(store, policy) as worker:
+        store.on_check("checkout", lambda message: "unknown")
+        store.on_check("cart", lambda message: "rollback")
         for kind in KINDS:
             store.create_topic(kind.name, queues=2)
         for group in sorted({name for name, _, _ in GROUPS}):
             store.create_group(group, max_attempts=2)
         for day in range(days):
             for before, hour in zip((0, *_HOURS), _HOURS, strict=False):
-                clock.advance((hour - before) * 3600.0)
+                _pass(store, clock, waits, (hour - before) * 3600.0)
                 _put(store, clock, draw, day, days, messages / days / len(_HOURS))
             _give_up(store, clock, draw, messages / days)
+            if with_waits:
+                _wait(store, clock, waits)
             clock.advance(DAY - (clock.now_ms() - BEGIN_MS) / 1000 % DAY)
             store.seal()
             if (day + 1) % 7 == 0 or day + 1 == days:
@@ -130,6 +148,37 @@ def _give_up(store: Store, clock: VirtualClock, draw: random.Random, a_day: floa
                 clock.advance(1.5)
 
 
+def _pass(store: Store, clock: VirtualClock, draw: random.Random, seconds: float) -> None:
+    """Lets time pass, and delivers messages when they are due, a moment late."""
+    end = clock.now_ms() + round(1000 * seconds)
+    while (first := store.timers(limit=1).messages) and first[0].deliver_at < end:
+        late = draw.expovariate(1 / 4) * (40 if draw.random() < 0.01 else 1)
+        clock.advance(max(0.0, (first[0].deliver_at + late - clock.now_ms()) / 1000))
+        inside.deliver_due(store)
+    clock.advance(max(0.0, (end - clock.now_ms()) / 1000))
+
+
+def _wait(store: Store, clock: VirtualClock, draw: random.Random) -> None:
+    """Lets the messages of one day wait, and ends the waits of most."""
+    now = clock.now_ms()
+    for _ in range(draw.randint(8, 20)):
+        after = round(draw.uniform(0.1, 6.0) * DAY * 1000)
+        put = store.put("mail-outgoing", b"a reminder", deliver_at=now + after)
+        if draw.random() < 0.15:
+            store.cancel(put.message_id)
+    for topic, group in (("payments", "checkout"), ("orders", "cart")):
+        for _ in range(draw.randint(4, 12)):
+            prepared = store.prepare(topic, b"%d" % now, group=group, immunity=60.0)
+            clock.advance(draw.expovariate(2.0))
+            if draw.random() < 0.9:
+                store.commit(prepared)
+            elif draw.random() < 0.7:
+                store.rollback(prepared)
+    for _ in range(4):
+        clock.advance(120.0)
+        inside.ask_about_transactions(store)
+
+
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -137,7 +186,7 @@ def main() -> None:
     parser.add_argument("--days", type=int, default=120)
     parser.add_argument("--messages", type=int, default=300_000)
     options = parser.parse_args()
-    print(make(options.folder, options.days, options.messages))
+    print(make(options.folder, options.days, options.messages, with_waits=True))
 
 
 if __name__ == "__main__":

@@ -170,12 +170,20 @@ def deliver_due(store: Store) -> None:
 def ask_about_transactions(store: Store) -> None:
     """Have everybody asked who is to be asked about a transaction, and wait for the answers."""
     checks = store._engine.checks
-    while checks.due():
-        checks.run()
+    is_over = False
+    while not is_over:
+        checks.run()  # behind a turn of the housekeeper, if one is under way
         for _ in range(10_000):
-            if not any(one.questions for one in checks._checkers if one.is_open):
+            lines = [checks._lines.get(one.group) for one in checks._checkers if one.is_open]
+            if not checks._asked and not any(lines):
                 break
             SystemClock().sleep(0.001)
+        is_over = not checks.due()
+
+
+def look_for_questions(store: Store) -> None:
+    """Run the housekeeper's job of checks once."""
+    store._engine.checks.run()
 
 
 @contextlib.contextmanager

@@ -50,8 +50,9 @@ LIMITS: Final = (
 )
 LET_OUT: Final = {
     "engine.upkeep._PARTS_MAX": "tests/engine/test_checkpoints.py",
+    "timing.checks.LINE_MAX": "tests/timing/test_transactions.py",
     "index.archived.FETCHED_MAX": "tests/tiering/catalog/test_same_answers.py",
-    "timing.transactions.SET_MAX": "it is no cache, but the messages that one put takes: "
+    "timing.prepared_message.SET_MAX": "it is no cache, but the messages that one put takes: "
     "tests/timing/test_transactions.py",
     "pop.ordered.PARKED_MAX": "it is no cache: what is parked waits, so the model would not "
     "hold: tests/pop/test_bounds.py",

@@ -26,12 +26,14 @@ from kvstore import (
     TransactionEnded,
 )
 from kvstore.core.names import TRANSACTION_DISCARD_TOPIC, TRANSACTION_HALF_TOPIC
+from kvstore.timing import checks
 from kvstore.timing.checks import Answer
-from kvstore.timing.transactions import SET_MAX
+from kvstore.timing.prepared_message import SET_MAX
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.contents import read_all
 from tests.support.files import copy_folder
+from tests.support.segment_files import segment_path
 from tests.support.stores import SEGMENT, killed, opened, settings
 from tests.support.waiting import until
 
@@ -283,6 +285,72 @@ def test_a_reader_never_sees_a_part_of_a_block(tmp_path: Path) -> None:
         assert bodies(store) == bodies(store, "u") == [b"%d" % n for n in range(150)]
 
 
+def test_a_block_that_has_ended_is_not_ended_otherwise(store: Store) -> None:
+    t = begun(store)
+    t.rollback()
+    for call in (t.prepare, t.commit):
+        with pytest.raises(TransactionEnded) as e:
+            call()
+        assert not e.value.is_committed
+    t.rollback()
+
+    def fail_behind_the_commit() -> None:
+        with store.transaction(group="pay") as done:
+            done.put("t", b"1", queue=0)
+            assert done.commit() == done.commit()
+            with pytest.raises(TransactionEnded):
+                done.rollback()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_behind_the_commit()
+    assert (store.transactions().count, bodies(store)) == (0, [b"1"])
+
+
+def test_each_message_of_a_set_ends_it_and_its_commit_says_where_that_message_went(
+    store: Store,
+) -> None:
+    for by_id in (False, True):
+        put = begun(store).prepare()
+        for _ in range(2):
+            result = store.commit(put[2].message_id if by_id else put[2])
+            assert (result.topic, result.message_id) == ("u", put[2].message_id)
+
+
+def test_a_deleted_topic_takes_its_messages_of_a_set_and_the_others_end_together(
+    store: Store, config: StoreConfig, tmp_path: Path
+) -> None:
+    first = begun(store).prepare()[0]
+    store.delete_topic("t")
+    store.commit(first)
+    assert (store.transactions().count, bodies(store, "u")) == (0, [b"0", b"2"])
+    store.checkpoint()
+    crashed = killed(store, tmp_path / "k")
+    for is_read_only in (True, False):
+        with kvstore.open(crashed, config, read_only=is_read_only) as again:
+            assert bodies(again, "u") == [b"0", b"2"], "the last put is whole"
+            assert again.verify().problems == []
+
+
+def test_a_damaged_message_of_a_set_keeps_none_of_the_others(store: Store) -> None:
+    put = begun(store).prepare()
+    path = segment_path(store.path, 0)
+    with path.open("r+b") as file:
+        file.seek(put[1].position + 88)
+        assert file.read(1) == b"1", "its body"
+        file.seek(put[1].position + 88)
+        file.write(b"X")
+    store.commit(put[0])
+    assert (bodies(store), bodies(store, "u")) == ([b"3"], [b"0", b"2"])
+
+
+def test_a_set_of_too_many_messages_is_refused(store: Store) -> None:
+    many = [Message("t", b"x", message_id="a")] + [Message("t", b"x")] * SET_MAX
+    with pytest.raises(CallerError, match="up to 4096 messages"):
+        store.prepare_batch(many, group="pay", set_id="a")
+    assert store.transactions().count == 0
+
+
 # --- a crash ---
 
 
@@ -463,9 +531,16 @@ def test_a_checker_that_hangs_holds_up_nobody_else(tmp_path: Path) -> None:
     config = settings(transaction_check_interval=0.1)
     with opened(tmp_path / "s", config) as store:
         hangs = threading.Event()
-        slow = store.on_check("pay", lambda message: (hangs.wait(30) and "commit") or "commit")
+        has_begun = threading.Event()
+
+        def hang(message: StoredMessage) -> Answer:
+            has_begun.set()
+            hangs.wait(30)
+            return "commit"
+
+        store.on_check("pay", hang)
         put = [store.prepare("t", b"%d" % n, group="pay", queue=0, immunity=0) for n in range(4)]
-        until(lambda: slow.questions)
+        until(has_begun.is_set)
         store.on_check("pay", lambda message: "commit")
         until(lambda: store.transactions().count == 0)
         hangs.set()
@@ -474,9 +549,12 @@ def test_a_checker_that_hangs_holds_up_nobody_else(tmp_path: Path) -> None:
 
 def test_several_checkers_of_a_group_share_the_questions(store: Store, clock: VirtualClock) -> None:
     asked_of: list[int] = []
+    everybody = threading.Barrier(3)
 
     def answer(number: int, message: StoredMessage) -> Answer:
-        asked_of.append(number)
+        if number not in asked_of:
+            asked_of.append(number)
+            everybody.wait(30)
         return "commit"
 
     for n in range(3):
@@ -485,7 +563,40 @@ def test_several_checkers_of_a_group_share_the_questions(store: Store, clock: Vi
         store.prepare("t", b"%d" % n, group="pay", queue=0)
     asked(store, clock, 7)
     assert len(bodies(store)) == 9
-    assert set(asked_of) == {0, 1, 2}
+    assert sorted(asked_of) == [0, 1, 2]
+
+
+def test_a_message_that_waits_in_line_is_not_counted_as_asked_about(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    """Answers take longer than questions come: each is asked once, and none is given up."""
+    config = settings(clock=clock, transaction_checks=1)
+    with opened(tmp_path / "s", config) as store:
+        seen: list[str] = []
+
+        def answer(message: StoredMessage) -> Answer:
+            seen.append(message.message_id)
+            clock.advance(7)
+            inside.look_for_questions(store)
+            return "commit"
+
+        put = store.prepare_batch([Message("t", b"x", queue=0)] * 20, group="pay")
+        store.on_check("pay", answer)
+        asked(store, clock, 7)
+        assert seen == [one.message_id for one in put]
+        assert store.bounds("t", 0).next_offset == len(put)
+
+
+def test_more_messages_than_a_line_takes_are_asked_about_each_once(
+    store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "LINE_MAX", 3)
+    ask, questions = checker(["commit"] * 20)
+    put = store.prepare_batch([Message("t", b"x", queue=0)] * 20, group="pay")
+    store.on_check("pay", ask)
+    asked(store, clock, 7)
+    assert sorted(m.message_id for m in questions) == sorted(one.message_id for one in put)
+    assert store.bounds("t", 0).next_offset == 20
 
 
 def test_a_closed_checker_is_asked_no_more(store: Store, clock: VirtualClock) -> None:

@@ -61,6 +61,12 @@ def report(
         ("dead letters", f"{figures.dead_letters_count:,}"),
         ("delayed, waiting", f"{sum(one.waiting for one in figures.timers):,}"),
         ("delayed, overdue", f"{sum(one.overdue for one in figures.timers):,}"),
+        (
+            "prepared, waiting",
+            f"{sum(one.waiting + one.overdue for one in figures.transactions):,}",
+        ),
+        ("prepared, rolled back", f"{sum(one.rolled_back for one in figures.transactions):,}"),
+        ("prepared, given up", f"{sum(one.given_up for one in figures.transactions):,}"),
     ]
     out.show(figures, ("what", "value"), rows)
     if not out.json:
@@ -95,7 +101,7 @@ def sql(
     out: Output, path: str, query: str, rows: int, spark: Spark, views: ViewSettings
 ) -> None:  # fmt: skip
     """Ask QUERY, in Spark's SQL, of the table `messages`: those in PATH; or of the views archives,
-    volume, dead_letters, delays, timers, keys and retention.
+    volume, dead_letters, delays, timers, transactions, keys and retention.
 
     PATH is a store's folder, with its log, or a folder or the URL of a bucket of archives. Example:
     kvmq spark sql data "SELECT topic, count(*) FROM messages GROUP BY topic".

@@ -91,6 +91,26 @@ class TimerCounts(msgspec.Struct, frozen=True):
     max: int | None
 
 
+class TransactionCounts(msgspec.Struct, frozen=True):
+    """The prepared messages of a topic and a producer group: how many wait, wait and should have
+    been asked about, were committed, rolled back, and given up; how often a check did not end one;
+    and the ms until transactions ended (None if none did).
+    """
+
+    topic: str
+    group: str | None
+    waiting: int
+    overdue: int
+    committed: int
+    rolled_back: int
+    given_up: int
+    checks: int
+    p50: int | None
+    p90: int | None
+    p99: int | None
+    max: int | None
+
+
 class KeyCount(msgspec.Struct, frozen=True):
     """How many messages of a topic have a key, and what share of the topic's they are."""
 
@@ -110,7 +130,8 @@ class Freed(msgspec.Struct, frozen=True):
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """A report. `topics` are the largest `top` by cost, then all others as one; `topics_count` is
-    the number of topics. `dead_letters`, `keys`, `delays` and `timers` are the largest ones.
+    the number of topics. `dead_letters`, `keys`, `delays`, `timers` and `transactions` are the
+    largest ones.
     """
 
     path: str
@@ -127,6 +148,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     dead_letters: list[DeadLetters]
     delays: list[Delays]
     timers: list[TimerCounts]
+    transactions: list[TransactionCounts]
     keys_count: int
     keys: list[KeyCount]
     retention: list[Freed]

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 # as everybody calls it
 
 from kvstore.clock import Clock, SystemClock
@@ -32,11 +32,19 @@ from tiering.spark.report.figures import (
     KeyCount,
     Sums,
     TimerCounts,
+    TransactionCounts,
     freed_of,
     topics_of,
     total_of,
 )
-from tiering.spark.report.views import KEPT_DAYS, SUMS, create_views, delays_of, timers_of
+from tiering.spark.report.views import (
+    KEPT_DAYS,
+    SUMS,
+    create_views,
+    delays_of,
+    timers_of,
+    transactions_of,
+)
 from tiering.spark.splits import inspect_archives
 
 TOP: Final = 20
@@ -81,6 +89,9 @@ def gather(
         dead_letters=dead,
         delays=_delays(spark, path, options or {}, names),
         timers=_timers(timers_of(spark, path, options or {}, now, by_day=False), top),
+        transactions=_transactions(
+            transactions_of(spark, path, options or {}, now, by_day=False), top
+        ),
         keys_count=keys_count,
         keys=keys,
         retention=list(freed_of(days, topics, now, KEPT_DAYS)),
@@ -171,10 +182,19 @@ def _delays(
 
 
 def _timers(found: DataFrame, top: int) -> list[TimerCounts]:
-    names = ("waiting", "overdue", "delivered", "cancelled")
-    most = sum((F.col(name) for name in names[1:]), F.col(names[0]))
-    rows = found.orderBy(F.desc(most), F.asc("topic")).limit(top).collect()
-    return [TimerCounts(*(row[name] for name in TimerCounts.__struct_fields__)) for row in rows]
+    counts = ("waiting", "overdue", "delivered", "cancelled")
+    return [TimerCounts(**row.asDict()) for row in _most(found, counts, top)]
+
+
+def _transactions(found: DataFrame, top: int) -> list[TransactionCounts]:
+    counts = ("waiting", "overdue", "committed", "rolled_back", "given_up")
+    return [TransactionCounts(**row.asDict()) for row in _most(found, counts, top, "group")]
+
+
+def _most(found: DataFrame, counts: Sequence[str], top: int, *order: str) -> list[Row]:
+    """The `top` rows with most messages."""
+    most = sum((F.col(name) for name in counts[1:]), F.col(counts[0]))
+    return found.orderBy(F.desc(most), "topic", *order).limit(top).collect()
 
 
 def _archives(path: str, options: Mapping[str, str]) -> dict[str, int]:

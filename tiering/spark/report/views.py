@@ -23,11 +23,18 @@ from kvstore.core.names import (
     DLQ_ORIGIN_GROUP,
     DLQ_ORIGIN_TOPIC,
     DLQ_PREFIX,
+    PRODUCER_GROUP,
     REAL_TOPIC,
     RETRY_TOPIC,
     TIMER_DELETE_ID,
     TIMER_OUT_MS,
     TIMER_TOPIC,
+    TRANSACTION_CHECK_MS,
+    TRANSACTION_CHECKS,
+    TRANSACTION_DISCARD_TOPIC,
+    TRANSACTION_HALF_TOPIC,
+    TRANSACTION_ROLLBACK,
+    TRANSACTION_SINCE_MS,
 )
 from tiering.policy.policy import GB, Prices, check_prices
 from tiering.spark.report import tables
@@ -41,6 +48,7 @@ VIEWS: Final = {
     "dead_letters": "dead letters by topic, group, attempts and day",
     "delays": "milliseconds from born to stored by topic and day: median, p90, p99, most",
     "timers": "delayed messages by topic and day: waiting, overdue, delivered, how late, cancelled",
+    "transactions": "prepared messages by topic, group and day: waiting, committed, rolled back",
     "keys": "how many messages of a topic have a key",
     "retention": "what of each topic is older than so many days, and what that costs",
 }
@@ -53,6 +61,7 @@ _COLUMNS: Final = {
     "dead_letters": ("topic", "properties", "stored_at"),
     "delays": ("topic", "born_at", "stored_at"),
     "timers": ("topic", "message_id", "properties", "stored_at"),
+    "transactions": ("topic", "message_id", "properties", "stored_at"),
     "keys": ("topic", "keys"),
 }
 
@@ -93,6 +102,7 @@ def create_views(
         "dead_letters": lambda: _dead_letters(of.messages(*_COLUMNS["dead_letters"])),
         "delays": lambda: delays_of(spark, path, given),
         "timers": lambda: timers_of(spark, path, given, now),
+        "transactions": lambda: transactions_of(spark, path, given, now),
         "keys": lambda: _keys(of.messages(*_COLUMNS["keys"])),
         "retention": lambda: _retention(volume(), now),
     }
@@ -202,18 +212,14 @@ def timers_of(
         F.struct(
             ended.alias("ended"),
             F.unix_millis("stored_at").alias("stored"),
-            F.expr(f"try_cast(properties['{TIMER_OUT_MS}'] AS BIGINT)").alias("due"),
+            _number(TIMER_OUT_MS).alias("due"),
         ).alias("_record"),
     )
     # The record that ended a message's wait, or else the last by which it waits.
     each = records.groupBy("topic", "message_id").agg(F.max("_record").alias("_last"))
     ended, due = F.col("_last.ended"), F.col("_last.due")
     is_waiting, is_delivered = ended == 0, ended == 2
-    if by_day:
-        day = F.date_from_unix_date(F.floor(due / DAY_MS).cast("int"))
-        grouped = each.groupBy("topic", day.alias("day"))
-    else:
-        grouped = each.groupBy("topic")
+    grouped = each.groupBy("topic", *([_day_of(due).alias("day")] if by_day else []))
     late = F.when(is_delivered, F.col("_last.stored") - due)
     summed = grouped.agg(
         F.count_if(is_waiting & (due > now_ms)).alias("waiting"),
@@ -227,6 +233,61 @@ def timers_of(
     days = ["day"] if by_day else []
     counts = ["waiting", "overdue", "delivered", "cancelled"]
     return summed.select("topic", *days, *counts, *shares, "max")
+
+
+def transactions_of(
+    spark: SparkSession, path: str, options: Mapping[str, str], now_ms: int, *, by_day: bool = True
+) -> DataFrame:
+    """Prepared messages by topic, producer group and the day on which they were prepared, or
+    without the day: how many wait, or should have been asked about, were committed, rolled back,
+    given up, how often a check did not end one, and how long they waited.
+    """
+    messages = _Of(spark, path, options).messages(*_COLUMNS["transactions"])
+    said = F.col("properties")
+    is_own = ~F.col("topic").isin(TRANSACTION_HALF_TOPIC, TRANSACTION_DISCARD_TOPIC)
+    ended = (
+        F.when(is_own, 3)
+        .when(F.col("topic") == TRANSACTION_DISCARD_TOPIC, 2)
+        .when(said[TRANSACTION_ROLLBACK].isNotNull(), 1)
+        .otherwise(0)
+    )
+    stored = F.unix_millis("stored_at")
+    records = messages.where(said[TRANSACTION_CHECK_MS].isNotNull()).select(
+        F.when(is_own, F.col("topic")).otherwise(said[REAL_TOPIC]).alias("topic"),
+        "message_id",
+        said[PRODUCER_GROUP].alias("group"),
+        F.struct(
+            ended.alias("ended"), stored.alias("stored"), _number(TRANSACTION_CHECK_MS).alias("due")
+        ).alias("_record"),
+        F.coalesce(_number(TRANSACTION_SINCE_MS), stored).alias("_since"),
+        F.coalesce(_number(TRANSACTION_CHECKS), F.lit(0)).alias("_checks"),
+    )
+    # As in `timers_of`. A note of a rollback says no group and no checks; its message does.
+    each = records.groupBy("topic", "message_id").agg(
+        F.max("_record").alias("_last"),
+        F.max("group").alias("group"),
+        F.min("_since").alias("_since"),
+        F.max("_checks").alias("_checks"),
+        F.count(F.lit(1)).alias("_records"),
+    )
+    ended, is_due = F.col("_last.ended"), F.col("_last.due") <= now_ms
+    days = [_day_of(F.col("_since")).alias("day")] if by_day else []
+    # If retention took the record by which a message waited, nobody knows since when.
+    waited = F.when((ended > 0) & (F.col("_records") > 1), F.col("_last.stored") - F.col("_since"))
+    summed = each.groupBy("topic", "group", *days).agg(
+        F.count_if((ended == 0) & ~is_due).alias("waiting"),
+        F.count_if((ended == 0) & is_due).alias("overdue"),
+        F.count_if(ended == 3).alias("committed"),
+        F.count_if(ended == 1).alias("rolled_back"),
+        F.count_if(ended == 2).alias("given_up"),
+        F.sum("_checks").alias("checks"),
+        F.percentile_approx(waited, list(SHARES.values()), ACCURACY).alias("_shares"),
+        F.max(waited).alias("max"),
+    )
+    shares = [F.col("_shares")[i].alias(name) for i, name in enumerate(SHARES)]
+    counts = ["waiting", "overdue", "committed", "rolled_back", "given_up", "checks"]
+    named = ["topic", "group", *(["day"] if by_day else [])]
+    return summed.select(*named, *counts, *shares, "max")
 
 
 def _keys(messages: DataFrame) -> DataFrame:
@@ -253,4 +314,14 @@ SUMS: Final = ("messages", "raw_bytes", "stored_bytes", "cost_per_month")
 
 def _day() -> Column:
     """The day of `stored_at`, UTC whatever the session's time zone is."""
-    return F.date_from_unix_date(F.floor(F.unix_millis("stored_at") / DAY_MS).cast("int"))
+    return _day_of(F.unix_millis("stored_at"))
+
+
+def _day_of(ms: Column) -> Column:
+    """The day of a time in ms, UTC."""
+    return F.date_from_unix_date(F.floor(ms / DAY_MS).cast("int"))
+
+
+def _number(name: str) -> Column:
+    """The number that a property says; null if it says none."""
+    return F.expr(f"try_cast(properties['{name}'] AS BIGINT)")

@@ -29,6 +29,7 @@ from tiering.spark.report.figures import (
     Sums,
     TimerCounts,
     TopicVolume,
+    TransactionCounts,
     age_of,
     curve_of,
     freed_of,
@@ -66,6 +67,7 @@ def nothing(**changed: Any) -> Figures:
         "prices": {"hot": 0.08, "warm": 0.045, "cold": 0.023}, "archives": {}, "top": 2,
         "topics_count": 0, "total": TopicVolume(None, Sums(), {}), "topics": [], "days": [],
         "dead_letters_count": 0, "dead_letters": [], "delays": [], "timers": [],
+        "transactions": [],
         "keys_count": 0, "keys": [], "retention": [],
     }  # fmt: skip
     return Figures(**{**empty, **changed})
@@ -94,6 +96,8 @@ def something(name: str = "orders", days: int = 40) -> Figures:
                 Delays("events", ago(3), 10, -5, 3, 9, 10)],
         timers=[TimerCounts(name, 3, 1, 12_345, 2, 4, 9, 80, 61_000),
                 TimerCounts("events", 5, 0, 0, 0, None, None, None, None)],
+        transactions=[TransactionCounts(name, name, 3, 1, 12_345, 2, 4, 9, 80, 90, 95, 61_000),
+                      TransactionCounts("events", None, 0, 0, 0, 5, 0, 0, None, None, None, None)],
         keys_count=77,
         keys=[KeyCount(name, name, 60, 0.6), KeyCount("events", "k2", 3, 0.001)],
         retention=list(freed_of(rows, topics, NOW_MS, (1, 7, 30, 90))),
@@ -163,6 +167,7 @@ SECTIONS = [
     "Dead letters",
     "Delay from born to stored",
     "Delayed messages",
+    "Transactions",
     "Most frequent keys",
     "What keeping less would save",
 ]

@@ -4,7 +4,8 @@ The idea: a segment at a time. Its records are walked, past damage, and those th
 the whole record are checked against that as well. The entries that the index should have are noted
 in columns and compared with the columns of its own entries: every entry with its queue, offset,
 size, tag and time, every key's hash, a location for every queue. At last every location is compared
-with the run, or the archive, that has to stand behind it, and every archive with the catalog.
+with the run, or the archive, that has to stand behind it, and every archive with the catalog; and
+the rows of messages that wait with the log (`verify_waits`).
 
 A store goes on while it is verified: topics are deleted, segments and archives go and come. So a
 problem is looked at again before it is listed, as far as one of these may be the reason.
@@ -26,6 +27,7 @@ from kvstore.core.names import PREPARED, ROLLBACK, SCHEDULE_TOPIC, TRANSACTION_M
 from kvstore.core.records import facts, property_crc_faults, property_crc_problem
 from kvstore.core.scan import Scan
 from kvstore.engine.engine_context import EngineContext
+from kvstore.engine.verification.verify_waits import WaitsCheck, verify_schedules
 from kvstore.errors import (
     ArchiveDamaged,
     ArchiveUnavailable,
@@ -111,9 +113,14 @@ def verify(context: EngineContext, progress: Progress | None, *, archives: bool)
     end = reader.visible_end()
     names = {t.id: t.name for t in context.topics.all()}
     newest = 0
+
+    def tell_wait(what: str, position: int, topic: str) -> None:
+        report.add(Problem("index", what, position, topic))
+
+    waits = WaitsCheck(context, end, tell_wait)
     for number in _there(log, index, report, end):
         known = report.problems_found
-        segment = _Segment(context, names, report, number, end, newest)
+        segment = _Segment(context, names, report, number, end, newest, waits)
         segment.verify()
         newest = segment.newest
         if report.problems_found > known:
@@ -125,6 +132,8 @@ def verify(context: EngineContext, progress: Progress | None, *, archives: bool)
         if progress is not None:
             done = min((number + 1) * log.segment_size, end) - log.first
             progress("verifying", done, end - log.first)
+    waits.compare()
+    verify_schedules(context, tell_wait)
     _check_places(index, names, reader.cold, report)
     _check_archives(reader, archives, report)
     if archives and reader.cold is not None:
@@ -257,6 +266,7 @@ class _Segment:
         number: int,
         end: int,
         newest: int,
+        waits: WaitsCheck,
     ) -> None:
         self._property_crc = context.config.check_property_crc
         """Whether a record without that CRC is damaged."""
@@ -272,6 +282,7 @@ class _Segment:
         self._number = number
         self._base = number * context.log.segment_size
         self._end = end
+        self._waits = waits
         self._covered = min(context.index.checkpoint.position, end)
         self._entries = [np.empty((0, _FIELDS), np.int64)]
         self._key_hashes = [np.empty(0, np.int64)]
@@ -302,6 +313,8 @@ class _Segment:
                 report.bytes += int(found.sizes.sum())
                 self._check_property_crcs(buffer, found)
                 self._expect(buffer, found)
+                topics = [topic for topic, _ in found.owner_names(buffer)]
+                self._waits.add(buffer, base, found, topics)
             elif found.kind is Kind.DAMAGE:
                 what = f"{found.size} bytes are damaged: {found.reason}"
                 report.add(Problem("record", what, found.position))
