@@ -79,6 +79,7 @@ cdef class Encoder:
     # By how many ms the time may be ahead of that of a put.
     cdef int64_t cut_ms
     cdef int _hold(self, PreparedBatch batch, Py_ssize_t i, PutRoute held) except -1
+    cdef PutRoute pending_route(self, bint is_prepared)
     cdef PutRoute route(self, object topic)
     cdef int _add_body(self, PreparedBatch batch, Row *row, object body, PutRoute route) except -1
     cdef Py_ssize_t compress_above(self, PutRoute route) noexcept

@@ -34,6 +34,7 @@ from kvstore.core.unique_ids cimport ID_DIGITS, UniqueIds, write_id_number
 
 from collections.abc import Mapping
 
+from kvstore.core.names import TIMER_TOPIC, TRANSACTION_HALF_TOPIC
 from kvstore.core.put_values import NO_PROPERTIES
 
 cdef extern from "Python.h":
@@ -57,6 +58,7 @@ cdef enum:
 globals()["PutRoute"] = PutRoute
 cdef object _mapping = Mapping
 cdef object _no_properties = NO_PROPERTIES
+cdef object _timer_topic = TIMER_TOPIC, _half_topic = TRANSACTION_HALF_TOPIC
 
 
 @cython.final
@@ -103,8 +105,8 @@ cdef class Encoder:
             if route is None or message.topic is not topic:
                 topic = message.topic
                 route = self.route(topic)
-            batch.topics.append(topic)
-            batch.routes.append(route)
+            batch.topics[i] = topic
+            batch.routes[i] = route
             self._add_body(batch, &batch.rows[i], message.body, route)
             _add_numbers(&batch.rows[i], message.queue, message.flags, message.born_at)
             batch.rows[i].properties_at = batch.properties_size
@@ -170,9 +172,7 @@ cdef class Encoder:
             )
             if batch.rows[i].due:
                 if held is None:
-                    routes = self.routes
-                    is_prepared = batch.rows[i].is_prepared
-                    held = routes.prepared_route() if is_prepared else routes.timer_route()
+                    held = self.pending_route(batch.rows[i].is_prepared)
                 route = held
                 self._hold(batch, i, held)
             batch.rows[i].size += route.overhead
@@ -192,6 +192,13 @@ cdef class Encoder:
         if not row.is_prepared and (batch.first_due == 0 or row.due < batch.first_due):
             batch.first_due = row.due
         return 0
+
+    cdef PutRoute pending_route(self, bint is_prepared):
+        # That of the topic in which messages wait.
+        cdef PutRoute found = self.route(_half_topic if is_prepared else _timer_topic)
+        if found is None:
+            found = self.routes.make_pending(_half_topic if is_prepared else _timer_topic)
+        return found
 
     cdef PutRoute route(self, object topic):
         cdef PyObject *found = PyDict_GetItemWithError(self.routes, topic)
@@ -241,7 +248,10 @@ cdef int _add_numbers(Row *row, object queue, object flags, object born_at) exce
 
 
 
+# Without the garbage collector: no record leads back to its batch.
 @cython.final
+@cython.no_gc
+@cython.freelist(8)
 cdef class PreparedBatch:
     def __dealloc__(self):
         free(self.rows)
@@ -253,12 +263,13 @@ cdef class PreparedBatch:
 
     cdef int begin(self, Py_ssize_t count, Encoder encoder) except -1:
         self.count = count
-        self.topics, self.bodies, self.routes, self._ids = [], [], [], []
+        self.topics, self.routes = [None] * count, [None] * count
+        self.bodies, self._ids = [], []
         self._encoder = encoder
         self.limits = encoder.limits
         self._reserved = encoder._reserved
         self._id_prefix = PyUnicode_AsUTF8AndSize(encoder.ids.prefix, &self._id_prefix_size)
-        self.rows = <Row *>calloc(count + 1, sizeof(Row))
+        self.rows = <Row *>calloc(max(count, 1), sizeof(Row))
         if self.rows == NULL:
             raise MemoryError()
         return 0

@@ -133,7 +133,7 @@ class Writer:
         batch = self.encode(messages, now, any_kind=any_kind)
         if batch.deduped:
             return self._put_once(batch, now)
-        return batch.results(self.put(batch, now))
+        return batch.results(self._settle(batch, self._append(batch, now)))
 
     def put_columns(self, topic: str, columns: object) -> ColumnsPut:
         """See `Store.put_columns`."""
@@ -236,16 +236,12 @@ class Writer:
             self._wake_housekeeper(end)
         if self._status is not PutStatus.WRITTEN:
             self._finish(end)
-        if batch.first_due or self._waiting.topics:
-            self._tell(batch)
-        return self._status
-
-    def _tell(self, batch: PreparedBatch) -> None:
-        """Tells those who wait for messages, or for the time of one, that some have come."""
-        if batch.first_due:
-            self.on_delayed(batch.first_due)
+        first_due = batch.first_due
+        if first_due:
+            self.on_delayed(first_due)
         if self._waiting.topics:
             self._waiting.arrived(batch.queue_keys)
+        return self._status
 
     def encode(
         self,

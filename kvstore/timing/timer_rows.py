@@ -222,6 +222,9 @@ class TimerRows:
         """Notes that a message was put that is due then: its row may come before others that are
         delivered.
         """
+        # Without the lock: a look that begins meanwhile finds the message, which is in a tail.
+        if self._added <= due and self._done[0] < due:
+            return
         with self._done_lock:
             self._added = min(self._added, due)
             self._done = min(self._done, (due, -1))

@@ -63,13 +63,7 @@ class Routes(dict[str, PutRoute]):
     def find(self, name: str) -> PutRoute | None:
         return None
 
-    def timer_route(self) -> PutRoute:
-        return self._pending(TIMER_TOPIC)
-
-    def prepared_route(self) -> PutRoute:
-        return self._pending(TRANSACTION_HALF_TOPIC)
-
-    def _pending(self, name: str) -> PutRoute:
+    def make_pending(self, name: str) -> PutRoute:
         if name not in self:
             self[name] = self._route(name, len(self), 1)
         return self[name]

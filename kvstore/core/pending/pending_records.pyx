@@ -174,8 +174,8 @@ def prepare_copies(
         if not _waits(&wait) or wait.unique_id.at == NULL:
             _not_pending(one[3])
         route = encoder.route(topic)
-        batch.topics.append(topic)
-        batch.routes.append(route)
+        batch.topics[i] = topic
+        batch.routes[i] = route
         row = &batch.rows[i]
         body = PyBytes_FromStringAndSize(<const char *>record + p.body_at, p.body_size)
         batch.bodies.append(body)
@@ -294,9 +294,7 @@ def prepare_notes(Encoder encoder not None, held, *, bint is_prepared=False, add
     cdef Wait wait
     cdef const uint8_t *record
     cdef View view
-    cdef PutRoute route = (
-        encoder.routes.prepared_route() if is_prepared else encoder.routes.timer_route()
-    )
+    cdef PutRoute route = encoder.pending_route(is_prepared)
     batch.begin(len(held), encoder)
     batch.topics = [one[5] for one in held]
     batch.routes = [route] * batch.count

@@ -14,7 +14,6 @@ from threading import Lock
 from typing import Final
 
 from kvstore.core.encoding import PutRoute
-from kvstore.core.names import TIMER_TOPIC, TRANSACTION_HALF_TOPIC
 from kvstore.record.put.explain import TopicFacts, TopicOf
 
 _ROUTES_MAX: Final = 1 << 18
@@ -60,19 +59,10 @@ class PutRoutes(dict[str, PutRoute]):
                 self[name] = route
         return route
 
-    def timer_route(self) -> PutRoute:
-        """The route of the topic in which delayed messages wait; makes it if it is not there."""
-        return self.get(TIMER_TOPIC) or self._pending_route(TIMER_TOPIC)
-
-    def prepared_route(self) -> PutRoute:
-        """The route of the topic in which prepared messages wait; makes it if it is not there."""
-        return self.get(TRANSACTION_HALF_TOPIC) or self._pending_route(TRANSACTION_HALF_TOPIC)
-
-    def _pending_route(self, name: str) -> PutRoute:
+    def make_pending(self, name: str) -> PutRoute:
+        """The route of a topic in which messages wait; makes the topic if it is not there."""
+        self._make_pending_topic(name)
         found = self.find(name)
-        if found is None:
-            self._make_pending_topic(name)
-            found = self.find(name)
         if found is None:
             raise ValueError(f"the topic {name} was deleted meanwhile")
         return found
