@@ -12,6 +12,7 @@ from kvstore import Message, Store
 from kvstore.timing.timer_rows import Looks, TimerRows
 from tests.support import inside
 from tests.support.clock import VirtualClock
+from tests.support.costs import Costs
 from tests.support.stores import opened, settings
 
 
@@ -30,6 +31,22 @@ def test_rows_of_cancelled_messages_are_read_once_and_not_in_each_look(store: St
     with inside.rows_read("timers") as rows:
         inside.deliver_due(store)
     assert len(rows) < 10
+
+
+def test_a_cancel_looks_for_one_key_whose_neighbours_are_known(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look for an id in all topics would go to RocksDB each time."""
+    costs = Costs(monkeypatch)
+    put = store.put_batch([Message("t", b"x", delay=100) for _ in range(300)])
+    store.checkpoint()
+    for one in put[:100]:
+        store.cancel(one.message_id)
+    with costs.counting() as counts:
+        for one in put[100:]:
+            store.cancel(one.message_id)
+    assert counts["seek"] < 10
+    assert counts["get"] == 200, "whether its row is there"
 
 
 def test_a_message_due_before_cancelled_ones_that_were_passed_over_comes(

@@ -275,6 +275,21 @@ def test_a_cancelled_message_never_comes(
     assert store.cancel(put[1].message_id)
 
 
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_a_message_that_waits_is_cancelled_though_a_later_one_has_its_id(
+    store: Store, clock: VirtualClock, is_checkpointed: bool
+) -> None:
+    store.put("t", b"waits", message_id="order-17", delay=5)
+    store.put("t", b"later", message_id="order-17", queue=0)
+    if is_checkpointed:
+        store.checkpoint()
+    assert store.cancel("order-17")
+    clock.advance(6)
+    inside.deliver_due(store)
+    assert arrives(store, 1) == [b"later"]
+    assert store.timers().count == 0
+
+
 def test_a_cancel_of_a_message_that_was_never_delayed_says_that_it_is_delivered(
     store: Store,
 ) -> None:
@@ -516,8 +531,8 @@ def test_a_deleted_topic_takes_its_messages_with_it(
         with kvstore.open(folder, config=config) as again:
             assert again.timers("u").count == 0
             clock.advance(2)
-            until(lambda a=again: a.timers().count == 0)
             inside.deliver_due(again)
+            until(lambda a=again: a.timers().count == 0)
             assert again.bounds("u", 0).next_offset == 0
     kvstore.rebuild(path, config=config)
     with kvstore.open(path, config=config) as again:
