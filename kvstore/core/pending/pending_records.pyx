@@ -162,18 +162,22 @@ def prepare_copies(
     cdef Wait wait
     cdef const uint8_t *record
     cdef const uint8_t *name
-    cdef PutRoute route
+    cdef PutRoute route = None
+    cdef object buffer = None, topic = None
     batch.begin(len(held), encoder)
     batch.any_kind = True
     for i in range(batch.count):
         one = held[i]
-        view = view_of(one[0])
+        if one[0] is not buffer:
+            buffer = one[0]
+            view = view_of(buffer)
         record = _measured(view, one, &p, check_crc)
         _read_wait(&wait, record + p.properties_at, p.properties_size)
-        topic = one[5]
         if not _waits(&wait) or wait.unique_id.at == NULL:
             _not_pending(one[3])
-        route = encoder.route(topic)
+        if route is None or one[5] is not topic:
+            topic = one[5]
+            route = encoder.route(topic)
         batch.topics[i] = topic
         batch.routes[i] = route
         row = &batch.rows[i]
