@@ -195,10 +195,8 @@ cdef class Encoder:
 
     cdef PutRoute pending_route(self, bint is_prepared):
         # That of the topic in which messages wait.
-        cdef PutRoute found = self.route(_half_topic if is_prepared else _timer_topic)
-        if found is None:
-            found = self.routes.make_pending(_half_topic if is_prepared else _timer_topic)
-        return found
+        topic = _half_topic if is_prepared else _timer_topic
+        return self.route(topic) or self.routes.make_pending(topic)
 
     cdef PutRoute route(self, object topic):
         cdef PyObject *found = PyDict_GetItemWithError(self.routes, topic)
@@ -246,8 +244,6 @@ cdef int _add_numbers(Row *row, object queue, object flags, object born_at) exce
     return 0
 
 
-
-
 # Without the garbage collector: no record leads back to its batch.
 @cython.final
 @cython.no_gc
@@ -263,8 +259,7 @@ cdef class PreparedBatch:
 
     cdef int begin(self, Py_ssize_t count, Encoder encoder) except -1:
         self.count = count
-        self.topics, self.routes = [None] * count, [None] * count
-        self.bodies, self._ids = [], []
+        self.topics, self.routes, self.bodies, self._ids = [None] * count, [None] * count, [], []
         self._encoder = encoder
         self.limits = encoder.limits
         self._reserved = encoder._reserved

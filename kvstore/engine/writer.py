@@ -178,8 +178,7 @@ class Writer:
         try:
             if not turn.acquire(False):
                 repeats.wait_turn()
-            if now < self.last_stored:
-                now = self.last_stored
+            now = max(now, self.last_stored)
             found = ids.find(batch, now)
             if found:
                 firsts = repeats.take_out(batch, found, now)
@@ -212,9 +211,7 @@ class Writer:
                 log.check_writable()
             if log.staging is not None:
                 log.staging.check_room(len(batch.records))
-            if now < self.last_stored:
-                now = self.last_stored
-            self.last_stored = now
+            self.last_stored = now = max(now, self.last_stored)
             tail, begin = self._index.tails.active, log.end
             pieces = tail.add(batch, offsets, begin, log.segment_size, now)
             if ids is not None:

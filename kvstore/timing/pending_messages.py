@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kvmq")
 AT_ONCE: Final = 2048
-"""Messages whose waits one put ends. A turn waits a few times for Python's lock, which a busy thread
-keeps for 5 ms: with fewer messages a turn, less than 100,000 a second would be delivered beside it.
+"""Messages whose waits one put ends. A turn waits a few times for Python's lock, which a busy
+thread keeps for 5 ms: with fewer messages a turn, less than 100,000 a second would be delivered.
 """
 _BYTES_AT_ONCE: Final = 4 << 20
 Owns = Callable[[str], bool]

@@ -17,8 +17,6 @@ from kvstore.core.names import (
     DATES_BEGIN,
     DATES_END,
     RESERVED,
-    TIMER_TOPIC,
-    TRANSACTION_HALF_TOPIC,
     TRANSIENT_PREFIX,
 )
 from kvstore.core.put_values import Message, PutStatus
