@@ -135,7 +135,7 @@ def write_in_time(facts: dict[str, str], results: Results) -> None:
 def _in_time(facts: dict[str, str], results: Results, full: bool) -> str:
     """Its facts are given if it is of a run of its own."""
     rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
-    own = f"Of a run of its own, and a short one:\n\n| | |\n|---|---|\n{rows}\n" if facts else ""
+    own = f"Of a run of its own:\n\n| | |\n|---|---|\n{rows}\n" if facts else ""
     return f"{_IN_TIME}{own}{_rates(TIME_ROWS, results, full)}\n"
 
 
