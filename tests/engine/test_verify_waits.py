@@ -23,7 +23,7 @@ from kvstore.index.keys import (
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.costs import Costs
-from tests.support.stores import SEGMENT, opened, settings
+from tests.support.stores import SEGMENT, killed, opened, settings
 
 _FAMILIES: Final = (TIMERS, TRANSACTIONS)
 
@@ -201,6 +201,21 @@ def test_messages_that_wait_and_end_meanwhile_are_no_problem(
 
     monkeypatch.setattr(verify_waits.WaitsCheck, "compare", compare)
     assert filled.verify().problems == []
+
+
+def test_waits_that_ended_behind_the_checkpoint_are_no_problem(
+    tmp_path: Path, config: StoreConfig
+) -> None:
+    with opened(tmp_path / "s", config) as store:
+        put = store.put_batch([Message("t", b"x", delay=60 + n) for n in range(10)])
+        prepared = store.prepare_batch([Message("t", b"x")] * 10, group="p")
+        store.checkpoint()
+        store.cancel(put[0].message_id)
+        store.commit_batch(prepared[:2])
+        crashed = killed(store, tmp_path / "k")
+    with kvstore.open(crashed, config, read_only=True) as store:
+        assert store.verify().problems == []
+        assert (store.timers().count, store.transactions().count) == (9, 8)
 
 
 def test_a_topic_that_is_deleted_meanwhile_is_no_problem(

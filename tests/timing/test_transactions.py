@@ -322,9 +322,9 @@ def test_a_deleted_topic_takes_its_messages_of_a_set_and_the_others_end_together
 ) -> None:
     first = begun(store).prepare()[0]
     store.delete_topic("t")
+    store.checkpoint()
     store.commit(first)
     assert (store.transactions().count, bodies(store, "u")) == (0, [b"0", b"2"])
-    store.checkpoint()
     crashed = killed(store, tmp_path / "k")
     for is_read_only in (True, False):
         with kvstore.open(crashed, config, read_only=is_read_only) as again:
@@ -585,6 +585,32 @@ def test_a_message_that_waits_in_line_is_not_counted_as_asked_about(
         asked(store, clock, 7)
         assert seen == [one.message_id for one in put]
         assert store.bounds("t", 0).next_offset == len(put)
+
+
+def test_a_message_that_a_checker_is_at_is_not_given_to_another(
+    store: Store, clock: VirtualClock
+) -> None:
+    has_begun, hangs = threading.Event(), threading.Event()
+
+    def hang(message: StoredMessage) -> Answer:
+        has_begun.set()
+        hangs.wait(30)
+        return "commit"
+
+    store.on_check("pay", hang)
+    store.prepare("t", b"0", group="pay", queue=0)
+    clock.advance(7)
+    inside.look_for_questions(store)
+    until(has_begun.is_set)
+    ask, questions = checker(["commit"] * 2)
+    store.on_check("pay", ask)
+    store.prepare("t", b"1", group="pay", queue=0)
+    clock.advance(7)
+    inside.look_for_questions(store)
+    until(lambda: bodies(store) == [b"1"])
+    hangs.set()
+    until(lambda: bodies(store) == [b"1", b"0"])
+    assert [m.body for m in questions] == [b"1"]
 
 
 def test_more_messages_than_a_line_takes_are_asked_about_each_once(
