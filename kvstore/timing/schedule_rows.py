@@ -18,6 +18,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from kvstore.clock import whole_ms
+from kvstore.core.names import DATES_END
 from kvstore.errors import CallerError, IndexDamaged, MessageIllegal, ScheduleNotFound, shown
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import META, behind
@@ -25,6 +27,7 @@ from kvstore.message import Message
 from kvstore.meta.namespaces import namespace_of, unwrap
 from kvstore.meta.topics import TopicInfo
 from kvstore.record.layout import TOPIC_MAX
+from kvstore.record.put.explain import DELAY_MAX
 from kvstore.timing.recurrence import Recurrence, first_after, recurrence_of
 
 Missed = Literal["skip", "once", "all"]
@@ -40,14 +43,11 @@ FIRINGS_MAX: Final = 1000
 """Times that `next_firings` tells at most."""
 
 
-class ScheduleInfo(msgspec.Struct, frozen=True):
-    """A schedule. Its times are those of `cron` in `zone`, or every so many seconds from
-    `created_at` on. `next_at` is the time of its next message, None if it is paused or has no time
-    in the next 40 years. `failure` says why the store paused it: it could not put the message any
-    more. Times are ms since the epoch.
+class ScheduleFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that a caller gives a schedule, and how it goes. Values that a caller asks for are
+    any, until `Schedules.create` has checked them.
     """
 
-    name: str
     topic: str
     body: bytes
     cron: str | None
@@ -59,31 +59,29 @@ class ScheduleInfo(msgspec.Struct, frozen=True):
     keys: list[str]
     properties: dict[str, str]
     message_group: str | None
-    is_paused: bool
-    failure: str | None
-    created_at: int
+    expires_after: float | None = None
+    is_paused: bool = False
+    failure: str | None = None
+    created_at: int = 0
+
+
+class ScheduleInfo(ScheduleFields, frozen=True, kw_only=True):
+    """A schedule. Its times are those of `cron` in `zone`, or every so many seconds from
+    `created_at` on. Each message expires `expires_after` seconds behind its time; None: never.
+    `next_at` is the time of its next message, None if it is paused or has no time in the next 40
+    years. `failure` says why the store paused it: it could not put the message any more. Times are
+    ms since the epoch.
+    """
+
+    name: str
     next_at: int | None
 
 
-class ScheduleRow(msgspec.Struct, frozen=True):
+class ScheduleRow(ScheduleFields, frozen=True, kw_only=True):
     """A schedule as its row has it. `number` is random; `revision` rises whenever it is resumed."""
 
     number: int
     revision: int
-    topic: str
-    body: bytes
-    cron: str | None
-    every: float | None
-    zone: str
-    missed: Missed
-    queue: int | None
-    tag: str | None
-    keys: list[str]
-    properties: dict[str, str]
-    message_group: str | None
-    is_paused: bool
-    failure: str | None
-    created_at: int
 
     def recurrence(self) -> Recurrence:
         """The times; `ScheduleIllegal` if the machine has lost the zone."""
@@ -108,7 +106,15 @@ class ScheduleRow(msgspec.Struct, frozen=True):
             message_id=self.message_id(time),
             born_at=time,
             deliver_at=time,
+            expires_at=expiry_of(time, self.expires_after),
         )
+
+
+def expiry_of(time: int, expires_after: float | None) -> int | None:
+    """When the message of a time expires, ms: before 2100, as each message does."""
+    if expires_after is None:
+        return None
+    return min(time + whole_ms(expires_after), DATES_END - 1)
 
 
 def check_name(name: Any, topic: Any) -> None:
@@ -126,6 +132,17 @@ def check_name(name: Any, topic: Any) -> None:
         raise CallerError(
             f"schedule {shown(name)} is to put to topic {shown(topic)}; a schedule is in the "
             "namespace of its topic"
+        )
+
+
+def check_lifetime(expires_after: Any) -> None:
+    """Raises `MessageIllegal` unless a schedule's messages can live so long."""
+    if expires_after is None:
+        return
+    if type(expires_after) not in (int, float) or not 0 < expires_after <= DELAY_MAX:
+        raise MessageIllegal(
+            f"expires_after is {shown(expires_after)}; it must be more than 0, and up to "
+            f"{DELAY_MAX:.0f} seconds (40 years), or None"
         )
 
 
@@ -208,9 +225,8 @@ class ScheduleRows:
     def info(self, name: str, row: ScheduleRow) -> ScheduleInfo:
         """A schedule for its caller."""
         times = self.times(name)
-        values = {field: getattr(row, field) for field in row.__struct_fields__}
-        del values["number"], values["revision"]
-        return ScheduleInfo(name=name, next_at=times[0] if times else None, **values)
+        fields = {field: getattr(row, field) for field in ScheduleFields.__struct_fields__}
+        return ScheduleInfo(name=name, next_at=times[0] if times else None, **fields)
 
     def infos(self, topic: str | None) -> list[ScheduleInfo]:
         """All schedules, or those of a topic, by name."""

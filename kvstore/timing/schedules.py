@@ -54,10 +54,13 @@ from kvstore.timing.schedule_rows import (
     NAME_PROPERTY,
     NUMBERS_END,
     TIME_PROPERTY,
+    ScheduleFields,
     ScheduleInfo,
     ScheduleRow,
     ScheduleRows,
+    check_lifetime,
     check_name,
+    expiry_of,
     id_begin,
 )
 from kvstore.timing.timers import Timers
@@ -69,22 +72,6 @@ _log = logging.getLogger("kvmq")
 _STEPS_MAX: Final = 1000
 """Times that are looked for in the log behind the last one that is known."""
 _MISSED: Final = ("skip", "once", "all")
-
-
-class AskedSchedule(NamedTuple):
-    """A schedule as a caller asks for it: any values."""
-
-    topic: Any
-    body: Any
-    cron: Any
-    every: Any
-    zone: Any
-    missed: Any
-    queue: Any
-    tag: Any
-    keys: Any
-    properties: Any
-    message_group: Any
 
 
 class _Firing(NamedTuple):
@@ -128,7 +115,7 @@ class Schedules:
 
     # --- calls ---
 
-    def create(self, name: str, asked: AskedSchedule, *, exist_ok: bool) -> ScheduleInfo:
+    def create(self, name: str, asked: ScheduleFields, *, exist_ok: bool) -> ScheduleInfo:
         """See `Store.schedule`."""
         with self._lock:
             self.settle()
@@ -145,19 +132,21 @@ class Schedules:
             self._begin(name, row, lambda: self._rows.remove(name))
             return self._rows.info(name, row)
 
-    def _row_of(self, asked: AskedSchedule) -> ScheduleRow:
+    def _row_of(self, asked: ScheduleFields) -> ScheduleRow:
         """The row that a caller asks for, checked."""
         if asked.missed not in _MISSED:
             raise CallerError(f"missed is {shown(asked.missed)}; it must be one of {_MISSED}")
         self._topics.get(asked.topic)
         now = self._writer.begin_put()
         recurrence_of(asked.cron, asked.every, asked.zone, now)
-        properties = {} if asked.properties is None else asked.properties
+        properties: Any = {} if asked.properties is None else asked.properties
+        check_lifetime(asked.expires_after)
         self._writer.encode(
             [
                 Message(
                     asked.topic, asked.body, asked.queue, asked.tag, asked.keys, properties,
                     asked.message_group, deliver_at=now + 1000,
+                    expires_at=expiry_of(now, asked.expires_after),
                 )
             ],
             now,
@@ -165,24 +154,14 @@ class Schedules:
         for ours in (NAME_PROPERTY, TIME_PROPERTY):
             if ours in properties:
                 raise MessageIllegal(f"property {ours!r} is the schedule's own; use another name")
-        return ScheduleRow(
-            number=secrets.randbelow(NUMBERS_END),
-            revision=1,
-            topic=asked.topic,
-            body=bytes(asked.body),
-            cron=asked.cron,
-            every=None if asked.every is None else float(asked.every),
-            zone=asked.zone,
-            missed=asked.missed,
-            queue=asked.queue,
-            tag=asked.tag,
-            keys=list(asked.keys),
-            properties=dict(properties),
-            message_group=asked.message_group,
-            is_paused=False,
-            failure=None,
-            created_at=now,
-        )
+        fields = msgspec.structs.asdict(asked) | {
+            "body": bytes(asked.body),
+            "every": None if asked.every is None else float(asked.every),
+            "keys": list(asked.keys),
+            "properties": dict(properties),
+            "created_at": now,
+        }
+        return ScheduleRow(number=secrets.randbelow(NUMBERS_END), revision=1, **fields)
 
     def pause(self, name: str) -> ScheduleInfo:
         """See `Store.pause_schedule`."""

@@ -100,6 +100,35 @@ def test_a_cron_schedule_comes_at_its_local_time(store: Store, clock: VirtualClo
     assert came(store) == [first]
 
 
+def test_a_message_of_a_schedule_expires_so_long_behind_its_time(
+    store: Store, config: StoreConfig, clock: VirtualClock
+) -> None:
+    begin = clock.now_ms()
+    made = store.schedule("s", "t", b"", every=10, queue=0, missed="all", expires_after=0.5)
+    store.schedule("later", "t", b"", every=10, queue=1)
+    assert (made.expires_after, store.schedule_info("later").expires_after) == (0.5, None)
+    pass_seconds(store, clock, 10)
+    (message,) = store.pull("t", 0, 0).messages
+    assert message.expires_at == begin + 10_500
+    assert store.pull("t", 1, 0).messages[0].expires_at is None
+    store.close()
+    clock.advance(20)
+    with kvstore.open(store.path, config) as again:
+        assert again.schedule_info("s").expires_after == 0.5
+        assert came(again) == [begin + 30_000], "a missed time's message expired meanwhile"
+        assert again.pull("t", 0, 0).expired == 2
+        paused = again.pause_schedule("s")
+        assert again.resume_schedule("s").expires_after == paused.expires_after == 0.5
+
+
+def test_a_lifetime_that_ends_behind_2100_ends_with_the_century(tmp_path: Path) -> None:
+    clock = VirtualClock(4_000_000_000_000)
+    with opened(tmp_path / "s", settings(clock=clock)) as store:
+        store.schedule("s", "t", b"", every=10, queue=0, expires_after=1e9)
+        pass_seconds(store, clock, 10)
+        assert store.pull("t", 0, 0).messages[0].expires_at == 4_102_444_799_999
+
+
 def test_a_schedule_without_a_queue_spreads_its_messages(store: Store, clock: VirtualClock) -> None:
     store.schedule("s", "t", b"", every=1)
     pass_seconds(store, clock, 20)
@@ -477,6 +506,11 @@ def test_a_store_that_is_read_only_lists_schedules_and_changes_none(
         ({"every": 5, "properties": {"a": "x" * 32_700}}, PropertiesTooLarge, "limit"),
         ({"every": 5, "body": bytes(2 * SEGMENT)}, MessageTooLarge, "limit"),
         ({"every": 5, "message_group": 5}, MessageIllegal, "message_group is 5"),
+        ({"every": 5, "expires_after": 0}, MessageIllegal, "expires_after is 0"),
+        ({"every": 5, "expires_after": -1}, MessageIllegal, "expires_after is -1"),
+        ({"every": 5, "expires_after": float("nan")}, MessageIllegal, "expires_after is nan"),
+        ({"every": 5, "expires_after": "9"}, MessageIllegal, "expires_after is '9'"),
+        ({"every": 5, "expires_after": 2e9}, MessageIllegal, "40 years"),
     ],
 )
 def test_a_schedule_that_is_none_is_refused_and_leaves_nothing(
