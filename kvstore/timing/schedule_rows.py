@@ -1,17 +1,18 @@
 """Schedule rows: the schedules of a store as rows of `meta`, and as values for callers.
 
-The idea: a schedule has two rows. One says what it puts and when, and changes only by a call. The
-other, a few bytes, has the times whose messages wait, and is written with each firing; so a large
-body is not.
+The idea: a schedule has three rows. One says what it puts and when, and changes only by a call.
+Another, a few bytes, has the times whose messages may wait, and is written with each firing; so a
+large body is not. The third one has the first of these times in its key: in the order of these keys
+schedules become due, so an opening looks at none before its time.
 
 Invariants: a schedule is in the namespace of its topic; its rows come and go with each other, and
-go in the batch that removes the topic.
+go in the batch that removes the topic. A schedule with times has the row of its first one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import islice
 from struct import Struct
 from typing import Any, Final, Literal
@@ -36,7 +37,15 @@ TIME_PROPERTY: Final = "SCHEDULED_AT"
 """The properties of each message that a schedule puts: its name, and the time, ms."""
 _ROW: Final = b"schedule/"
 _TIMES: Final = b"schedule_times/"
+_HAS_DUE: Final = b"schedule_due"
+"""The row that says that all schedules have rows of their first times."""
+_DUE: Final = b"schedule_due/"
 _TIME: Final = Struct(">Q")
+_PASSED_MAX: Final = 8
+"""Rows of schedules that are known already, behind those asked for, that a look passes over."""
+NEVER: Final = 1 << 63
+AT_ONCE: Final = 0
+"""A time before all others: with it in its row a schedule is looked at by the next opening."""
 NUMBERS_END: Final = 1 << 48
 _NAME: Final = re.compile(r"[A-Za-z0-9%_|-]+")
 FIRINGS_MAX: Final = 1000
@@ -89,7 +98,7 @@ class ScheduleRow(ScheduleFields, frozen=True, kw_only=True):
 
     def message_id(self, time: int) -> str:
         """The id of the message of a time: 32 digits, as other ids have."""
-        return f"{id_begin(self.number)}{self.revision & 0xFFFFFFFF:08X}{time:012X}"
+        return f"{self.number:012X}{self.revision & 0xFFFFFFFF:08X}{time:012X}"
 
     def message(self, name: str, time: int, queues: int) -> Message:
         """The message of a time. `name` is the schedule's, and `queues` how many its topic has."""
@@ -146,14 +155,6 @@ def check_lifetime(expires_after: Any) -> None:
         )
 
 
-def id_begin(number: int) -> str:
-    """The digits with which the ids of a schedule's messages begin."""
-    return f"{number:012X}"
-
-
-ID_BEGIN: Final = len(id_begin(0))
-
-
 class ScheduleRows:
     """The rows; see the module. Reading needs no lock."""
 
@@ -177,8 +178,8 @@ class ScheduleRows:
         return found
 
     def times(self, name: str) -> list[int]:
-        """The times whose messages wait, rising: one; two while the first is being put, or if that
-        was cut short.
+        """The times whose messages may wait, rising; the last one is the next to come. Those before
+        it were delivered, unless a crash took that back.
         """
         row = self._families.get(META, _TIMES + name.encode()) or b""
         return [time for (time,) in _TIME.iter_unpack(row)]
@@ -194,31 +195,79 @@ class ScheduleRows:
             name = key[len(_ROW) :].decode()
             yield name, _decode(name, row)
 
+    def due(self, begin: int, until: int, known: Container[str]) -> tuple[list[str], int]:
+        """The schedules that are not known whose first times are from `begin` to `until`; and a
+        time before which no others have theirs.
+        """
+        found: list[str] = []
+        passed = 0
+        for key, _ in self._families.rows(META, _DUE + _TIME.pack(begin), behind(_DUE)):
+            time = _TIME.unpack_from(key, len(_DUE))[0]
+            name = key[len(_DUE) + _TIME.size :].decode()
+            is_known = name in known
+            if time <= until:
+                found += [] if is_known else [name]
+            elif not is_known or passed == _PASSED_MAX:
+                return found, time
+            else:
+                passed += 1
+        return found, NEVER
+
+    def complete_due(self) -> None:
+        """Gives each schedule the row of its first time, if a kvmq made them that had no such."""
+        if self._families.get(META, _HAS_DUE) is not None:
+            return
+        names = self.names()
+        if names:
+            batch = self._families.batch()
+            for name in names:
+                self._put_times(batch, name, self.times(name))
+            self._families.write(batch)
+
     def write(self, name: str, row: ScheduleRow, times: Sequence[int]) -> None:
-        """Writes both rows; the disk has them when it returns."""
+        """Writes a schedule; the disk has it when it returns."""
         batch = self._families.batch()
         batch.put(META, _ROW + name.encode(), msgspec.msgpack.encode(row))
-        _put_times(batch, name, times)
+        self._put_times(batch, name, times)
         self._families.write(batch, sync=True)
 
-    def write_times(self, times: Sequence[tuple[str, Sequence[int]]]) -> None:
+    def write_times(
+        self, times: Iterable[tuple[str, Sequence[int]]], *, sync: bool = False
+    ) -> None:
         """Writes the times of schedules, in one batch."""
         batch = self._families.batch()
         for name, some in times:
-            _put_times(batch, name, some)
-        self._families.write(batch)
+            self._put_times(batch, name, some)
+        self._families.write(batch, sync=sync)
+
+    def _put_times(self, batch: Batch, name: str, times: Sequence[int]) -> None:
+        self._delete_due(batch, name)
+        batch.put(META, _TIMES + name.encode(), b"".join(map(_TIME.pack, times)))
+        if times:
+            batch.put(META, _due_key(name, times[0]), b"")
+        batch.put(META, _HAS_DUE, b"")
+
+    def _delete_due(self, batch: Batch, name: str) -> None:
+        before = self.times(name)
+        if before:
+            batch.delete(META, _due_key(name, before[0]))
 
     def remove(self, name: str) -> None:
         """Removes a schedule; the disk has it when it returns."""
         batch = self._families.batch()
-        _delete(batch, name)
+        self._delete(batch, name)
         self._families.write(batch, sync=True)
+
+    def _delete(self, batch: Batch, name: str) -> None:
+        self._delete_due(batch, name)
+        batch.delete(META, _ROW + name.encode())
+        batch.delete(META, _TIMES + name.encode())
 
     def put_removal(self, batch: Batch, topic: TopicInfo) -> None:
         """Puts into a batch that the schedules of a topic are removed."""
         for name, row in self.all():
             if row.topic == topic.name:
-                _delete(batch, name)
+                self._delete(batch, name)
 
     # --- values for callers ---
 
@@ -226,7 +275,7 @@ class ScheduleRows:
         """A schedule for its caller."""
         times = self.times(name)
         fields = {field: getattr(row, field) for field in ScheduleFields.__struct_fields__}
-        return ScheduleInfo(name=name, next_at=times[0] if times else None, **fields)
+        return ScheduleInfo(name=name, next_at=times[-1] if times else None, **fields)
 
     def infos(self, topic: str | None) -> list[ScheduleInfo]:
         """All schedules, or those of a topic, by name."""
@@ -239,20 +288,15 @@ class ScheduleRows:
             raise CallerError(f"count is {shown(count)}; it must be 1 to {FIRINGS_MAX}")
         row = self.get(name)
         recurrence = row.recurrence()
-        waiting = self.times(name)
-        begin = waiting[0] if waiting else first_after(recurrence, now)
+        times = self.times(name)
+        begin = times[-1] if times else first_after(recurrence, now)
         if begin is None:
             return []
         return [begin, *islice(recurrence.times_after(begin), count - 1)]
 
 
-def _put_times(batch: Batch, name: str, times: Sequence[int]) -> None:
-    batch.put(META, _TIMES + name.encode(), b"".join(map(_TIME.pack, times)))
-
-
-def _delete(batch: Batch, name: str) -> None:
-    batch.delete(META, _ROW + name.encode())
-    batch.delete(META, _TIMES + name.encode())
+def _due_key(name: str, time: int) -> bytes:
+    return _DUE + _TIME.pack(time) + name.encode()
 
 
 def _decode(name: str, row: bytes) -> ScheduleRow:

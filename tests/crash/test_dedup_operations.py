@@ -1,5 +1,6 @@
-"""Every file operation fails once while messages with dedup ids are put, and the power is cut before
-each: an id is known if its message is there, and only then; so all that is put again is there once.
+"""Every file operation fails once while messages with dedup ids are put, and the power is cut
+before each: an id is known if its message is there, and only then; so all that is put again is
+there once.
 """
 
 from __future__ import annotations
@@ -81,10 +82,10 @@ def held(store: Store) -> list[str]:
 def check(
     new: list[str], store: Store, clock: VirtualClock, *, was_done: bool | None, is_last: bool
 ) -> None:
-    """The ids that are known are those of messages; with the others put again, each is there once."""
+    """The ids that are known are those of messages; with the others put again, all are there."""
     there = held(store)
     assert there == [*OLD, *NEW][: len(there)], "what a crash leaves is a leading part"
-    if was_done or is_last and was_done is False:
+    if was_done or (is_last and was_done is False):
         assert len(there) >= len(OLD) + len(new)
     elif was_done is False:
         assert there == OLD

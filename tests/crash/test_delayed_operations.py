@@ -1,5 +1,5 @@
-"""Every file operation fails once while messages are delivered, cancelled and changed, and the power
-is cut before each: each message comes once, or never if the call said that it was cancelled.
+"""Every file operation fails once while messages are delivered, cancelled and changed, and the
+power is cut before each: each message comes once, or never if the call said that it was cancelled.
 """
 
 from __future__ import annotations

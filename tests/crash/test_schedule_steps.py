@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -118,7 +119,10 @@ def _still_goes_on(
     _assert_goes_on(store, clock, VirtualClock().now_ms())
 
 
-@pytest.mark.parametrize("strike", [strike_each_operation, cut_at_each_effect])
+@pytest.mark.parametrize(
+    "strike",
+    [strike_each_operation, cut_at_each_effect, partial(cut_at_each_effect, flush="async")],
+)
 def test_whatever_operation_fails_each_message_of_a_schedule_comes_once(
     tmp_path: Path, before: Path, strike: Callable[..., None]
 ) -> None:

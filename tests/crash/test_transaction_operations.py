@@ -147,7 +147,7 @@ def check(
 
 
 def _end_all(store: Store, found: dict[str, str]) -> None:
-    """What waits can be committed, once; what has ended can't end in the other way."""
+    """Those that wait can be committed, once; the others can't end in the other way."""
     for name, state in found.items():
         if state == GONE:
             with pytest.raises((TransactionEnded, MessageNotFound)):

@@ -1,10 +1,11 @@
 """Some work on a store, struck at each of its file operations, or with the power cut before each.
 
-The idea: a test gives a folder as a kill leaves it, the work, and what must hold behind it. The work
-is done once to count its operations; then again for the first, the middle and the last use of each
-kind, which fails with EIO, with ENOSPC, or after half of a write. Or it is done once, and before
-each effect the folder is copied as a disk may hold it after a power cut: with all pages, with those alone
-that were synced, or with some of the others; and with the index as it is or without its last writes.
+The idea: a test gives a folder as a kill leaves it, the work, and what must hold behind it. The
+work is done once to count its operations; then again for the first, the middle and the last use of
+each kind, which fails with EIO, with ENOSPC, or after half of a write. Or it is done once, and
+before each effect the folder is copied as a disk may hold it after a power cut: with all pages,
+with those alone that were synced, or with some of the others; and with the index as it is or
+without its last writes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import kvstore
 from kvstore import FlushFailed, Store, StoreConfig, StoreError
@@ -43,14 +44,18 @@ def _first_half(pages: list[Page]) -> list[Page]:
     return pages[: len(pages) // 2]
 
 
-def quiet(files: WatchedFiles, clock: VirtualClock) -> StoreConfig:
+def quiet(
+    files: WatchedFiles, clock: VirtualClock, flush: Literal["sync", "async"] = "sync"
+) -> StoreConfig:
     """Settings with which nothing happens by itself, and each put waits for the disk."""
-    return settings(files=files, clock=clock, flush="sync", checkpoint_interval=1e9)
+    return settings(
+        files=files, clock=clock, flush=flush, flush_interval=1e9, checkpoint_interval=1e9
+    )
 
 
 def strike_each_operation(before: Path, folder: Path, work: Work, check: Check) -> None:
-    """Every file operation of the work fails once, see the module. What holds is checked in the
-    store that was struck, as soon as the disk is well again, and in the next opening.
+    """Every file operation of the work fails once, see the module. The store that was struck is
+    checked as soon as the disk is well again, and so is the next opening.
     """
     files, clock = EveryFile(), VirtualClock()
     path = shutil.copytree(before, folder / "counted")
@@ -95,13 +100,22 @@ def _done(store: Store, clock: VirtualClock, work: Work) -> bool | None:
     return True
 
 
-def cut_at_each_effect(before: Path, folder: Path, work: Work, check: Check) -> None:
-    """The power is cut before each effect of the work, and behind it, see the module."""
+def cut_at_each_effect(
+    before: Path,
+    folder: Path,
+    work: Work,
+    check: Check,
+    *,
+    flush: Literal["sync", "async"] = "sync",
+) -> None:
+    """The power is cut before each effect of the work, and behind it, see the module. With `flush`
+    "async" nothing that is put is promised.
+    """
     files, clock = WatchedFiles(), VirtualClock()
     path = shutil.copytree(before, folder / "store")
     cuts: list[tuple[Path, Effect | None]] = []
     one_at_a_time = threading.Lock()
-    with kvstore.open(path, quiet(files, clock)) as store:
+    with kvstore.open(path, quiet(files, clock, flush)) as store:
         older = copy_folder(path / "index", folder / "older index")
 
         def cut(effect: Effect | None) -> None:
@@ -122,7 +136,8 @@ def cut_at_each_effect(before: Path, folder: Path, work: Work, check: Check) -> 
         now = VirtualClock(clock.now_ms())
         try:
             with opened(left, settings(clock=now)) as store:
-                check(store, now, was_done=None if effect else True, is_last=True)
+                is_promised = effect is None and flush == "sync"
+                check(store, now, was_done=is_promised or None, is_last=True)
         except BaseException as e:
             e.add_note(f"{left.name}: before {effect}")
             raise
