@@ -143,7 +143,7 @@ class WaitingList:
 
     def newest(self, message_id: str, owns: Owns | None) -> StoredMessage:
         """The last record of a message: the one that waits, or that ended the wait."""
-        return newest_of(self._context.finder.find, TIMER_TOPIC, message_id, owns)
+        return newest_of(self._context.finder.find, (TIMER_TOPIC,), message_id, owns)
 
     def newest_there(self, message_id: str, owns: Owns | None) -> StoredMessage | None:
         """The last record of a message among those that wait: one look for each part of the key
