@@ -15,12 +15,14 @@ import pytest
 from click.testing import CliRunner
 
 import kvstore
-from kvstore import Message, StoreConfig, StoreError
+from kvstore import Message, StoreConfig, StoredMessage, StoreError
 from kvstore.cli import kvmq as command
 from tests.support import inside
-from tests.support.stores import SMALL, killed
+from tests.support.stores import SMALL, killed, settings
+from tests.support.waiting import until
 
 FAR: Final = 4_000_000_000_000
+QUICK: Final = settings(transaction_check_interval=0.05, transaction_checks=100)
 YEARS: Final = 1_262_304_001
 """Seconds: more than 40 years."""
 
@@ -310,3 +312,105 @@ def test_a_deleted_namespace_says_how_many_messages_went_with_it(tmp_path: Path)
         assert store.delete_namespace("n") == 2
     deleted = CliRunner().invoke(command, ["namespace", "delete", str(copy), "n"])
     assert deleted.stdout == "2 messages that waited went with it\n"
+
+
+# --- checkers ---
+
+
+class Asked:
+    """A checker that answers as it is told, one way after the other."""
+
+    def __init__(self, *answers: object) -> None:
+        self.answers = answers
+        self.count = 0
+
+    def __call__(self, message: StoredMessage) -> Any:
+        answer = self.answers[min(self.count, len(self.answers) - 1)]
+        self.count += 1
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+NONSENSE: Final = (ValueError("lost"), "maybe", None, 7, "COMMIT", object(), "commit")
+
+
+@pytest.mark.parametrize("is_namespace", [False, True])
+def test_a_checker_that_raises_or_answers_nonsense_is_asked_again(
+    tmp_path: Path, is_namespace: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask = Asked(*NONSENSE)
+    with kvstore.open(tmp_path / "s", QUICK) as store:
+        calls = store.namespace("n") if is_namespace else store
+        calls.create_topic("t", queues=1)
+        calls.on_check("pay", ask)
+        calls.prepare("t", b"x", group="pay", immunity=0)
+        until(lambda: calls.bounds("t", 0).next_offset)
+        assert ask.count >= len(NONSENSE)
+        assert store.transactions().count == 0
+    assert "ValueError: lost" in caplog.text
+    for said in ("'maybe'", "None", "7", "'COMMIT'"):
+        assert f"answered {said}; it must be 'commit', 'rollback' or 'unknown'" in caplog.text
+
+
+@pytest.mark.parametrize("is_namespace", [False, True])
+@pytest.mark.parametrize("is_coroutine", [False, True])
+def test_a_checker_of_asyncio_that_raises_or_answers_nonsense_is_asked_again(
+    tmp_path: Path, is_namespace: bool, is_coroutine: bool
+) -> None:
+    ask = Asked(*NONSENSE)
+
+    async def ask_later(message: StoredMessage) -> Any:
+        await asyncio.sleep(0)
+        return ask(message)
+
+    async def run() -> None:
+        async with kvstore.aio.open(tmp_path / "s", QUICK) as store:
+            calls = store.namespace("n") if is_namespace else store
+            await calls.create_topic("t", queues=1)
+            checker = await calls.on_check("pay", ask_later if is_coroutine else ask)
+            await calls.prepare("t", b"x", group="pay", immunity=0)
+            for _ in range(2000):
+                if (await calls.bounds("t", 0)).next_offset:
+                    break
+                await asyncio.sleep(0.01)
+            assert ask.count >= len(NONSENSE)
+            assert (await store.transactions()).count == 0
+            checker.close()
+
+    asyncio.run(run())
+
+
+def test_a_coroutine_that_hangs_holds_up_neither_the_loop_nor_other_checkers(
+    tmp_path: Path,
+) -> None:
+    async def hang(message: StoredMessage) -> Any:
+        await asyncio.sleep(3600)
+
+    async def run() -> None:
+        async with kvstore.aio.open(tmp_path / "s", QUICK) as store:
+            await store.create_topic("t", queues=1)
+            await store.on_check("pay", hang)
+            await store.prepare_batch([Message("t", b"x")] * 3, group="pay", immunity=0)
+            await asyncio.sleep(0.05)
+            await store.on_check("pay", lambda message: "commit")
+            for _ in range(2000):
+                if (await store.bounds("t", 0)).next_offset == 3:
+                    break
+                await asyncio.sleep(0.01)
+            assert (await store.transactions()).count == 0
+
+    asyncio.run(run())
+
+
+def test_a_checker_that_can_not_be_called_in_a_thread_is_refused(tmp_path: Path) -> None:
+    async def ask(message: StoredMessage) -> Any:
+        return "commit"
+
+    with kvstore.open(tmp_path / "s", SMALL) as store:
+        for calls in (store, store.namespace("n")):
+            for wrong, says in (("commit", "must be a function"), (ask, "use kvstore.aio")):
+                with pytest.raises(kvstore.CallerError, match=says):
+                    calls.on_check("pay", wrong)  # type: ignore[arg-type]
+            with pytest.raises(kvstore.CallerError):
+                calls.on_check("", lambda message: "commit")

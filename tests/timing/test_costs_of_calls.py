@@ -10,6 +10,7 @@ from typing import Final
 
 import pytest
 
+import kvstore
 from kvstore import Message, Store
 from tests.support import inside
 from tests.support.clock import VirtualClock
@@ -118,16 +119,13 @@ def test_a_call_costs_the_same_beside_1_10_and_100_others(
         config = settings(clock=clock, checkpoint_interval=1e9, retention_interval=1e9)
         with opened(tmp_path / str(others), config) as store:
             beside = Beside(store, clock, others)
-            if not is_reopened:
-                inside.stop_housekeepers(store)
-                with costs.counting() as found:
-                    call(beside)
-        if is_reopened:
-            with opened(tmp_path / str(others), config) as store:
-                inside.stop_housekeepers(store)
-                beside.store = store
-                with costs.counting() as found:
-                    call(beside)
+            if is_reopened:
+                store.close()
+                beside.store = kvstore.open(tmp_path / str(others), config)
+            inside.stop_housekeepers(beside.store)
+            with costs.counting() as found:
+                call(beside)
+            beside.store.close()
         counts.append(found.total())
     one, ten, hundred = counts
     # A look reads up to eight rows at once, and more messages have more pieces of filters.
