@@ -73,6 +73,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kvmq")
 _STEPS_MAX: Final = 1000
 """Times that are looked for in the log behind the last one that is known."""
+_NAMED: Final = f"{NAME_PROPERTY}\x01".encode()
 _MISSED: Final = ("skip", "once", "all")
 
 
@@ -238,6 +239,8 @@ class Schedules:
 
     def owner(self, message: DelayedMessage) -> str | None:
         """The schedule to which a message belongs that waits, or None."""
+        if _NAMED not in message.message.raw_properties:
+            return None
         own = message.message.properties.get(NAME_PROPERTY)
         space = namespace_of(message.topic)
         name = None
