@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -34,13 +35,14 @@ from kvstore.api.store import Store as SyncStore
 from kvstore.config import StoreConfig
 from kvstore.core.popping.receipts import Popped
 from kvstore.errors import CallerError, StoreClosed, StoreError, shown
-from kvstore.message import PutResult
+from kvstore.message import PutResult, StoredMessage
 from kvstore.meta.namespaces import speak_own_names, wrap
 from kvstore.opening.recovery import Progress, RecoveryReport
 from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.pop import Poll
 from kvstore.process.forking import refuse_in_child
 from kvstore.read.sql import SqlFilter
+from kvstore.timing.checks import Answer, Ask, Checker
 from kvstore.timing.transaction import Transaction as SyncTransaction
 
 THREADS: Final = 16
@@ -53,6 +55,7 @@ _TIMER_MAX: Final = 24 * 3600.0
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
+AsyncAsk = Callable[[StoredMessage], Coroutine[Any, Any, Answer]]
 Looked = tuple[list[Popped], Poll | None]
 
 
@@ -68,6 +71,16 @@ def _awaited(
 
     functools.update_wrapper(awaited, method)
     return awaited
+
+
+def _ask_in(loop: asyncio.AbstractEventLoop, checker: AsyncAsk, message: StoredMessage) -> Answer:
+    """Asks a coroutine function, which runs in another thread's loop."""
+    asking = checker(message)
+    try:
+        return asyncio.run_coroutine_threadsafe(asking, loop).result()
+    except RuntimeError:
+        asking.close()  # the loop has ended
+        raise
 
 
 class _Bell:
@@ -120,6 +133,16 @@ class _Calls:
         """See `kvstore.Store.transaction`; for `async with`."""
         return Transaction(self._run, self._sync.transaction(group=group))
 
+    async def on_check(self, group: str, checker: Ask | AsyncAsk) -> Checker:
+        """See `kvstore.Store.on_check`. A coroutine function is called in this loop, while its
+        question's thread waits; any other is called in that thread.
+        """
+        ask: Any = checker
+        if inspect.iscoroutinefunction(checker):
+            ask = functools.partial(_ask_in, asyncio.get_running_loop(), checker)
+        found: Checker = await self._run(lambda: self._sync.on_check(group, ask))
+        return found
+
     put = _awaited(SyncStore.put)
     put_batch = _awaited(SyncStore.put_batch)
     put_columns = _awaited(SyncStore.put_columns)
@@ -156,7 +179,6 @@ class _Calls:
     offset_history = _awaited(SyncStore.offset_history)
     reset_offset = _awaited(SyncStore.reset_offset)
     lag = _awaited(SyncStore.lag)
-    on_check = _awaited(SyncStore.on_check)
     prepare = _awaited(SyncStore.prepare)
     prepare_batch = _awaited(SyncStore.prepare_batch)
     commit = _awaited(SyncStore.commit)

@@ -67,39 +67,69 @@ class PulledBatch(msgspec.Struct, gc=False):
     expired: int = 0
 
 
+Firsts = dict[int, StoredMessage | int]
+"""By row of a batch: the first message of its dedup id, or the row before it that has the id."""
+
+
+def with_firsts(placed: list[PutResult], firsts: Firsts, status: PutStatus) -> list[PutResult]:
+    """The results of a batch, given those of the messages that were put, in order."""
+    if not firsts:
+        return placed
+    found: list[PutResult] = []
+    rest = iter(placed)
+    for row in range(len(placed) + len(firsts)):
+        first = firsts.get(row)
+        if first is None:
+            found.append(next(rest))
+            continue
+        its = found[first] if isinstance(first, int) else first
+        place = (its.message_id, its.topic, its.queue, its.offset, its.position, its.size)
+        found.append(PutResult(*place, status, True))
+    return found
+
+
 class ColumnsPut:
-    """Where the rows of a `put_columns` went: how many (`count`), the bytes of their records
-    (`size`), and how safe they are. It keeps the ids of the messages as long as it lives, but not
-    their bodies.
+    """Where the rows of a `put_columns` went: how many there are (`count`), how many of them repeat
+    a dedup id and were not put (`duplicates`), the bytes of the others' records (`size`), and how
+    safe all are. It keeps the ids of the messages as long as it lives, but not their bodies.
     """
 
-    def __init__(self, batch: PreparedBatch, status: PutStatus) -> None:
+    def __init__(
+        self, batch: PreparedBatch, status: PutStatus, firsts: Firsts | None = None
+    ) -> None:
         self._batch = batch
-        self.count = len(batch)
-        self.size = len(batch.records)
+        self.duplicates = len(firsts or ())
+        self.count = len(batch) + self.duplicates
+        self.size = len(batch.records) if len(batch) else 0
         batch.forget_bodies()
         self.status = status
+        self._results: list[PutResult] | None = None
+        """With repeats, which are not in the batch."""
+        if firsts:
+            self._results = with_firsts(row_results(batch, status), firsts, status)
 
     @property
     def first_position(self) -> int | None:
-        """Where the first message stands in the log; None if there were no rows."""
-        return self._batch.position(0) if self.count else None
+        """Where the first message that was put stands in the log; None if none was."""
+        return self._batch.position(0) if len(self._batch) else None
 
     @property
     def last_position(self) -> int | None:
         """Where the last one stands; all of them lie side by side, but for the end of a segment."""
-        return self._batch.position(self.count - 1) if self.count else None
+        return self._batch.position(len(self._batch) - 1) if len(self._batch) else None
 
     @property
     def columns(self) -> ColumnBatch:
-        """A row for each message, in order: queue, offset, position, size, message_id. Made anew
-        each time it is asked for.
+        """A row for each that was given, in order: queue, offset, position, size, message_id (of a
+        repeat those of the first message), and whether it is a duplicate. Made anew each time it is
+        asked for.
         """
-        return result_columns(self._batch)
+        return result_columns(self._batch, self._results)
 
     def results(self) -> list[PutResult]:
         """The places as `put_batch` gives them, for callers without an Arrow library."""
-        return row_results(self._batch, self.status)
+        found = self._results
+        return row_results(self._batch, self.status) if found is None else list(found)
 
     def __len__(self) -> int:
         return self.count

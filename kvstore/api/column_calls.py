@@ -36,17 +36,17 @@ class ColumnCalls:
         `columns` is a record batch, a table, or a stream of batches, of any library that has
         Arrow's `__arrow_c_array__` or `__arrow_c_stream__`. It needs a column `body` (binary or
         string) and may have `queue`, `tag`, `keys` (lists of strings), `properties` (maps of
-        strings), `message_group`, `flags`, `message_id`, `born_at`, `deliver_at` and `expires_at`
-        (ms, or a timestamp); a null stands for the field's default (see `Message`). Dedup ids have
-        no column: put messages that have them with `put_batch`. All rows are one batch, also those
-        of several batches of a table or stream, which is read to its end first: an error writes
-        none of them (a crash may leave a leading part), and other puts wait as long as they are
-        copied.
+        strings), `message_group`, `flags`, `message_id`, `dedup_id`, `born_at`, `deliver_at` and
+        `expires_at` (ms, or a timestamp); a null stands for the field's default (see `Message`).
+        All rows are one batch, also those of several batches of a table or stream, which is read to
+        its end first: an error writes none of them (a crash may leave a leading part), and other
+        puts wait as long as they are copied.
         The records are made in memory before they are written: put more than some 100 MB in
         parts.
 
         Raises what `put_batch` does: `MessageIllegal` names a column and its type if it is not one
-        of these, or the row at fault. The result has positions, offsets and ids as columns.
+        of these, or the row at fault. The result has positions, offsets and ids as columns, and
+        says which rows repeat a dedup id.
 
         >>> rows = pyarrow.table({"body": [b"1", b"2"], "tag": ["paid", None]})  # doctest: +SKIP
         >>> store.put_columns("orders", rows).count  # doctest: +SKIP

@@ -37,7 +37,7 @@ from kvstore.meta.topics import TopicConfig, TopicInfo
 from kvstore.pop.progress import GroupStats
 from kvstore.record.put.explain import as_batch
 from kvstore.record.validate import listed
-from kvstore.timing.checks import Ask, Checker
+from kvstore.timing.checks import Answer, Ask, Checker
 from kvstore.timing.delayed_message import DelayedMessage, DelayedPage
 from kvstore.timing.prepared_message import PreparedMessage, PreparedPage
 from kvstore.timing.schedule_rows import ScheduleInfo
@@ -360,10 +360,14 @@ class Namespace:
 
     def on_check(self, group: str, checker: Ask) -> Checker:
         """See `Store.on_check`."""
+
+        def ask(message: StoredMessage) -> Answer:
+            return checker(_own_message(self.name, message))
+
+        # The store refuses one that can't be called, or is a coroutine function.
+        is_ours = callable(checker) and not inspect.iscoroutinefunction(checker)
         with _speaking(self.name):
-            return self._store.on_check(
-                wrap(self.name, group), lambda message: checker(_own_message(self.name, message))
-            )
+            return self._store.on_check(wrap(self.name, group), ask if is_ours else checker)
 
     def transactions(
         self,

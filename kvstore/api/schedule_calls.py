@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from kvstore.engine.engine import Engine
 from kvstore.meta.namespaces import check_namespace, namespace_of
 from kvstore.timing.recurrence import UTC_NAME
-from kvstore.timing.schedule_rows import Missed, ScheduleInfo
-from kvstore.timing.schedules import AskedSchedule
+from kvstore.timing.schedule_rows import Missed, ScheduleFields, ScheduleInfo
 
 
 class ScheduleCalls:
@@ -37,12 +36,14 @@ class ScheduleCalls:
         keys: Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
         message_group: str | None = None,
+        expires_after: float | None = None,
         exist_ok: bool = False,
     ) -> ScheduleInfo:
         """Makes a schedule, which puts a message to a topic at each of its times: those of a cron
         expression (minute, hour, day, month, weekday) in a time zone, or every so many seconds (1
         and more) from now on. The properties `SCHEDULE` and `SCHEDULED_AT` of each message name the
-        schedule and the time, ms. The other fields are as in `put`.
+        schedule and the time, ms. A message expires `expires_after` seconds behind its time. The
+        other fields are as in `put`.
 
         `missed` says what happens to times at which the store was closed, or could not put: "once"
         puts one message for all of them; "skip" none, if the last is more than a minute ago; "all"
@@ -56,8 +57,19 @@ class ScheduleCalls:
         >>> store.schedule("beat", "orders", b"", every=30, missed="skip")  # doctest: +SKIP
         """
         self._engine.log.check_writable()
-        asked = AskedSchedule(
-            topic, body, cron, every, zone, missed, queue, tag, keys, properties, message_group
+        asked = ScheduleFields(
+            topic=topic,
+            body=body,  # type: ignore[arg-type]  # a copy is made when it is checked; also below
+            cron=cron,
+            every=every,
+            zone=zone,
+            missed=missed,
+            queue=queue,
+            tag=tag,
+            keys=keys,  # type: ignore[arg-type]
+            properties=properties,  # type: ignore[arg-type]
+            message_group=message_group,
+            expires_after=expires_after,
         )
         return self._engine.schedules.create(name, asked, exist_ok=exist_ok)
 

@@ -130,10 +130,12 @@ class Store(Calls):
         self._engine.log.check_writable()
         topic_changes.create_namespace(self._engine, name, topics, groups, exist_ok=exist_ok)
 
-    def delete_namespace(self, name: str) -> None:
-        """Deletes a namespace with all its topics and groups, in one batch; `NamespaceNotFound`."""
+    def delete_namespace(self, name: str) -> int:
+        """Deletes a namespace with all its topics and groups, in one batch; returns how many
+        delayed and prepared messages went with them. `NamespaceNotFound`.
+        """
         self._engine.log.check_writable()
-        topic_changes.delete_namespace(self._engine, name)
+        return topic_changes.delete_namespace(self._engine, name)
 
     # --- RocketMQ's configuration ---
 

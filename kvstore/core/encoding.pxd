@@ -126,6 +126,8 @@ cdef class PreparedBatch:
     cdef int _add_str(self, object text, bint blanks) except -1
     cdef int add_hash(self, Py_ssize_t begin) except -1 nogil
     cdef int _add_dedup_id(self, Row *row, object dedup_id, PutRoute route) except -1
+    cdef int begin_dedup_id(self, Row *row, int64_t window) except -1 nogil
+    cdef int end_dedup_id(self, Row *row) except -1 nogil
     cdef int _add_id(self, Row *row, object message_id, int64_t now_ms) except -1
     cdef int add_made_id(self, Row *row) except -1 nogil
     cdef int end_id(self, Row *row) except -1 nogil

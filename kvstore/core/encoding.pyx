@@ -26,7 +26,7 @@ from kvstore.core.expiry cimport EXPIRY_SIZE, write_expiry
 from kvstore.core.put_fields cimport (
     DUE_DIGITS, QUEUE_DIGITS, due_of, is_delayed, message_of, number_within, refuse, write_digits,
 )
-from kvstore.core.put_route cimport PutRoute
+from kvstore.core.put_route cimport PutRoute, window_of
 from kvstore.core.put_values cimport Message, PutResult
 from kvstore.core.records cimport CRC_PROPERTY, RECORD_CRC_MASK, write_crc_property
 from kvstore.core.texts cimport NameSet, WORD, copy_text
@@ -318,12 +318,18 @@ cdef class PreparedBatch:
         return 0
 
     cdef int _add_dedup_id(self, Row *row, object dedup_id, PutRoute route) except -1:
-        # The first hash is its, of name and id, which no key of a message can have.
-        row.dedup_at = self.properties_size
-        if route is None or route.dedup_window < 0:
-            refuse("the topic has no window for dedup ids")
-        self.add(b"__DEDUP\x01", 8)
+        self.begin_dedup_id(row, window_of(route))
         self._add_str(dedup_id, True)
+        return self.end_dedup_id(row)
+
+    cdef int begin_dedup_id(self, Row *row, int64_t window) except -1 nogil:
+        row.dedup_at = self.properties_size
+        if window < 0:
+            refuse("the topic has no window for dedup ids")
+        return self.add(b"__DEDUP\x01", 8)
+
+    cdef int end_dedup_id(self, Row *row) except -1 nogil:
+        # The first hash is its, of name and id, which no key of a message can have.
         row.dedup_size = self.properties_size - row.dedup_at
         if row.dedup_size > DEDUP_MAX:
             refuse("the dedup id is too long")

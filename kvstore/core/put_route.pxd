@@ -28,3 +28,7 @@ cdef class PutRoute:
     cdef uint64_t _turn
     cdef int check_kind(self, bint delayed, bint ordered, bint prepared) except -1
     cdef uint64_t queue_key(self, int64_t queue, bint grouped, uint32_t group_hash) noexcept
+
+
+# The dedup window of a route, which may be None.
+cdef int64_t window_of(PutRoute route) noexcept

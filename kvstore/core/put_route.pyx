@@ -77,3 +77,8 @@ cdef class PutRoute:
             turn = self._turn
             self._turn += 1
         return self.base + turn % self.write_queues
+
+
+cdef int64_t window_of(PutRoute route) noexcept:
+    # A topic that is to be made has no window.
+    return -1 if route is None else route.dedup_window

@@ -443,6 +443,7 @@ class Engine:
                 self.log.closed = True
             self.progress.finish()
             self.upkeep.checkpoint(clean=True)
+            self.schedules.close()
             self.index.tidy()
         except StoreError:
             # The next opening recovers everything that could not be finished here; only a failed

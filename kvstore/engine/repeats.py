@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.core.dedup.known_ids import KnownIds, drop_rows
 from kvstore.core.encoding import PreparedBatch
-from kvstore.core.put_values import PutResult, PutStatus
 from kvstore.engine.engine_context import EngineContext
 from kvstore.errors import StoreBusy
-from kvstore.message import StoredMessage
+from kvstore.message import Firsts, StoredMessage
 from kvstore.read.find import Finder
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
 IDS_MAX: Final = 1 << 20
 """Ids of a generation in memory, 32 to 64 bytes each; two generations are kept."""
-Firsts = dict[int, StoredMessage | int]
-"""By row of a batch: the first message of its dedup id, or the row before it that has the id."""
 
 
 class Repeats:
@@ -81,21 +78,6 @@ class Repeats:
         if position < 0 and now - window >= ids.since:
             return None
         return self._finder.first_put(topic, dedup_id, position, now - window, ids.first_position)
-
-
-def with_firsts(placed: list[PutResult], firsts: Firsts, status: PutStatus) -> list[PutResult]:
-    """The results of a batch, given those of the messages that were put, in order."""
-    found: list[PutResult] = []
-    rest = iter(placed)
-    for row in range(len(placed) + len(firsts)):
-        first = firsts.get(row)
-        if first is None:
-            found.append(next(rest))
-            continue
-        its = found[first] if isinstance(first, int) else first
-        place = (its.message_id, its.topic, its.queue, its.offset, its.position, its.size)
-        found.append(PutResult(*place, status, True))
-    return found
 
 
 def end_of(firsts: Firsts) -> int:

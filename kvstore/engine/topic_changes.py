@@ -143,14 +143,14 @@ def create_namespace(
         engine.groups.written(new)
 
 
-def delete_namespace(engine: Engine, name: str) -> None:
+def delete_namespace(engine: Engine, name: str) -> int:
     """See `Store.delete_namespace`."""
     engine.log.check_writable()
     check_namespace(name)
     topics, groups = of_namespace(engine, name)
     if not (topics or groups or engine.namespaces.is_made(name)):
         raise NamespaceNotFound(f"there is no namespace {shown(name)}; `namespaces` lists them")
-    delete(
+    return delete(
         engine,
         [info.name for info in topics],
         [info.name for info in groups],

@@ -32,10 +32,10 @@ from kvstore.core.names import RESERVED, TRANSIENT_PREFIX
 from kvstore.core.tail import Tail
 from kvstore.core.unique_ids import UniqueIds
 from kvstore.engine.engine_context import EngineContext
-from kvstore.engine.repeats import Firsts, Repeats, end_of, with_firsts
+from kvstore.engine.repeats import Repeats, end_of
 from kvstore.errors import MessageIllegal, StoreError, shown
 from kvstore.log.flusher import Flusher
-from kvstore.message import ColumnsPut, Message, PutResult, PutStatus
+from kvstore.message import ColumnsPut, Firsts, Message, PutResult, PutStatus, with_firsts
 from kvstore.pop.inflight.waiting import Waiting
 from kvstore.process.locks import is_mine
 from kvstore.record.compression import compressed
@@ -132,13 +132,16 @@ class Writer:
             return []
         batch = self.encode(messages, now, any_kind=any_kind)
         if batch.deduped:
-            return self._put_once(batch, now)
+            status, firsts = self._put_once(batch, now)
+            return with_firsts(batch.results(status), firsts, status)
         return batch.results(self._settle(batch, self._append(batch, now)))
 
     def put_columns(self, topic: str, columns: object) -> ColumnsPut:
         """See `Store.put_columns`."""
         now = self.begin_put()
         batch = self._prepared_columns(topic, columns, now)
+        if batch.deduped:
+            return ColumnsPut(batch, *self._put_once(batch, now))
         status = self.put(batch, now) if len(batch) else PutStatus.WRITTEN
         return ColumnsPut(batch, status)
 
@@ -168,11 +171,13 @@ class Writer:
         """Puts records; then the batch has its results."""
         return self._settle(batch, self._append(batch, now))
 
-    def _put_once(self, batch: PreparedBatch, now: int) -> list[PutResult]:
-        """Puts the messages of a batch that repeat no dedup id; the results of all."""
+    def _put_once(self, batch: PreparedBatch, now: int) -> tuple[PutStatus, Firsts]:
+        """Puts the messages of a batch that repeat no dedup id; the first messages of the others
+        are in the result.
+        """
         repeats, turn = self._repeats, self._repeats.turn
         ids, end = repeats.ids, 0
-        firsts: Firsts | None = None
+        firsts: Firsts = {}
         if is_mine(turn):
             raise repeats.busy()
         try:
@@ -190,11 +195,9 @@ class Writer:
             except RuntimeError:
                 pass  # it was not taken
         status = self._settle(batch, end) if batch.count else self._status
-        if not firsts:
-            return batch.results(status)
-        if status is PutStatus.FLUSHED:
+        if firsts and status is PutStatus.FLUSHED:
             self._flusher.wait(end_of(firsts))
-        return with_firsts(batch.results(status), firsts, status)
+        return status, firsts
 
     def _append(self, batch: PreparedBatch, now: int, ids: KnownIds | None = None) -> int:
         """Gives records their places, and puts them there; the position behind them. If that fails,

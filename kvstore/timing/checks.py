@@ -17,6 +17,7 @@ Invariants:
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections import deque
@@ -135,6 +136,11 @@ class Checks:
         check_group(group)
         if not callable(ask):
             raise CallerError(f"the checker is {shown(ask)}; it must be a function")
+        if inspect.iscoroutinefunction(ask):
+            raise CallerError(
+                f"the checker is the coroutine function {shown(ask)}, and is called in a thread of "
+                "its own: give a plain function, or use kvstore.aio"
+            )
         checker = Checker(group, ask, self._next_of, self._answered, self._failed, self._clock)
         with self._lock:
             self._checkers = [one for one in self._checkers if one.is_open] + [checker]

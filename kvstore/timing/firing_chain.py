@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvstore.timing.recurrence import Recurrence, first_after, newest
-from kvstore.timing.schedule_rows import Missed, ScheduleRow, id_begin
+from kvstore.timing.schedule_rows import Missed, ScheduleRow
 
 MISSED_MAX: Final = 1000
 """Messages that missed="all" puts for missed times: the newest. A schedule of each second in a
@@ -31,14 +31,24 @@ class FiringChain:
     def __init__(self, name: str, row: ScheduleRow, topic_id: int) -> None:
         self.name = name
         self.message_id: Callable[[int], str] = row.message_id
-        self.id_begin = id_begin(row.number)
         self.topic_id = topic_id
         self._missed: Missed = row.missed
         self._recurrence: Recurrence = row.recurrence()
         self.times: list[int] = []
         """Their times, rising: one; two while the first of them is delivered."""
+        self.ended: list[tuple[int, int]] = []
+        """The times before them that were delivered, each with the log's end by then: until the
+        disk has the log to there, a power cut may take that back.
+        """
         self._counted_until = 0
         """The missed times up to here are not too many."""
+
+    def known_times(self, durable: int) -> list[int]:
+        """The times whose messages wait, or will wait again after a power cut, if the disk has the
+        log to a position.
+        """
+        self.ended = [one for one in self.ended if one[1] > durable]
+        return [time for time, _ in self.ended] + self.times
 
     def step(self, time: int, now: int) -> tuple[bool, int | None]:
         """Whether the message of a time that is due is delivered, and the time of the next one;

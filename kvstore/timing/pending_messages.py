@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
@@ -245,7 +245,7 @@ class PendingMessages:
     def newest(self, message_id: str, owns: Owns | None) -> StoredMessage:
         """The last record of a message: the one that waits, or that ended the wait."""
         find = self._context.finder.find
-        return newest_of(find, self._topic, message_id, owns)
+        return newest_of(find, (self._topic,), message_id, owns)
 
     # --- leaving ---
 
@@ -315,15 +315,15 @@ class PendingMessages:
 
 
 def newest_of(
-    find: Callable[..., StoredMessage], topic: str, message_id: str, owns: Owns | None
+    find: Callable[..., StoredMessage], topics: Container[str], message_id: str, owns: Owns | None
 ) -> StoredMessage:
     """The last record with an id, of the topics that a caller may see and of messages to these that
-    wait in `topic`; `MessageNotFound`.
+    wait, or stay, in `topics`; `MessageNotFound`.
     """
     if owns is None:
         return find(message_id)
-    message = find(message_id, lambda name: name == topic or owns(name))
-    if message.topic == topic and not owns(message.properties.get(REAL_TOPIC, "")):
+    message = find(message_id, lambda name: name in topics or owns(name))
+    if message.topic in topics and not owns(message.properties.get(REAL_TOPIC, "")):
         raise MessageNotFound(f"no message has the id {shown(message_id)}")
     return message
 

@@ -11,7 +11,7 @@ Invariant: a message that is found waiting waits in this store, not only in its 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvstore.core.names import (
     TRANSACTION_CHECK_MS,
@@ -38,6 +38,9 @@ from kvstore.timing.prepared_message import (
     prepared_of,
 )
 from kvstore.timing.timer_rows import Place, TimerRows, check_page
+
+_TOPICS: Final = (TRANSACTION_HALF_TOPIC, TRANSACTION_DISCARD_TOPIC)
+"""The topics in which prepared messages wait, and in which those stay that were given up."""
 
 
 class Ended(NamedTuple):
@@ -80,7 +83,7 @@ class PreparedList:
         """The first message of the transaction that has a message of that id, or its end;
         `MessageNotFound`.
         """
-        message = newest_of(self._context.finder.find, TRANSACTION_HALF_TOPIC, message_id, owns)
+        message = newest_of(self._context.finder.find, _TOPICS, message_id, owns)
         if message.topic == TRANSACTION_DISCARD_TOPIC:
             return Ended(False, message)
         if message.topic != TRANSACTION_HALF_TOPIC:
@@ -135,7 +138,7 @@ class PreparedList:
             return None
         find, read_at = self._context.finder.find, self._context.reader.read_at
         try:
-            first = newest_of(find, TRANSACTION_HALF_TOPIC, member.set_id, None)
+            first = newest_of(find, _TOPICS, member.set_id, None)
             if first.topic == TRANSACTION_HALF_TOPIC:
                 return None
             before = read_at(last.prepared_position - 1)

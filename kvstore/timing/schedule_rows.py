@@ -1,23 +1,26 @@
 """Schedule rows: the schedules of a store as rows of `meta`, and as values for callers.
 
-The idea: a schedule has two rows. One says what it puts and when, and changes only by a call. The
-other, a few bytes, has the times whose messages wait, and is written with each firing; so a large
-body is not.
+The idea: a schedule has three rows. One says what it puts and when, and changes only by a call.
+Another, a few bytes, has the times whose messages may wait, and is written with each firing; so a
+large body is not. The third one has the first of these times in its key: in the order of these keys
+schedules become due, so an opening looks at none before its time.
 
 Invariants: a schedule is in the namespace of its topic; its rows come and go with each other, and
-go in the batch that removes the topic.
+go in the batch that removes the topic. A schedule with times has the row of its first one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import islice
 from struct import Struct
 from typing import Any, Final, Literal
 
 import msgspec
 
+from kvstore.clock import whole_ms
+from kvstore.core.names import DATES_END
 from kvstore.errors import CallerError, IndexDamaged, MessageIllegal, ScheduleNotFound, shown
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import META, behind
@@ -25,6 +28,7 @@ from kvstore.message import Message
 from kvstore.meta.namespaces import namespace_of, unwrap
 from kvstore.meta.topics import TopicInfo
 from kvstore.record.layout import TOPIC_MAX
+from kvstore.record.put.explain import DELAY_MAX
 from kvstore.timing.recurrence import Recurrence, first_after, recurrence_of
 
 Missed = Literal["skip", "once", "all"]
@@ -33,21 +37,26 @@ TIME_PROPERTY: Final = "SCHEDULED_AT"
 """The properties of each message that a schedule puts: its name, and the time, ms."""
 _ROW: Final = b"schedule/"
 _TIMES: Final = b"schedule_times/"
+_HAS_DUE: Final = b"schedule_due"
+"""The row that says that all schedules have rows of their first times."""
+_DUE: Final = b"schedule_due/"
 _TIME: Final = Struct(">Q")
+_PASSED_MAX: Final = 8
+"""Rows of schedules that are known already, behind those asked for, that a look passes over."""
+NEVER: Final = 1 << 63
+AT_ONCE: Final = 0
+"""A time before all others: with it in its row a schedule is looked at by the next opening."""
 NUMBERS_END: Final = 1 << 48
 _NAME: Final = re.compile(r"[A-Za-z0-9%_|-]+")
 FIRINGS_MAX: Final = 1000
 """Times that `next_firings` tells at most."""
 
 
-class ScheduleInfo(msgspec.Struct, frozen=True):
-    """A schedule. Its times are those of `cron` in `zone`, or every so many seconds from
-    `created_at` on. `next_at` is the time of its next message, None if it is paused or has no time
-    in the next 40 years. `failure` says why the store paused it: it could not put the message any
-    more. Times are ms since the epoch.
+class ScheduleFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that a caller gives a schedule, and how it goes. Values that a caller asks for are
+    any, until `Schedules.create` has checked them.
     """
 
-    name: str
     topic: str
     body: bytes
     cron: str | None
@@ -59,31 +68,29 @@ class ScheduleInfo(msgspec.Struct, frozen=True):
     keys: list[str]
     properties: dict[str, str]
     message_group: str | None
-    is_paused: bool
-    failure: str | None
-    created_at: int
+    expires_after: float | None = None
+    is_paused: bool = False
+    failure: str | None = None
+    created_at: int = 0
+
+
+class ScheduleInfo(ScheduleFields, frozen=True, kw_only=True):
+    """A schedule. Its times are those of `cron` in `zone`, or every so many seconds from
+    `created_at` on. Each message expires `expires_after` seconds behind its time; None: never.
+    `next_at` is the time of its next message, None if it is paused or has no time in the next 40
+    years. `failure` says why the store paused it: it could not put the message any more. Times are
+    ms since the epoch.
+    """
+
+    name: str
     next_at: int | None
 
 
-class ScheduleRow(msgspec.Struct, frozen=True):
+class ScheduleRow(ScheduleFields, frozen=True, kw_only=True):
     """A schedule as its row has it. `number` is random; `revision` rises whenever it is resumed."""
 
     number: int
     revision: int
-    topic: str
-    body: bytes
-    cron: str | None
-    every: float | None
-    zone: str
-    missed: Missed
-    queue: int | None
-    tag: str | None
-    keys: list[str]
-    properties: dict[str, str]
-    message_group: str | None
-    is_paused: bool
-    failure: str | None
-    created_at: int
 
     def recurrence(self) -> Recurrence:
         """The times; `ScheduleIllegal` if the machine has lost the zone."""
@@ -91,7 +98,7 @@ class ScheduleRow(msgspec.Struct, frozen=True):
 
     def message_id(self, time: int) -> str:
         """The id of the message of a time: 32 digits, as other ids have."""
-        return f"{id_begin(self.number)}{self.revision & 0xFFFFFFFF:08X}{time:012X}"
+        return f"{self.number:012X}{self.revision & 0xFFFFFFFF:08X}{time:012X}"
 
     def message(self, name: str, time: int, queues: int) -> Message:
         """The message of a time. `name` is the schedule's, and `queues` how many its topic has."""
@@ -108,7 +115,15 @@ class ScheduleRow(msgspec.Struct, frozen=True):
             message_id=self.message_id(time),
             born_at=time,
             deliver_at=time,
+            expires_at=expiry_of(time, self.expires_after),
         )
+
+
+def expiry_of(time: int, expires_after: float | None) -> int | None:
+    """When the message of a time expires, ms: before 2100, as each message does."""
+    if expires_after is None:
+        return None
+    return min(time + whole_ms(expires_after), DATES_END - 1)
 
 
 def check_name(name: Any, topic: Any) -> None:
@@ -129,12 +144,15 @@ def check_name(name: Any, topic: Any) -> None:
         )
 
 
-def id_begin(number: int) -> str:
-    """The digits with which the ids of a schedule's messages begin."""
-    return f"{number:012X}"
-
-
-ID_BEGIN: Final = len(id_begin(0))
+def check_lifetime(expires_after: Any) -> None:
+    """Raises `MessageIllegal` unless a schedule's messages can live so long."""
+    if expires_after is None:
+        return
+    if type(expires_after) not in (int, float) or not 0 < expires_after <= DELAY_MAX:
+        raise MessageIllegal(
+            f"expires_after is {shown(expires_after)}; it must be more than 0, and up to "
+            f"{DELAY_MAX:.0f} seconds (40 years), or None"
+        )
 
 
 class ScheduleRows:
@@ -160,8 +178,8 @@ class ScheduleRows:
         return found
 
     def times(self, name: str) -> list[int]:
-        """The times whose messages wait, rising: one; two while the first is being put, or if that
-        was cut short.
+        """The times whose messages may wait, rising; the last one is the next to come. Those before
+        it were delivered, unless a crash took that back.
         """
         row = self._families.get(META, _TIMES + name.encode()) or b""
         return [time for (time,) in _TIME.iter_unpack(row)]
@@ -177,40 +195,87 @@ class ScheduleRows:
             name = key[len(_ROW) :].decode()
             yield name, _decode(name, row)
 
+    def due(self, begin: int, until: int, known: Container[str]) -> tuple[list[str], int]:
+        """The schedules that are not known whose first times are from `begin` to `until`; and a
+        time before which no others have theirs.
+        """
+        found: list[str] = []
+        passed = 0
+        for key, _ in self._families.rows(META, _DUE + _TIME.pack(begin), behind(_DUE)):
+            time = _TIME.unpack_from(key, len(_DUE))[0]
+            name = key[len(_DUE) + _TIME.size :].decode()
+            is_known = name in known
+            if time <= until:
+                found += [] if is_known else [name]
+            elif not is_known or passed == _PASSED_MAX:
+                return found, time
+            else:
+                passed += 1
+        return found, NEVER
+
+    def complete_due(self) -> None:
+        """Gives each schedule the row of its first time, if a kvmq made them that had no such."""
+        if self._families.get(META, _HAS_DUE) is not None:
+            return
+        names = self.names()
+        if names:
+            batch = self._families.batch()
+            for name in names:
+                self._put_times(batch, name, self.times(name))
+            self._families.write(batch)
+
     def write(self, name: str, row: ScheduleRow, times: Sequence[int]) -> None:
-        """Writes both rows; the disk has them when it returns."""
+        """Writes a schedule; the disk has it when it returns."""
         batch = self._families.batch()
         batch.put(META, _ROW + name.encode(), msgspec.msgpack.encode(row))
-        _put_times(batch, name, times)
+        self._put_times(batch, name, times)
         self._families.write(batch, sync=True)
 
-    def write_times(self, times: Sequence[tuple[str, Sequence[int]]]) -> None:
+    def write_times(
+        self, times: Iterable[tuple[str, Sequence[int]]], *, sync: bool = False
+    ) -> None:
         """Writes the times of schedules, in one batch."""
         batch = self._families.batch()
         for name, some in times:
-            _put_times(batch, name, some)
-        self._families.write(batch)
+            self._put_times(batch, name, some)
+        self._families.write(batch, sync=sync)
+
+    def _put_times(self, batch: Batch, name: str, times: Sequence[int]) -> None:
+        self._delete_due(batch, name)
+        batch.put(META, _TIMES + name.encode(), b"".join(map(_TIME.pack, times)))
+        if times:
+            batch.put(META, _due_key(name, times[0]), b"")
+        batch.put(META, _HAS_DUE, b"")
+
+    def _delete_due(self, batch: Batch, name: str) -> None:
+        before = self.times(name)
+        if before:
+            batch.delete(META, _due_key(name, before[0]))
 
     def remove(self, name: str) -> None:
         """Removes a schedule; the disk has it when it returns."""
         batch = self._families.batch()
-        _delete(batch, name)
+        self._delete(batch, name)
         self._families.write(batch, sync=True)
+
+    def _delete(self, batch: Batch, name: str) -> None:
+        self._delete_due(batch, name)
+        batch.delete(META, _ROW + name.encode())
+        batch.delete(META, _TIMES + name.encode())
 
     def put_removal(self, batch: Batch, topic: TopicInfo) -> None:
         """Puts into a batch that the schedules of a topic are removed."""
         for name, row in self.all():
             if row.topic == topic.name:
-                _delete(batch, name)
+                self._delete(batch, name)
 
     # --- values for callers ---
 
     def info(self, name: str, row: ScheduleRow) -> ScheduleInfo:
         """A schedule for its caller."""
         times = self.times(name)
-        values = {field: getattr(row, field) for field in row.__struct_fields__}
-        del values["number"], values["revision"]
-        return ScheduleInfo(name=name, next_at=times[0] if times else None, **values)
+        fields = {field: getattr(row, field) for field in ScheduleFields.__struct_fields__}
+        return ScheduleInfo(name=name, next_at=times[-1] if times else None, **fields)
 
     def infos(self, topic: str | None) -> list[ScheduleInfo]:
         """All schedules, or those of a topic, by name."""
@@ -223,20 +288,15 @@ class ScheduleRows:
             raise CallerError(f"count is {shown(count)}; it must be 1 to {FIRINGS_MAX}")
         row = self.get(name)
         recurrence = row.recurrence()
-        waiting = self.times(name)
-        begin = waiting[0] if waiting else first_after(recurrence, now)
+        times = self.times(name)
+        begin = times[-1] if times else first_after(recurrence, now)
         if begin is None:
             return []
         return [begin, *islice(recurrence.times_after(begin), count - 1)]
 
 
-def _put_times(batch: Batch, name: str, times: Sequence[int]) -> None:
-    batch.put(META, _TIMES + name.encode(), b"".join(map(_TIME.pack, times)))
-
-
-def _delete(batch: Batch, name: str) -> None:
-    batch.delete(META, _ROW + name.encode())
-    batch.delete(META, _TIMES + name.encode())
+def _due_key(name: str, time: int) -> bytes:
+    return _DUE + _TIME.pack(time) + name.encode()
 
 
 def _decode(name: str, row: bytes) -> ScheduleRow:

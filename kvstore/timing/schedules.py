@@ -3,12 +3,11 @@
 The idea: a schedule that is not paused has one delayed message that waits, for its next time. When
 that one is due, the message of the time after is put first, and then the due one is delivered. So
 the log has a chain of messages, and never a delivery without the message after it: the log says how
-far a schedule is, and the rows say what it puts (docs/timing.md). Memory has the times of all
-messages that wait in chains, so a delivery finds them by one look-up each.
-
-A step that was cut short, by a crash or an exception, is looked at again before the next delivery:
-the ids of a schedule's messages are made of its number, its revision and their times, so the log
-tells which of them are there.
+far a schedule is, and the rows say what it puts (docs/timing.md). Memory has the times of messages
+that wait in chains, so a delivery finds them by one look-up each. A schedule's chain is made when
+its first time has come since the opening: its row says when, and the log which of its messages are
+there, since their ids are made of its number, its revision and their times. It is made anew behind
+a step that an exception cut short.
 
 Invariants:
 
@@ -16,6 +15,8 @@ Invariants:
   message of a new schedule, and goes after the last wait of an old one has ended, each when the
   disk has the step before.
 - The message of a time is put once, and not delivered before the one after waits.
+- A schedule's row of times has each time whose message waits, also after a power cut, which may
+  take the end of the log: a time leaves the row when the disk has the message's delivery.
 - No delivery reads rows of schedules whose time has not come.
 """
 
@@ -44,21 +45,25 @@ from kvstore.errors import (
     shown,
 )
 from kvstore.message import Message
+from kvstore.meta.namespaces import namespace_of, wrap
 from kvstore.record.put.explain import DELAY_MAX
-from kvstore.timing.delayed_message import delayed_of
+from kvstore.timing.delayed_message import DelayedMessage, delayed_of
 from kvstore.timing.firing_chain import FiringChain
 from kvstore.timing.pending_messages import Putting, TimingContext
 from kvstore.timing.recurrence import first_after, recurrence_of
 from kvstore.timing.schedule_rows import (
-    ID_BEGIN,
+    AT_ONCE,
     NAME_PROPERTY,
+    NEVER,
     NUMBERS_END,
     TIME_PROPERTY,
+    ScheduleFields,
     ScheduleInfo,
     ScheduleRow,
     ScheduleRows,
+    check_lifetime,
     check_name,
-    id_begin,
+    expiry_of,
 )
 from kvstore.timing.timers import Timers
 
@@ -68,23 +73,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kvmq")
 _STEPS_MAX: Final = 1000
 """Times that are looked for in the log behind the last one that is known."""
+_NAMED: Final = f"{NAME_PROPERTY}\x01".encode()
 _MISSED: Final = ("skip", "once", "all")
-
-
-class AskedSchedule(NamedTuple):
-    """A schedule as a caller asks for it: any values."""
-
-    topic: Any
-    body: Any
-    cron: Any
-    every: Any
-    zone: Any
-    missed: Any
-    queue: Any
-    tag: Any
-    keys: Any
-    properties: Any
-    message_group: Any
 
 
 class _Firing(NamedTuple):
@@ -107,6 +97,7 @@ class Schedules:
         flush: Callable[[], object],
     ) -> None:
         self._log = context.log
+        self._index = context.index
         self._topics = context.topics
         self._clock = context.clock
         self._rows = rows
@@ -115,20 +106,24 @@ class Schedules:
         self._flush = flush
         self._lock = timers.pending.lock
         self._chains: dict[str, FiringChain] = {}
-        self._names: dict[str, str] = {}
-        """The names of schedules by the beginnings of the ids of their messages."""
         self._at: dict[tuple[int, int], dict[str, FiringChain]] = {}
         """The chains by the times for which they wait, the ids of their topics, and those of their
         messages.
         """
-        self._unsure: set[str] | None = None
-        """Schedules whose last step may not be whole; None: all of them, since the opening."""
+        self._unsure: set[str] = set()
+        """Schedules whose last step may not be whole."""
+        self.next_look: int | None = None
+        """No schedule without a chain is due before this time, ms; None: nobody looked yet."""
+        self._untidy: set[str] = set()
+        """Schedules whose rows have times that were delivered."""
+        self._tidied = self._index.checkpoint.position
+        """The checkpoint at which these were looked at."""
         self._turn: list[tuple[FiringChain, int]] = []
         """Messages that are being delivered."""
 
     # --- calls ---
 
-    def create(self, name: str, asked: AskedSchedule, *, exist_ok: bool) -> ScheduleInfo:
+    def create(self, name: str, asked: ScheduleFields, *, exist_ok: bool) -> ScheduleInfo:
         """See `Store.schedule`."""
         with self._lock:
             self.settle()
@@ -145,19 +140,21 @@ class Schedules:
             self._begin(name, row, lambda: self._rows.remove(name))
             return self._rows.info(name, row)
 
-    def _row_of(self, asked: AskedSchedule) -> ScheduleRow:
+    def _row_of(self, asked: ScheduleFields) -> ScheduleRow:
         """The row that a caller asks for, checked."""
         if asked.missed not in _MISSED:
             raise CallerError(f"missed is {shown(asked.missed)}; it must be one of {_MISSED}")
         self._topics.get(asked.topic)
         now = self._writer.begin_put()
         recurrence_of(asked.cron, asked.every, asked.zone, now)
-        properties = {} if asked.properties is None else asked.properties
+        properties: Any = {} if asked.properties is None else asked.properties
+        check_lifetime(asked.expires_after)
         self._writer.encode(
             [
                 Message(
                     asked.topic, asked.body, asked.queue, asked.tag, asked.keys, properties,
                     asked.message_group, deliver_at=now + 1000,
+                    expires_at=expiry_of(now, asked.expires_after),
                 )
             ],
             now,
@@ -165,24 +162,14 @@ class Schedules:
         for ours in (NAME_PROPERTY, TIME_PROPERTY):
             if ours in properties:
                 raise MessageIllegal(f"property {ours!r} is the schedule's own; use another name")
-        return ScheduleRow(
-            number=secrets.randbelow(NUMBERS_END),
-            revision=1,
-            topic=asked.topic,
-            body=bytes(asked.body),
-            cron=asked.cron,
-            every=None if asked.every is None else float(asked.every),
-            zone=asked.zone,
-            missed=asked.missed,
-            queue=asked.queue,
-            tag=asked.tag,
-            keys=list(asked.keys),
-            properties=dict(properties),
-            message_group=asked.message_group,
-            is_paused=False,
-            failure=None,
-            created_at=now,
-        )
+        fields = msgspec.structs.asdict(asked) | {
+            "body": bytes(asked.body),
+            "every": None if asked.every is None else float(asked.every),
+            "keys": list(asked.keys),
+            "properties": dict(properties),
+            "created_at": now,
+        }
+        return ScheduleRow(number=secrets.randbelow(NUMBERS_END), revision=1, **fields)
 
     def pause(self, name: str) -> ScheduleInfo:
         """See `Store.pause_schedule`."""
@@ -190,6 +177,7 @@ class Schedules:
             self.settle()
             row = self._rows.get(name)
             if not row.is_paused:
+                self._chain(name)
                 with self._stepping(name):
                     self._end(name, row)
                     row = msgspec.structs.replace(row, is_paused=True)
@@ -215,6 +203,7 @@ class Schedules:
             row: ScheduleRow | None = None
             with suppress(IndexDamaged):
                 row = self._rows.get(name)
+                self._chain(name)
             with self._stepping(name):
                 if row is not None:
                     self._end(name, row)
@@ -230,7 +219,7 @@ class Schedules:
         with self._stepping(name):
             with self._topics.lock:
                 self._topics.get(row.topic)
-                self._rows.write(name, row, [first])
+                self._rows.write(name, row, [AT_ONCE, first])
             try:
                 self._writer.put(batch, self._writer.begin_put())
             except BaseException:
@@ -241,56 +230,95 @@ class Schedules:
 
     def _end(self, name: str, row: ScheduleRow) -> None:
         """Ends the waits of a schedule's messages; the disk has that when it returns."""
-        for time in self._rows.times(name):
+        times = self._rows.times(name)
+        self._rows.write_times([(name, [AT_ONCE, *times])])
+        for time in times:
             with suppress(MessageNotFound):
                 self._timers.end_wait(row.message_id(time), None)
         self._flush()
 
-    def owner(self, message_id: object) -> str | None:
-        """The schedule whose message that waits has an id, or None."""
-        if not isinstance(message_id, str):
+    def owner(self, message: DelayedMessage) -> str | None:
+        """The schedule to which a message belongs that waits, or None."""
+        if _NAMED not in message.message.raw_properties:
             return None
-        name = self._names.get(message_id[:ID_BEGIN])
-        chain = None if name is None else self._chains[name]
-        if chain is None or message_id not in map(chain.message_id, chain.times):
+        own = message.message.properties.get(NAME_PROPERTY)
+        space = namespace_of(message.topic)
+        name = None
+        with suppress(MessageIllegal):
+            name = own if own is None or space is None else wrap(space, own)
+        if name is None or self._rows.find(name) is None:
+            return None
+        chain = self._chain(name)
+        if chain is None or message.message_id not in map(chain.message_id, chain.times):
             return None
         return name
+
+    def close(self) -> None:
+        """Lets the rows have the times that wait alone; the disk has the log."""
+        with self._lock:
+            self._tidy()
 
     # --- steps ---
 
     def settle(self) -> None:
-        """Looks at the schedules whose last step may not be whole, and puts messages that lack."""
-        unsure = self._unsure
-        if unsure is None:
-            unsure = set(self._rows.names())
-            self._unsure = set(unsure)
-        for name in sorted(unsure):
+        """Looks at the schedules that have become due, and at those whose last step may not be
+        whole, and puts messages that lack.
+        """
+        self._take_due(self._clock.now_ms())
+        for name in sorted(self._unsure):
             self._look(name)
+        if self._tidied != self._index.checkpoint.position:
+            self._tidied = self._index.checkpoint.position
+            self._tidy()
+
+    def _take_due(self, now: int) -> None:
+        """Makes the chains of the schedules whose first times have come."""
+        if self.next_look is None:
+            self._rows.complete_due()
+            self.next_look = 0
+        if now >= self.next_look:
+            names, following = self._rows.due(self.next_look, now, self._chains)
+            for name in names:
+                self._look(name)
+            self.next_look = following
+
+    def _tidy(self) -> None:
+        """Takes the times out of rows whose messages were delivered, as far as the disk has it."""
+        tidied = list[tuple[str, list[int]]]()
+        for name in sorted(self._untidy):
+            chain = self._chains.get(name)
+            if chain is not None:
+                tidied.append((name, chain.known_times(self._log.durable)))
+            if chain is None or not chain.ended:
+                self._untidy.discard(name)
+        if tidied:
+            self._rows.write_times(tidied)
+
+    def _chain(self, name: str) -> FiringChain | None:
+        """The chain of a schedule, if there is one."""
+        if name not in self._chains:
+            self._look(name)
+        return self._chains.get(name)
 
     @contextmanager
     def _stepping(self, name: str) -> Iterator[None]:
         """Has a schedule looked at behind a step, now, or at the next delivery if it is cut
         short.
         """
-        self._mark_unsure(name)
+        self._unsure.add(name)
         yield
         self._look(name)
 
-    def _mark_unsure(self, name: str) -> None:
-        if self._unsure is not None:
-            self._unsure.add(name)
-
     def _look(self, name: str) -> None:
         """Makes a schedule's chain anew, of rows and log; puts the message that should wait."""
-        self._mark_unsure(name)
+        self._unsure.add(name)
         self._forget(name)
         try:
             self._find_chain(name)
         except (ScheduleIllegal, Damaged) as e:
             # The machine has lost the zone, or the row is damaged: others go on.
             _log.error("%s: the schedule %s stands still: %s", self._path, shown(name), str(e))
-        if self._unsure is not None:
-            self._unsure.discard(name)
+        self._unsure.discard(name)
 
     @property
     def _path(self) -> object:
@@ -298,37 +326,56 @@ class Schedules:
 
     def _find_chain(self, name: str) -> None:
         row = self._rows.find(name)
-        if row is None or row.is_paused:
+        topic = None if row is None else self._topics.find(row.topic)
+        if row is None or topic is None:
+            if row is not None or self._rows.times(name):
+                self._rows.remove(name)
             return
-        topic = self._topics.find(row.topic)
-        if topic is None:
-            self._rows.remove(name)
+        if row.is_paused:
             return
         chain = FiringChain(name, row, topic.id)
         self._chains[name] = chain
-        self._names[id_begin(row.number)] = name
         known = self._rows.times(name)
+        self._find_waiting(chain, row, known)
+        first = chain.times[0] if chain.times else NEVER
+        chain.ended = [(time, self._log.end) for time in known if time < first]
+        if chain.ended:
+            self._untidy.add(name)
+        times = chain.known_times(self._log.durable)
+        if times != known:
+            self._rows.write_times([(name, times)])
+
+    def _find_waiting(self, chain: FiringChain, row: ScheduleRow, known: list[int]) -> None:
+        """Finds the messages of a chain that wait; if there is none, the next one is put."""
         for time in known:
-            if self._timers.is_waiting(row.message_id(time), time):
+            if self._is_waiting(row, time):
                 self._add(chain, time)
         if not chain.times:
             self._mend(chain, row, known[-1] if known else None)
-        if chain.times != known:
-            self._rows.write_times([(name, chain.times)])
+        if chain.times:
+            # A power cut may have taken the times' last write, and not the message.
+            following = first_after(row.recurrence(), chain.times[-1])
+            if following is not None and self._is_waiting(row, following):
+                self._add(chain, following)
+
+    def _is_waiting(self, row: ScheduleRow, time: int) -> bool:
+        return self._timers.is_waiting(row.message_id(time), time)
 
     def _mend(self, chain: FiringChain, row: ScheduleRow, last: int | None) -> None:
-        """Finds the message of a chain that waits behind the last one that is known, or puts it."""
+        """Finds the message of a chain that waits behind the last one that is known. If there is
+        none, the first that was never put is put; its time may have been missed.
+        """
         now = self._clock.now_ms()
         recurrence = row.recurrence()
-        time = last
+        time = first_after(recurrence, now) if last is None else last
         for _ in range(_STEPS_MAX):
             if time is None or not self._was_put(row, time):
                 break
             time = first_after(recurrence, time)
-            if time is not None and self._timers.is_waiting(row.message_id(time), time):
+            if time is not None and self._is_waiting(row, time):
                 self._add(chain, time)
                 return
-        if time is None or time <= now:
+        else:
             time = first_after(recurrence, now)
         time = _within(time, now)
         if time is not None:
@@ -338,8 +385,10 @@ class Schedules:
         """Whether the message of a time was put, and not cancelled."""
         try:
             message = self._timers.newest(row.message_id(time))
-        except (MessageNotFound, Damaged, ArchiveUnavailable):
+        except MessageNotFound:
             return False
+        except (Damaged, ArchiveUnavailable):
+            return True
         return message.topic != TIMER_TOPIC or delayed_of(message) is not None
 
     def _put(self, firings: Sequence[_Firing], now: int) -> None:
@@ -378,6 +427,7 @@ class Schedules:
         """Puts the next messages of schedules of which messages are due, before these are
         delivered. Returns the positions of those that are not, since they were missed.
         """
+        self._take_due(now)
         passed_over: set[int] = set()
         self._turn = []
         following: list[_Firing] = []
@@ -392,23 +442,27 @@ class Schedules:
                 if chain is not None and not self._step(chain, time, now, following):
                     passed_over.add(position)
         if following:
-            self._rows.write_times(
-                [(one.chain.name, [*one.chain.times, one.time]) for one in following]
-            )
+            durable = self._log.durable
+            times = [
+                (one.chain.name, [*one.chain.known_times(durable), one.time]) for one in following
+            ]
+            # The time behind one that was missed can't be told from it: the disk has it first.
+            self._rows.write_times(times, sync=bool(passed_over))
             self._put(following, now)
         return passed_over
 
     def fired(self) -> None:
         """Notes that the messages of `fire` were delivered, or cancelled."""
-        if not self._turn:
-            return
-        changed: dict[str, list[int]] = {}
+        over = list[tuple[str, list[int]]]()
         for chain, time in self._turn:
             self._remove(chain, time)
-            changed[chain.name] = chain.times
-        self._rows.write_times(list(changed.items()))
-        if self._unsure is not None:
-            self._unsure.difference_update(changed)
+            chain.ended.append((time, self._log.end))
+            self._untidy.add(chain.name)
+            if not chain.times:
+                over.append((chain.name, []))
+            self._unsure.discard(chain.name)
+        if over:
+            self._rows.write_times(over)
         self._turn = []
 
     def _step(self, chain: FiringChain, time: int, now: int, following: list[_Firing]) -> bool:
@@ -420,7 +474,7 @@ class Schedules:
         if row is None:
             self._forget(name)
             return True
-        self._mark_unsure(name)
+        self._unsure.add(name)
         self._turn.append((chain, time))
         is_delivered, after = chain.step(time, now)
         after = _within(after, now)
@@ -448,7 +502,6 @@ class Schedules:
         if chain is not None:
             for time in tuple(chain.times):
                 self._remove(chain, time)
-            self._names.pop(chain.id_begin, None)
 
 
 def _within(time: int | None, now: int) -> int | None:

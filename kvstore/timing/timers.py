@@ -75,7 +75,12 @@ class Firings(Protocol):
         """See there."""
         ...
 
-    def owner(self, message_id: object) -> str | None:
+    def owner(self, message: DelayedMessage) -> str | None:
+        """See there."""
+        ...
+
+    @property
+    def next_look(self) -> int | None:
         """See there."""
         ...
 
@@ -138,7 +143,7 @@ class WaitingList:
 
     def newest(self, message_id: str, owns: Owns | None) -> StoredMessage:
         """The last record of a message: the one that waits, or that ended the wait."""
-        return newest_of(self._context.finder.find, TIMER_TOPIC, message_id, owns)
+        return newest_of(self._context.finder.find, (TIMER_TOPIC,), message_id, owns)
 
     def newest_there(self, message_id: str, owns: Owns | None) -> StoredMessage | None:
         """The last record of a message among those that wait: one look for each part of the key
@@ -222,6 +227,9 @@ class Timers:
             if due:
                 return 0.0
             first = self._rows.next_due()
+            if self.firings is not None and self.firings.next_look is not None:
+                first = min(_NEVER if first is None else first, self.firings.next_look)
+                first = None if first == _NEVER else first
             self._wake_before = _NEVER if first is None else first
             return None if first is None else max(_REST_MS, first - now) / 1000
 
@@ -247,33 +255,35 @@ class Timers:
 
     def cancel(self, message_id: str, owns: Owns | None) -> bool:
         """See `Store.cancel`."""
-        with self.pending.lock:
-            self._check_owner(message_id)
-            return self.end_wait(message_id, owns)
+        return self.end_wait(message_id, owns, is_schedules=False)
 
-    def end_wait(self, message_id: str, owns: Owns | None) -> bool:
-        """As `cancel`, also for a schedule's own messages."""
+    def end_wait(self, message_id: str, owns: Owns | None, *, is_schedules: bool = True) -> bool:
+        """As `cancel`; of a schedule's own messages as well, if `is_schedules`."""
         with self.pending.lock:
-            held = self._held(self._waiting.newest_there(message_id, owns))
+            newest = self._waiting.newest_there(message_id, owns)
+            held = self._held(newest, is_schedules=is_schedules)
             if held is None:
                 message = self._waiting.newest(message_id, owns)
                 if message.topic != TIMER_TOPIC:
                     return False
                 if delayed_of(message) is None:
                     return _was_cancelled(message)
-                held = self._held(message)
+                held = self._held(message, is_schedules=is_schedules)
             if held is None:
                 return False
             self.pending.note([held])
             self._cancelled += 1
             return True
 
-    def _held(self, message: StoredMessage | None) -> Held | None:
-        """The record of a message, if it waits."""
+    def _held(self, message: StoredMessage | None, *, is_schedules: bool) -> Held | None:
+        """The record of a message, if it waits; that of a schedule's own only if `is_schedules`."""
         found = None if message is None else delayed_of(message)
         if found is None:
             return None
-        return self.pending.held_of(found.deliver_at, found.message.position, found.topic)
+        held = self.pending.held_of(found.deliver_at, found.message.position, found.topic)
+        if held is not None and not is_schedules:
+            self._check_owner(found)
+        return held
 
     def is_waiting(self, message_id: str, due: int) -> bool:
         """Whether the message with an id waits until a time. One whose record can't be read, and
@@ -302,12 +312,12 @@ class Timers:
         """The last record of a message; `MessageNotFound`."""
         return self._waiting.newest(message_id, None)
 
-    def _check_owner(self, message_id: str) -> None:
-        owner = None if self.firings is None else self.firings.owner(message_id)
+    def _check_owner(self, found: DelayedMessage) -> None:
+        owner = None if self.firings is None else self.firings.owner(found)
         if owner is not None:
             raise CallerError(
-                f"the message {shown(message_id)} is the next one of schedule {shown(owner)}, and "
-                "waits as long as that says; pause the schedule, or delete it"
+                f"the message {shown(found.message_id)} is the next one of schedule "
+                f"{shown(owner)}, and waits as long as that says; pause the schedule, or delete it"
             )
 
     def change(
@@ -321,8 +331,8 @@ class Timers:
         if deliver_at is None:
             raise CallerError("change_delay needs deliver_at or delay: when is it to be delivered?")
         with self.pending.lock:
-            self._check_owner(message_id)
             message, found = self._waiting.find(message_id, owns)
+            self._check_owner(found)
             held = self.pending.held_of(found.deliver_at, message.position, found.topic)
             assert held is not None, "it waits, and its topic takes its messages along"
             due = [deliver_at if deliver_at > now else 0]

@@ -157,7 +157,10 @@ def test_a_namespace_is_created_listed_worked_in_and_deleted(kvmq: Kvmq, folder:
     shown = kvmq("namespace", "show", folder, "ten", "--json").json
     assert [t["name"] for t in shown["topics"]] == ["orders"]
     assert "orders" in kvmq("namespace", "show", folder, "ten").out
-    assert kvmq("namespace", "delete", folder, "ten", "--json").json == {"deleted": "ten"}
+    assert kvmq("namespace", "delete", folder, "ten", "--json").json == {
+        "deleted": "ten",
+        "waiting": 0,
+    }
     assert [t["name"] for t in kvmq("topic", "list", folder, "--json").json] == ["orders"]
 
 

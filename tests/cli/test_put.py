@@ -28,6 +28,25 @@ def test_a_body_on_the_command_line_is_put_with_all_that_is_said_about_it(
     assert found["properties"] == {"region": "eu=1"}
 
 
+def test_json_lines_have_dedup_ids_and_the_answer_says_which_were_repeats(
+    kvmq: Kvmq, folder: Path
+) -> None:
+    kvmq("topic", "create", folder, "once", "--dedup-window", 3600)
+    lines = [{"body": "1", "dedup_id": "a"}, {"body": "2"}, {"body": "3", "dedup_id": "a"}]
+    put = ("put", folder, "once", "--jsonl")
+    text = "\n".join(map(json.dumps, lines))
+    first = kvmq(*put, "--json", stdin=text)
+    assert [line["duplicate"] for line in first.lines] == [False, False, True]
+    assert first.lines[2]["message_id"] == first.lines[0]["message_id"]
+    assert "3 messages (2 of them were there before)" in kvmq(*put, stdin=text).out
+    for dedup_id, says in (("", "line 2: dedup_id is ''"), ("x" * 256, "the limit is 255")):
+        wrong = "\n".join(map(json.dumps, [lines[1], {"body": "4", "dedup_id": dedup_id}]))
+        ran = kvmq(*put, stdin=wrong)
+        assert (ran.code, says in ran.err) == (1, True), ran.err
+    ran = kvmq("put", folder, "once", "--dedup-id", "a", stdin="x\n")
+    assert (ran.code, "or as dedup_id in a line" in ran.err) == (2, True)
+
+
 def test_messages_are_put_with_a_time_to_live(kvmq: Kvmq, folder: Path) -> None:
     kvmq("topic", "create", folder, "timed", "--queues", 1)
     put = ("put", folder, "timed")

@@ -15,7 +15,8 @@ def test_a_schedule_is_created_listed_paused_resumed_and_deleted(
     made = kvmq(
         "schedule", "create", folder, "nightly", "orders", "--cron", "0 4 * * *",
         "--zone", "Europe/Berlin", "--missed", "all", "--body-file", tmp_path / "body",
-        "--tag", "a", "--key", "k", "--property", "p=q", "--queue", 1, "--json",
+        "--tag", "a", "--key", "k", "--property", "p=q", "--queue", 1, "--expires-after", 90,
+        "--json",
     )  # fmt: skip
     assert made.code == 0, made.err
     found = made.json
@@ -26,6 +27,7 @@ def test_a_schedule_is_created_listed_paused_resumed_and_deleted(
     assert (found["tag"], found["keys"], found["properties"], found["queue"]) == (
         "a", ["k"], {"p": "q"}, 1,
     )  # fmt: skip
+    assert found["expires_after"] == 90
     times = kvmq("schedule", "next", folder, "nightly", "--count", 2, "--json").json
     assert times[0] == found["next_at"] < times[1]
     assert str(times[1]) in kvmq("schedule", "next", folder, "nightly").out

@@ -89,7 +89,10 @@ def test_alter_changes_and_delete_deletes(kvmq: Kvmq, folder: Path) -> None:
     altered = kvmq("topic", "alter", folder, "orders", "--queues", 6, "--json").json
     assert altered["write_queues"] == 6
     assert kvmq("topic", "alter", folder, "orders").code == 2
-    assert kvmq("topic", "delete", folder, "orders", "--json").json == {"deleted": "orders"}
+    assert kvmq("topic", "delete", folder, "orders", "--json").json == {
+        "deleted": "orders",
+        "waiting": 0,
+    }
     ran = kvmq("topic", "show", folder, "orders", "--json")
     assert (ran.code, ran.error["error"]) == (1, "TopicNotFound")
 

@@ -133,11 +133,12 @@ def _to_given(rng: Random) -> Arguments:
             rng, rng.choice(("l", "tsm:", "tss:UTC", "tsu:", "tsn:")), "born_at",
             [rng.choice((None, rng.getrandbits(50))) for _ in keys],
         ),
+        _texts(rng, "dedup_id", count),
         ["n", "tag", count, 0, count, [], [], []],
     ]  # fmt: skip
-    chosen = [columns[0], *rng.sample(columns[1:9], rng.randrange(9))]
+    chosen = [columns[0], *rng.sample(columns[1:10], rng.randrange(10))]
     if rng.random() < 0.1:
-        chosen = [columns[0], columns[9]]
+        chosen = [columns[0], columns[10]]
     return rows, offset, chosen
 
 
@@ -185,7 +186,9 @@ def _put(*made: Any) -> list[dict[str, Any]]:
         assert records.check(data[at:], place["position"]) == place["size"]
         assert record.body == message.body
         assert message.message_id in (None, place["message_id"])
-        assert record.properties.startswith(b"UNIQ_KEY\x01" + place["message_id"].encode())
+        dedup_id = "" if message.dedup_id is None else f"__DEDUP\x01{message.dedup_id}\x02"
+        begin = f"{dedup_id}UNIQ_KEY\x01{place['message_id']}"
+        assert record.properties.startswith(begin.encode())
         at += place["size"]
     for place, result in zip(places, row_results(batch, PutStatus.STAGED), strict=True):
         assert {name: getattr(result, name) for name in place} == place
@@ -214,6 +217,7 @@ def _to_columns(rng: Random) -> Arguments:
         [rng.choice((None, *texts(1))) for _ in range(rows)],
         [rng.choice((None, rng.getrandbits(42))) for _ in range(rows)],
         [rng.choice((None, rng.getrandbits(50))) for _ in range(rows)],
+        [rng.choice((None, *texts(1))) for _ in range(rows)],
     )
 
 

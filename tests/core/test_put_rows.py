@@ -17,7 +17,7 @@ from kvstore.core.arrow.put_rows import prepare_columns, result_columns, row_res
 from kvstore.core.put_values import Message, PutStatus
 from kvstore.core.tail import Tail
 from kvstore.errors import MessageIllegal
-from tests.core.test_encoding import LONG, MESSAGES, encoder, placed
+from tests.core.test_encoding import LONG, WITH_IDS, encoder, placed
 
 TEXTS: Final = [pa.string(), pa.large_string(), pa.string_view()]
 FIELDS: Final = {
@@ -32,6 +32,7 @@ FIELDS: Final = {
     "born_at": [pa.int64(), pa.timestamp("ms")],
     "deliver_at": [pa.int64(), pa.timestamp("ms")],
     "expires_at": [pa.int64(), pa.timestamp("ms")],
+    "dedup_id": [*TEXTS, pa.dictionary(pa.int32(), pa.string())],
 }
 DUE: Final = st.none() | st.integers(946_684_800_000, 1_262_304_000_000)
 
@@ -61,14 +62,14 @@ def columns_of(draw: Any, messages: list[Message]) -> Any:
 @given(
     st.data(),
     st.sampled_from(["t", "unique", "off", "new", LONG]),
-    st.lists(MESSAGES, min_size=1, max_size=6),
+    st.lists(WITH_IDS, min_size=1, max_size=6),
     st.sampled_from([None, 0, 100]),
     st.booleans(),
 )
 def test_rows_become_the_records_and_keys_that_their_messages_become(
     data: Any, topic: str, drawn: list[Message], above: int | None, crc: bool
 ) -> None:
-    messages = [message.__replace__(topic=topic, deliver_at=data.draw(DUE)) for message in drawn]
+    messages = [_in_topic(message, topic, data.draw(DUE)) for message in drawn]
     one, other = encoder(above=above, crc=crc), encoder(above=above, crc=crc)
     tails = Tail(0), Tail(0)
     by_messages = one.prepare(messages, 5)
@@ -76,6 +77,7 @@ def test_rows_become_the_records_and_keys_that_their_messages_become(
     by_rows = prepare_columns(other, topic, rows, 5)
     assert placed(by_rows, tail=tails[0]) == placed(by_messages, tail=tails[1])
     assert by_rows.queue_keys == by_messages.queue_keys
+    assert by_rows.deduped == by_messages.deduped
     one_tail, other_tail = tails
     assert one_tail.entry_columns().tolist() == other_tail.entry_columns().tolist()
     assert one_tail.key_columns().tolist() == other_tail.key_columns().tolist()
@@ -83,10 +85,21 @@ def test_rows_become_the_records_and_keys_that_their_messages_become(
     places = pa.record_batch(result_columns(by_rows)).to_pylist()
     for place, result in zip(places, by_messages.results(PutStatus.STAGED), strict=True):
         assert {name: getattr(result, name) for name in place} == place
-    assert row_results(by_rows, PutStatus.STAGED) == by_messages.results(PutStatus.STAGED)
+    results = by_messages.results(PutStatus.STAGED)
+    assert row_results(by_rows, PutStatus.STAGED) == results
+    for result in results:
+        result.duplicate = bool(result.position % 3)
+    places = pa.record_batch(result_columns(by_rows, results)).to_pylist()
+    assert [{name: getattr(r, name) for name in places[0]} for r in results] == places
 
 
-@given(st.data(), st.lists(MESSAGES, min_size=1, max_size=4))
+def _in_topic(message: Message, topic: str, due: int | None) -> Message:
+    """Delayed, or with its dedup id; a topic that is to be made takes none."""
+    dedup_id = None if topic == "new" or due is not None else message.dedup_id
+    return message.__replace__(topic=topic, deliver_at=due, dedup_id=dedup_id)
+
+
+@given(st.data(), st.lists(WITH_IDS, min_size=1, max_size=4))
 def test_a_row_is_seen_as_the_message_that_it_says(data: Any, messages: list[Message]) -> None:
     rows = GivenColumns(columns_of(data.draw, messages))
     for row, message in enumerate(messages):
@@ -95,7 +108,7 @@ def test_a_row_is_seen_as_the_message_that_it_says(data: Any, messages: list[Mes
             assert value_of(found, name) == value_of(message, name)
 
 
-@given(st.lists(MESSAGES, max_size=4))
+@given(st.lists(WITH_IDS, max_size=4))
 def test_values_of_python_become_the_columns_of_their_messages(messages: list[Message]) -> None:
     made = columns_to_put(
         [bytes(m.body) for m in messages],
@@ -106,6 +119,7 @@ def test_values_of_python_become_the_columns_of_their_messages(messages: list[Me
         [m.message_group for m in messages],
         [m.deliver_at for m in messages],
         [m.expires_at for m in messages],
+        [m.dedup_id for m in messages],
     )
     rows = GivenColumns(made)
     assert len(rows) == len(messages)
@@ -116,9 +130,9 @@ def test_values_of_python_become_the_columns_of_their_messages(messages: list[Me
 
 
 def test_columns_are_of_one_length_and_of_the_types_that_a_put_takes() -> None:
-    row: tuple[Any, ...] = ([b"x"], [None], [None], [[]], [{}], [None], [None], [None])
+    row: tuple[Any, ...] = ([b"x"], [None], [None], [[]], [{}], *[[None]] * 4)
     assert len(columns_to_put(*row)) == 1
-    for at, wrong in enumerate([[None], ["1"], [b"a"], [("a",)], [[]], [5], ["1"], ["5"]]):
+    for at, wrong in enumerate([[None], ["1"], [b"a"], [("a",)], [[]], [5], ["1"], ["5"], [5]]):
         given = list(row)
         given[at] = []
         with pytest.raises(ValueError, match="values of another column"):
@@ -149,6 +163,23 @@ def test_columns_are_of_one_length_and_of_the_types_that_a_put_takes() -> None:
 def test_a_column_that_cannot_be_put_is_named_with_its_type(columns: Any, says: str) -> None:
     with pytest.raises(MessageIllegal, match=says):
         GivenColumns(pa.record_batch({name: pa.array(its) for name, its in columns.items()}))
+
+
+@pytest.mark.parametrize(
+    ("topic", "more"),
+    [
+        ("windowless", {}),
+        ("new", {}),
+        ("t", {"deliver_at": [1_500_000_000_000]}),
+        ("t", {"dedup_id": [""]}),
+        ("t", {"dedup_id": ["a\x02"]}),
+        ("t", {"dedup_id": ["é" * 128]}),
+    ],
+)
+def test_a_row_whose_dedup_id_its_message_could_not_have_is_refused(topic: str, more: Any) -> None:
+    rows = pa.record_batch({"body": [b""], "dedup_id": ["a"], **more})
+    with pytest.raises(ValueError, match=r"window|dedup id|text"):
+        prepare_columns(encoder(), topic, GivenColumns(rows), 5)
 
 
 @pytest.mark.parametrize("given", [None, 5, b"body", [Message("t", b"")], {"body": [b""]}])

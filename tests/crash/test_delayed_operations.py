@@ -1,28 +1,22 @@
-"""Every file operation fails once while messages are delivered, cancelled and changed.
-
-As in `test_every_operation`: a path is done once to count its operations; then again for the first,
-the middle and the last use of each kind, which fails with EIO, with ENOSPC, or after half of a
-write. Whatever fails, each message comes once, or never if the call said that it was cancelled.
+"""Every file operation fails once while messages are delivered, cancelled and changed, and the
+power is cut before each: each message comes once, or never if the call said that it was cancelled.
 """
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-import kvstore
-from kvstore import FlushFailed, Store, StoreConfig, StoreError
+from kvstore import Store
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_whole
-from tests.support.everyfile import EveryFile, faults
 from tests.support.stores import killed, opened, settings
+from tests.support.striking import cut_at_each_effect, strike_each_operation
 
 COUNT: Final = 40
 SIZE: Final = 5000
@@ -61,10 +55,6 @@ def checkpoint(store: Store, clock: VirtualClock) -> None:
 PATHS: Final = {work.__name__: work for work in (deliver, cancel, change, checkpoint)}
 
 
-def config(files: EveryFile, clock: VirtualClock) -> StoreConfig:
-    return settings(files=files, clock=clock, flush="sync", checkpoint_interval=1e9)
-
-
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store as a kill leaves it: some messages wait in rows, others only in the log."""
@@ -79,54 +69,16 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize("strike", [strike_each_operation, cut_at_each_effect])
 def test_whatever_operation_fails_each_message_comes_once(
-    tmp_path: Path, before: Path, name: str
+    tmp_path: Path, before: Path, name: str, strike: Callable[..., None]
 ) -> None:
-    files, clock = EveryFile(), VirtualClock()
-    path = shutil.copytree(before, tmp_path / "counted")
-    with kvstore.open(path, config(files, clock)) as store:
-        begin = len(files.effects)
-        PATHS[name](store, clock)
-        counts = Counter(e.kind for e in files.effects[begin:])
-    hit, cases = 0, list(faults(counts))
-    for number, fault in enumerate(cases):
-        path = shutil.copytree(before, tmp_path / str(number))
-        files, clock = EveryFile(), VirtualClock()
-        store = kvstore.open(path, config(files, clock))
-        files.fail(fault.kind, nth=fault.nth, error=fault.error, half=fault.half)
-        try:
-            was_done = done(store, clock, PATHS[name])
-            files.mend()
-            if inside.log(store).failure is None:
-                # It goes on as soon as the disk does.
-                check(store, clock, name, was_done=was_done)
-            with contextlib.suppress(FlushFailed):
-                store.close()
-            clock = VirtualClock()
-            with opened(path, settings(clock=clock)) as store:
-                check(store, clock, name, was_done=was_done)
-        except BaseException as e:
-            e.add_note(f"{name}: {fault}")
-            raise
-        hit += files.failed
-        shutil.rmtree(path)
-    assert hit > len(cases) // 2
+    strike(before, tmp_path, PATHS[name], partial(check, name))
 
 
-def done(
-    store: Store, clock: VirtualClock, work: Callable[[Store, VirtualClock], object]
-) -> bool | None:
-    """Whether the work was done; None if that is not known, since a flush failed."""
-    try:
-        work(store, clock)
-    except FlushFailed:
-        return None
-    except StoreError:
-        return None if inside.log(store).failure else False
-    return True
-
-
-def check(store: Store, clock: VirtualClock, name: str, *, was_done: bool | None) -> None:
+def check(
+    name: str, store: Store, clock: VirtualClock, *, was_done: bool | None, is_last: bool
+) -> None:
     """Later, all came once, in order, but for the cancelled one."""
     clock.advance(LATER)
     inside.deliver_due(store)

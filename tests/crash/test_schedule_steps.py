@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from kvstore import Store
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.stores import killed, opened, settings
+from tests.support.striking import cut_at_each_effect, strike_each_operation
 from tests.support.throwing import Error, Thrower, some
 from tests.support.waiting import PATIENCE, until
 
@@ -92,6 +94,39 @@ def test_whatever_strikes_a_step_each_message_of_a_schedule_comes_once(tmp_path:
                     _assert_goes_on(again, clock, begin)
     assert struck >= STEPS // 2
     assert copied >= STEPS // 4
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with both schedules, as a kill leaves it; the index has what waits."""
+    path = tmp_path_factory.mktemp("before")
+    with opened(path / "a", settings(clock=VirtualClock())) as store:
+        store.schedule("each", "t", b"", every=10, queue=0, missed="all")
+        store.schedule("newest", "t", b"", every=10, queue=1, missed="once")
+        store.checkpoint()
+        return killed(store, path / "b")
+
+
+def _three_times(store: Store, clock: VirtualClock) -> None:
+    for _ in range(3):
+        clock.advance(10)
+        inside.deliver_due(store)
+
+
+def _still_goes_on(
+    store: Store, clock: VirtualClock, *, was_done: bool | None, is_last: bool
+) -> None:
+    _assert_goes_on(store, clock, VirtualClock().now_ms())
+
+
+@pytest.mark.parametrize(
+    "strike",
+    [strike_each_operation, cut_at_each_effect, partial(cut_at_each_effect, flush="async")],
+)
+def test_whatever_operation_fails_each_message_of_a_schedule_comes_once(
+    tmp_path: Path, before: Path, strike: Callable[..., None]
+) -> None:
+    strike(before, tmp_path, _three_times, _still_goes_on)
 
 
 CALLS: Final[dict[str, Callable[[Store], Any]]] = {

@@ -255,6 +255,22 @@ def test_whatever_strikes_a_checker_each_transaction_ends_once(tmp_path: Path) -
     assert thrown >= STEPS
 
 
+def test_whatever_strikes_the_housekeeper_at_its_checks_each_transaction_ends_once(
+    tmp_path: Path,
+) -> None:
+    name = "kvmq-housekeeper"
+    watched = Thrower(name)
+    _ask(tmp_path / "watched", watched)
+    steps = {step: None for step in watched.steps if step.file.startswith("kvstore/timing/")}
+    assert {step.called for step in steps} >= {"questions", "due", "settled", "_line_up", "at"}
+    thrown = 0
+    for number, (step, error) in enumerate(some(steps, 2 * STEPS)):
+        thrower = Thrower(name, step, error)
+        _ask(tmp_path / str(number), thrower)
+        thrown += thrower.has_thrown.is_set()
+    assert thrown >= STEPS
+
+
 def test_every_thread_of_a_store_is_struck_by_a_test(tmp_path: Path) -> None:
     with opened(tmp_path / "s", settings(write_mode="staged", flush="sync")) as store:
         assert _threads(store).keys() == {"kvmq-flusher", "kvmq-delivery", *KEEPERS}

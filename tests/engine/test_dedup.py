@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import kvstore
@@ -219,11 +220,70 @@ def test_an_illegal_window_is_refused(windowed: Store, window: Any) -> None:
     assert windowed.topic("t").dedup_window == WINDOW
 
 
-def test_columns_have_no_dedup_ids(windowed: Store) -> None:
-    import pyarrow as pa  # the only test here that needs it
+def _rows(ids: list[str | None], **more: list[Any]) -> Any:
+    """Rows of a record batch; the body of each is its number."""
+    bodies = [b"%d" % n for n in range(len(ids))]
+    return pa.record_batch({"body": bodies, "dedup_id": pa.array(ids, pa.string()), **more})
 
-    with pytest.raises(MessageIllegal, match="there is a column 'dedup_id'"):
-        windowed.put_columns("t", pa.record_batch({"body": [b"x"], "dedup_id": ["a"]}))
+
+def test_columns_say_which_rows_are_repeats_and_put_the_others(windowed: Store) -> None:
+    stored = put(windowed, "old")
+    ids = ["a", None, "b", "a", "old", "b", "c", None, "a"]
+    done = windowed.put_columns("t", _rows(ids, queue=[0] * 9))
+    assert (done.count, len(done), done.duplicates) == (9, 9, 4)
+    places = pa.record_batch(done.columns).to_pylist()
+    assert [p["duplicate"] for p in places] == [n in (3, 4, 5, 8) for n in range(9)]
+    results = done.results()
+    assert [{name: getattr(r, name) for name in places[0]} for r in results] == places
+    assert place(results[3]) == place(results[8]) == place(results[0])
+    assert place(results[4]) == place(stored)
+    assert (done.first_position, done.last_position) == (results[0].position, results[7].position)
+    assert done.size == sum(r.size for r in results if not r.duplicate)
+    bodies = [m.body for m in windowed.pull("t", 0, 0).messages if m.body != b"x"]
+    assert bodies == [b"0", b"1", b"2", b"6", b"7"]
+    for n in (0, 1, 2, 6, 7):
+        assert windowed.read_at(results[n].position).body == b"%d" % n
+        assert windowed.find(results[n].message_id).position == results[n].position
+    assert assert_whole(windowed)
+
+
+def test_columns_of_repeats_alone_put_nothing(windowed: Store, clock: VirtualClock) -> None:
+    first = windowed.put_columns("t", _rows([str(n) for n in range(100)]))
+    assert not any(p["duplicate"] for p in pa.record_batch(first.columns).to_pylist())
+    end = windowed.stats().end_position
+    again = windowed.put_columns("t", _rows([str(n) for n in range(100)]))
+    assert (again.duplicates, again.size, again.first_position, again.last_position) == (
+        100, 0, None, None,
+    )  # fmt: skip
+    assert [place(r) for r in again.results()] == [place(r) for r in first.results()]
+    assert windowed.stats().end_position == end
+    assert put(windowed, "5").duplicate, "a put of a message repeats a row"
+    clock.advance(WINDOW + 1)
+    assert windowed.put_columns("t", _rows(["1", "1"])).duplicates == 1
+
+
+@pytest.mark.parametrize(
+    ("ids", "more", "says"),
+    [
+        (["a", ""], {}, "row 1 of 2: dedup_id is ''"),
+        (["a", "é" * 128], {}, "row 1 of 2: .*the limit is 255"),
+        (["a", "b\x01"], {}, "row 1 of 2: .*U\\+0000 to U\\+0002"),
+        ([None, "b"], {"deliver_at": [None, 1_800_000_000_000]}, "row 1 of 2: .*is delayed"),
+    ],
+)
+def test_a_row_whose_id_is_illegal_refuses_all(
+    windowed: Store, ids: list[str | None], more: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(MessageIllegal, match=says):
+        windowed.put_columns("t", _rows(ids, **more))
+    assert windowed.stats().end_position == 0
+    assert not put(windowed, "a").duplicate, "the refused rows left no id"
+
+
+def test_rows_of_a_topic_without_a_window_have_no_ids(store: Store) -> None:
+    with pytest.raises(MessageIllegal, match=r"row 1 of 2: .*takes no dedup ids"):
+        store.put_columns("t", _rows([None, "a"]))
+    assert store.put_columns("t", _rows([None, None])).duplicates == 0
 
 
 def test_a_put_that_failed_leaves_no_id(opens: Opens, clock: VirtualClock) -> None:

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -63,7 +64,17 @@ class DedupModel(RuleBasedStateMachine):
     @rule(messages=st.lists(MESSAGES, min_size=1, max_size=12))
     def put(self, messages: list[tuple[str, str | None, int]]) -> None:
         given = [Message(topic, bytes(size), dedup_id=one) for topic, one, size in messages]
-        results = self.store.put_batch(given)
+        self._check(given, self.store.put_batch(given))
+
+    @rule(topic=st.sampled_from(sorted(TOPICS)), ids=st.lists(IDS, min_size=1, max_size=12))
+    def put_columns(self, topic: str, ids: list[str | None]) -> None:
+        rows = {"body": [b""] * len(ids), "dedup_id": pa.array(ids, pa.string())}
+        done = self.store.put_columns(topic, pa.record_batch(rows))
+        results = done.results()
+        assert done.duplicates == sum(result.duplicate for result in results)
+        self._check([Message(topic, b"", dedup_id=one) for one in ids], results)
+
+    def _check(self, given: list[Message], results: list[PutResult]) -> None:
         now = self.last_stored = max(self.clock.now_ms(), self.last_stored)
         for message, result in zip(given, results, strict=True):
             if message.dedup_id is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -51,7 +51,9 @@ class _Iterator:
 class Costs:
     """The operations done while it is installed, counted by kind."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, upkeep: Collection[str] = _UPKEEP) -> None:
+        """The threads `upkeep` are not counted."""
+        self._upkeep = upkeep
         self.counts: Counter[str] = Counter()
         count, get, iterate = self._count, Families.get, Families.iter
 
@@ -68,7 +70,7 @@ class Costs:
             self._watch(monkeypatch, LocalFiles, name)
 
     def _count(self, name: str) -> None:
-        if threading.current_thread().name not in _UPKEEP:
+        if threading.current_thread().name not in self._upkeep:
             self.counts[name] += 1
 
     def _watch(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:

@@ -100,6 +100,35 @@ def test_a_cron_schedule_comes_at_its_local_time(store: Store, clock: VirtualClo
     assert came(store) == [first]
 
 
+def test_a_message_of_a_schedule_expires_so_long_behind_its_time(
+    store: Store, config: StoreConfig, clock: VirtualClock
+) -> None:
+    begin = clock.now_ms()
+    made = store.schedule("s", "t", b"", every=10, queue=0, missed="all", expires_after=0.5)
+    store.schedule("later", "t", b"", every=10, queue=1)
+    assert (made.expires_after, store.schedule_info("later").expires_after) == (0.5, None)
+    pass_seconds(store, clock, 10)
+    (message,) = store.pull("t", 0, 0).messages
+    assert message.expires_at == begin + 10_500
+    assert store.pull("t", 1, 0).messages[0].expires_at is None
+    store.close()
+    clock.advance(20)
+    with kvstore.open(store.path, config) as again:
+        assert again.schedule_info("s").expires_after == 0.5
+        assert came(again) == [begin + 30_000], "a missed time's message expired meanwhile"
+        assert again.pull("t", 0, 0).expired == 2
+        paused = again.pause_schedule("s")
+        assert again.resume_schedule("s").expires_after == paused.expires_after == 0.5
+
+
+def test_a_lifetime_that_ends_behind_2100_ends_with_the_century(tmp_path: Path) -> None:
+    clock = VirtualClock(4_000_000_000_000)
+    with opened(tmp_path / "s", settings(clock=clock)) as store:
+        store.schedule("s", "t", b"", every=10, queue=0, expires_after=1e9)
+        pass_seconds(store, clock, 10)
+        assert store.pull("t", 0, 0).messages[0].expires_at == 4_102_444_799_999
+
+
 def test_a_schedule_without_a_queue_spreads_its_messages(store: Store, clock: VirtualClock) -> None:
     store.schedule("s", "t", b"", every=1)
     pass_seconds(store, clock, 20)
@@ -329,6 +358,16 @@ def test_a_message_of_a_schedule_is_neither_cancelled_nor_changed_by_itself(
     assert not store.cancel(waiting.message_id), "it was delivered"
 
 
+def test_a_message_that_says_it_is_a_schedules_and_is_not_can_be_cancelled(store: Store) -> None:
+    view = store.namespace("n")
+    view.create_topic("t", queues=1)
+    for name in ("s", "%", "%RETRY%", "a b", "x" * 500):
+        for calls in (store, view):
+            put = calls.put("t", b"", delay=10, properties={"SCHEDULE": name})
+            store.schedule("s", "t", b"", every=10, exist_ok=True)
+            assert calls.cancel(put.message_id)
+
+
 def test_a_message_that_is_due_with_a_schedules_is_not_taken_for_it(
     store: Store, clock: VirtualClock
 ) -> None:
@@ -477,6 +516,11 @@ def test_a_store_that_is_read_only_lists_schedules_and_changes_none(
         ({"every": 5, "properties": {"a": "x" * 32_700}}, PropertiesTooLarge, "limit"),
         ({"every": 5, "body": bytes(2 * SEGMENT)}, MessageTooLarge, "limit"),
         ({"every": 5, "message_group": 5}, MessageIllegal, "message_group is 5"),
+        ({"every": 5, "expires_after": 0}, MessageIllegal, "expires_after is 0"),
+        ({"every": 5, "expires_after": -1}, MessageIllegal, "expires_after is -1"),
+        ({"every": 5, "expires_after": float("nan")}, MessageIllegal, "expires_after is nan"),
+        ({"every": 5, "expires_after": "9"}, MessageIllegal, "expires_after is '9'"),
+        ({"every": 5, "expires_after": 2e9}, MessageIllegal, "40 years"),
     ],
 )
 def test_a_schedule_that_is_none_is_refused_and_leaves_nothing(
@@ -540,6 +584,58 @@ def test_a_delivery_reads_nothing_of_schedules_whose_time_has_not_come(
             counts.append(found["get"])
             assert len(came(store)) == 4
     assert counts[0] == counts[1] == counts[2]
+
+
+def test_an_opening_costs_the_same_beside_1_10_and_100_schedules(
+    tmp_path: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a kill, and a schedule's own cost comes when it is due; the disk's reads count."""
+    costs = Costs(monkeypatch, upkeep=())
+    config = settings(clock=clock, checkpoint_interval=1e9)
+    counts: dict[str, list[int]] = {"closed": [], "killed": [], "due": []}
+    for count in (1, 10, 100):
+        with opened(tmp_path / str(count), config) as store:
+            for n in range(count):
+                store.schedule(f"s-{n}", "t", b"x", every=DAY + n, queue=0, missed="all")
+            store.checkpoint()
+            inside.deliver_due(store)
+            killed(store, tmp_path / f"killed {count}")
+        for name, path in (("closed", str(count)), ("killed", f"killed {count}")):
+            with costs.counting() as found, opened(tmp_path / path, config) as store:
+                inside.deliver_due(store)
+                found_ = store.schedules()
+            assert len(found_) == count
+            counts[name].append(found.total() - 2 * count)  # `schedules` reads their rows
+        with opened(tmp_path / str(count), config) as store:
+            before = clock.now_ms()
+            clock.step(DAY)
+            with costs.counting() as found:
+                inside.deliver_due(store)
+            assert store.bounds("t", 0).next_offset == 1
+            counts["due"].append(found.total())
+            clock.step((before - clock.now_ms()) / 1000)
+    # The thread that delivers looks once or twice.
+    for name, (one, ten, hundred) in counts.items():
+        assert max(ten, hundred) <= one + 8, (name, counts)
+
+
+def test_a_store_whose_schedules_have_no_rows_of_their_times_gets_these(
+    store: Store, config: StoreConfig, clock: VirtualClock
+) -> None:
+    """As one has that a kvmq before this made."""
+    begin = clock.now_ms()
+    store.schedule("s", "t", b"", every=10, queue=0)
+    families = inside.families(store)
+    store.close()
+    with kvstore.open(store.path, config) as again:
+        families, batch = inside.families(again), inside.families(again).batch()
+        for key, _ in list(families.rows("meta", b"schedule_due", b"schedule_duf")):
+            batch.delete("meta", key)
+        families.write(batch)
+        copy = killed(again, store.path.parent / "before")
+    with kvstore.open(copy, config) as again:
+        pass_seconds(again, clock, 25)
+        assert came(again) == [begin + 10_000, begin + 20_000]
 
 
 # --- aio, namespaces ---

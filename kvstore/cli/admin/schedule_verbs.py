@@ -41,6 +41,8 @@ _fields: Option = listed(
     click.option("--property", "properties", type=Setting(), multiple=True),
     click.option("--queue", type=click.IntRange(0, QUEUE_MAX), help="The queue."),
     click.option("--group", "message_group", help="Keep the messages in order, in one queue."),
+    click.option("--expires-after", type=float, metavar="SECONDS",
+                 help="How long behind its time a message expires; never if not given."),
 )  # fmt: skip
 
 
@@ -69,10 +71,7 @@ def create_schedule(
     content = body_file.read() if body_file is not None else (body or "").encode()
     lists = {"keys": list(keys) or None, "properties": dict(properties) or None}
     settings = given_of(given | lists | {"exist_ok": exist_ok or None})
-    made = call_store(
-        out, folder, "schedule", name, topic, content, namespace=namespace, **settings
-    )
-    _show(out, made, [made])
+    _do(out, folder, "schedule", name, topic, content, namespace=namespace, **settings)
 
 
 @schedule.command("list")
@@ -107,8 +106,7 @@ def next_firings(out: Output, folder: Path, name: str, count: int, namespace: st
 @output_option
 def pause_schedule(out: Output, folder: Path, name: str, namespace: str | None) -> None:
     """Pause schedule NAME: it puts no message until it is resumed."""
-    paused = call_store(out, folder, "pause_schedule", name, namespace=namespace)
-    _show(out, paused, [paused])
+    _do(out, folder, "pause_schedule", name, namespace=namespace)
 
 
 @schedule.command("resume")
@@ -118,8 +116,7 @@ def pause_schedule(out: Output, folder: Path, name: str, namespace: str | None) 
 @output_option
 def resume_schedule(out: Output, folder: Path, name: str, namespace: str | None) -> None:
     """Let schedule NAME go on with its next time from now on."""
-    resumed = call_store(out, folder, "resume_schedule", name, namespace=namespace)
-    _show(out, resumed, [resumed])
+    _do(out, folder, "resume_schedule", name, namespace=namespace)
 
 
 @schedule.command("delete")
@@ -131,6 +128,12 @@ def delete_schedule(out: Output, folder: Path, name: str, namespace: str | None)
     """Delete schedule NAME; messages that it put stay."""
     call_store(out, folder, "delete_schedule", name, namespace=namespace)
     out.done({"deleted": name})
+
+
+def _do(out: Output, folder: Path, call: str, *args: Any, **named: Any) -> None:
+    """Makes a call that gives a schedule, and shows that."""
+    found = call_store(out, folder, call, *args, **named)
+    _show(out, found, [found])
 
 
 def _show(out: Output, value: object, schedules: list[ScheduleInfo]) -> None:

@@ -203,9 +203,18 @@ def alter(out: Output, folder: Path, name: str, namespace: str | None, **setting
 @namespace_option
 @output_option
 def delete(out: Output, folder: Path, name: str, namespace: str | None) -> None:
-    """Delete topic NAME; its messages can no longer be read."""
-    call_store(out, folder, "delete_topic", name, namespace=namespace)
-    out.done({"deleted": name})
+    """Delete topic NAME; its messages can no longer be read.
+
+    Messages that wait for a time or a transaction go with it: their number is told (waiting).
+    """
+    waiting = call_store(out, folder, "delete_topic", name, namespace=namespace)
+    _show_deleted(out, name, waiting)
+
+
+def _show_deleted(out: Output, name: str, waiting: int) -> None:
+    out.done({"deleted": name, "waiting": waiting})
+    if waiting and not out.json:
+        click.echo(f"{waiting:,} messages that waited went with it")
 
 
 def _show_topics(out: Output, value: object, topics: list[TopicInfo]) -> None:
@@ -308,6 +317,8 @@ def show_namespace(out: Output, folder: Path, name: str) -> None:
 @_name_argument
 @output_option
 def delete_namespace(out: Output, folder: Path, name: str) -> None:
-    """Delete namespace NAME with all its topics and groups; messages can no longer be read."""
-    call_store(out, folder, "delete_namespace", name)
-    out.done({"deleted": name})
+    """Delete namespace NAME with all its topics and groups; messages can no longer be read.
+
+    Messages that wait for a time or a transaction go with it: their number is told (waiting).
+    """
+    _show_deleted(out, name, call_store(out, folder, "delete_namespace", name))

@@ -83,9 +83,9 @@ def put(
     """Put messages into TOPIC of the store in DIR: one for each line of FILE or standard input.
 
     With --jsonl a line is an object with body (or body_base64) and, if wanted, topic, queue, tag,
-    keys, properties, message_group, expires_at, and one of deliver_at (both ms since the epoch),
-    delay (seconds) and delay_level; what it does not say, TOPIC and the options do. With --json
-    each message's place is printed as one JSON line; the offset of a delayed message is -1.
+    keys, properties, message_group, dedup_id, expires_at, and one of deliver_at (both ms since the
+    epoch), delay (seconds) and delay_level; what it does not say, TOPIC and the options do. With
+    --json each message's place is printed as one JSON line; the offset of a delayed message is -1.
 
     A line that can't be put ends the run with its number: the lines before it are stored, it and
     those behind it are not.
@@ -99,7 +99,10 @@ def put(
             raise click.UsageError("give either --expires-at or --ttl")
         fields["expires_at"] = SystemClock().now_ms() + whole_ms(ttl)
     if body is None and fields["dedup_id"] is not None:
-        raise click.UsageError("--dedup-id is the id of one message: give it with --body")
+        raise click.UsageError(
+            "--dedup-id is the id of one message: give it with --body, or as dedup_id in a line of "
+            "--jsonl"
+        )
     defaults = {name: value for name, value in fields.items() if value}
     # Queue 0 is a queue, a delay of 0 is one; a time of 0 and an empty id are to be refused.
     kept = ("queue", "expires_at", "dedup_id", *_DELAYS)
@@ -175,12 +178,13 @@ class _Lines:
 def _put_lines(out: Output, store: Store, lines: _Lines, batch: int) -> None:
     clock = SystemClock()
     begin = clock.monotonic()
-    count = size = 0
+    count = size = duplicates = 0
     try:
         with out.progress() as report:
             for done in lines.put(store, batch):
                 count += done.count
                 size += done.size
+                duplicates += done.duplicates
                 if out.json:
                     for result in done.results():
                         out.line(_fields(result))
@@ -191,7 +195,9 @@ def _put_lines(out: Output, store: Store, lines: _Lines, batch: int) -> None:
     if not out.json:
         seconds = clock.monotonic() - begin
         rate = count / seconds if seconds else 0.0
-        out.text(f"{count:,} messages, {size_text(size)} of log, {seconds:.2f} s, {rate:,.0f}/s")
+        there = f" ({duplicates:,} of them were there before)" if duplicates else ""
+        log = f"{size_text(size)} of log"
+        out.text(f"{count:,} messages{there}, {log}, {seconds:.2f} s, {rate:,.0f}/s")
 
 
 def _fields(result: PutResult) -> dict[str, object]:

@@ -1,7 +1,6 @@
 """The verbs `timer ...`: messages that wait for their time, listed, cancelled and changed.
 
-The idea: as `topic ...` for topics: each verb is one call of the store or of its namespace. A page
-of the list ends with the place that the next one is asked for.
+The idea: as `topic ...` for topics: each verb is one call of the store or of its namespace.
 
 Invariant: `list` and `show` open the store read-only, so they deliver nothing.
 """
@@ -9,11 +8,10 @@ Invariant: `list` and `show` open the store read-only, so they deliver nothing.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
-from kvstore import DelayedPage
+from kvstore import DelayedMessage
 from kvstore.cli.terminal.message_text import body_text, delayed_value, show_delayed
 from kvstore.cli.terminal.opening import (
     Word,
@@ -27,24 +25,10 @@ from kvstore.cli.terminal.opening import (
     within,
 )
 from kvstore.cli.terminal.output import Output, exit_if, output_option
+from kvstore.cli.terminal.waiting_pages import page_options, show_page
 from kvstore.errors import CallerError, MessageNotFound
 
 _id_argument = click.argument("message_id", metavar="ID")
-
-
-class PageEnd(click.ParamType[tuple[int, int]]):
-    """Where a page of the list ended: a due time in ms, and a position."""
-
-    name = "TIME,POSITION"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        """See `click.ParamType`."""
-        due, _, position = str(value).partition(",")
-        if not (due.isdecimal() and position.isdecimal()):
-            self.fail(f"{value!r} is not what the page before ended with", param, ctx)
-        return int(due), int(position)
 
 
 @click.group()
@@ -55,8 +39,7 @@ def timer() -> None:
 @timer.command("list")
 @folder_argument
 @click.argument("topic", required=False)
-@click.option("--limit", type=click.IntRange(1, 10_000), default=32, show_default=True)
-@click.option("--after", type=PageEnd(), help="Where the page before ended, as it said.")
+@page_options
 @namespace_option
 @output_option
 def list_delayed(
@@ -70,26 +53,15 @@ def list_delayed(
     """
     with open_store(out, folder, read_only=True) as store:
         page = within(store, namespace).timers(topic, limit=limit, after=after)
-    following = None if page.next is None else f"{page.next[0]},{page.next[1]}"
-    if out.json:
-        messages = [delayed_value(one) for one in page.messages]
-        out.document({"messages": messages, "count": page.count, "next": following})
-        return
-    _show_page(out, page)
-    if following is not None:
-        click.echo(f"more with --after {following}", err=True)
+    columns = ("due", "topic", "queue", "message id", "tag", "keys", "body")
+    show_page(out, page, delayed_value, columns, _row)
 
 
-def _show_page(out: Output, page: DelayedPage) -> None:
-    rows = [
-        (
-            time_text(one.deliver_at), one.topic, one.queue, one.message_id,
-            one.message.tag or "-", ",".join(one.message.keys) or "-", body_text(one.message),
-        )
-        for one in page.messages
-    ]  # fmt: skip
-    out.table(("due", "topic", "queue", "message id", "tag", "keys", "body"), rows)
-    click.echo(f"{page.count:,} messages wait", err=True)
+def _row(one: DelayedMessage) -> tuple[object, ...]:
+    return (
+        time_text(one.deliver_at), one.topic, one.queue, one.message_id,
+        one.message.tag or "-", ",".join(one.message.keys) or "-", body_text(one.message),
+    )  # fmt: skip
 
 
 @timer.command()

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import click
 
-from kvstore import PreparedPage
-from kvstore.cli.message.timer_verbs import PageEnd
+from kvstore import PreparedMessage
 from kvstore.cli.terminal.message_text import body_text, prepared_value, show_prepared
 from kvstore.cli.terminal.opening import (
     call_store,
@@ -25,6 +24,7 @@ from kvstore.cli.terminal.opening import (
     within,
 )
 from kvstore.cli.terminal.output import Output, output_option
+from kvstore.cli.terminal.waiting_pages import page_options, show_page
 
 _ids_argument = click.argument("message_ids", metavar="ID...", nargs=-1, required=True)
 
@@ -37,8 +37,7 @@ def tx() -> None:
 @tx.command("list")
 @folder_argument
 @click.argument("group", required=False)
-@click.option("--limit", type=click.IntRange(1, 10_000), default=32, show_default=True)
-@click.option("--after", type=PageEnd(), help="Where the page before ended, as it said.")
+@page_options
 @namespace_option
 @output_option
 def list_prepared(
@@ -52,26 +51,15 @@ def list_prepared(
     """
     with open_store(out, folder, read_only=True) as store:
         page = within(store, namespace).transactions(group, limit=limit, after=after)
-    following = None if page.next is None else f"{page.next[0]},{page.next[1]}"
-    if out.json:
-        messages = [prepared_value(one) for one in page.messages]
-        out.document({"messages": messages, "count": page.count, "next": following})
-        return
-    _show_page(out, page)
-    if following is not None:
-        click.echo(f"more with --after {following}", err=True)
+    columns = ("asked at", "group", "checks", "topic", "queue", "message id", "body")
+    show_page(out, page, prepared_value, columns, _row)
 
 
-def _show_page(out: Output, page: PreparedPage) -> None:
-    rows = [
-        (
-            "with its set" if one.check_at is None else time_text(one.check_at), one.group,
-            one.checks, one.topic, one.queue, one.message_id, body_text(one.message),
-        )
-        for one in page.messages
-    ]  # fmt: skip
-    out.table(("asked at", "group", "checks", "topic", "queue", "message id", "body"), rows)
-    click.echo(f"{page.count:,} messages wait", err=True)
+def _row(one: PreparedMessage) -> tuple[object, ...]:
+    return (
+        "with its set" if one.check_at is None else time_text(one.check_at), one.group,
+        one.checks, one.topic, one.queue, one.message_id, body_text(one.message),
+    )  # fmt: skip
 
 
 @tx.command("show")

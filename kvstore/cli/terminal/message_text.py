@@ -52,6 +52,7 @@ class MessageLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     delay: float | None = None
     delay_level: int | None = None
     expires_at: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)] | None = None
+    dedup_id: str | None = None
 
     @property
     def is_delayed(self) -> bool:
@@ -219,6 +220,7 @@ def columns_of(lines: Sequence[MessageLine], defaults: MessageLine) -> ColumnBat
         [own.message_group if line.message_group is None else line.message_group for line in lines],
         [_due_at(line if line.is_delayed else own, now) for line in lines],
         [own.expires_at if line.expires_at is None else line.expires_at for line in lines],
+        [line.dedup_id for line in lines],
     )
 
 

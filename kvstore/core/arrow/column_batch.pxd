@@ -26,6 +26,7 @@ cdef class OutColumn:
     cdef Py_ssize_t _nulls
     cdef const void *_buffers[3]
     cdef int add_number(self, int64_t number) except -1 nogil
+    cdef int add_bit(self, bint bit) except -1 nogil
     cdef int add_text(self, const uint8_t *at, Py_ssize_t size) except -1 nogil
     cdef int add_value(self, object value) except -1
     cdef int add_null(self) except -1 nogil

@@ -36,6 +36,7 @@ def columns_to_put(
     groups: list[str | None],
     due_times: list[int | None],
     expiries: list[int | None],
+    dedup_ids: list[str | None],
 ) -> ColumnBatch:
     """Columns for `put_columns`, of values of Python, one of each list for a row. Raises ValueError
     for lists of different lengths, TypeError for a value of another type, and OverflowError for a

@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, binding=False
 """Column batches: columns of C that any Arrow library, and a put, takes over without a copy.
 
-The idea: an `OutColumn` grows in memory of its own, in Arrow's layout: 64-bit numbers, large
-strings and binaries, large lists, maps. An array that is handed over points there, and each of its
-parts holds its column until the library releases that part.
+The idea: an `OutColumn` grows in memory of its own, in Arrow's layout: 64-bit numbers, booleans,
+large strings and binaries, large lists, maps. An array that is handed over points there, and each
+of its parts holds its column until the library releases that part.
 
 Invariants: a column that was handed over does not grow any more; strings are UTF-8 (those who add
 them see to it); a column has a validity buffer only if one of its rows is null.
@@ -46,7 +46,7 @@ cdef class OutColumn:
         self._flags = ARROW_FLAG_NULLABLE if nullable else 0
         self._is_map = format == b"+m"
         self._children = [] if children is None else children
-        if format != b"l" and format != b"+s":
+        if format not in (b"l", b"b", b"+s"):
             self.add_end(0)
 
     def __dealloc__(self):
@@ -73,6 +73,13 @@ cdef class OutColumn:
         _append(&self._items, &number, 8)
         return self._count_row(False)
 
+    cdef int add_bit(self, bint bit) except -1 nogil:
+        cdef uint8_t byte = 0
+        if not self.count & 7:
+            _append(&self._items, &byte, 1)
+        self._items.at[self.count >> 3] |= bit << (self.count & 7)
+        return self._count_row(False)
+
     cdef int add_text(self, const uint8_t *at, Py_ssize_t size) except -1 nogil:
         _append(&self._data, at, size)
         self.add_end(self._data.size)
@@ -84,6 +91,8 @@ cdef class OutColumn:
             return self.add_null()
         if self._format == b"l":
             return self.add_number(value)
+        if self._format == b"b":
+            return self.add_bit(value)
         if type(value) is str:
             value = (<str>value).encode("utf-8", "surrogatepass")
         return self.add_text(
@@ -111,7 +120,7 @@ cdef class OutColumn:
         return self._count_row(False)
 
     cdef int64_t buffer_count(self):
-        return {b"l": 2, b"+s": 1, b"+L": 2, b"+m": 2}.get(self._format, 3)
+        return {b"l": 2, b"b": 2, b"+s": 1, b"+L": 2, b"+m": 2}.get(self._format, 3)
 
 
 cdef void _release_schema(ArrowSchema *schema) noexcept with gil:
@@ -239,7 +248,7 @@ cdef class ColumnBatch:
 def columns_to_put(
     list bodies not None, list queues not None, list tags not None, list keys not None,
     list properties not None, list groups not None, list due_times not None,
-    list expiries not None,
+    list expiries not None, list dedup_ids not None,
 ):
     cdef OutColumn body = OutColumn("body", b"Z"), queue = OutColumn("queue", b"l", None, True)
     cdef OutColumn tag = OutColumn("tag", b"U", None, True), key = OutColumn("item", b"U")
@@ -250,8 +259,9 @@ def columns_to_put(
     cdef OutColumn group = OutColumn("message_group", b"U", None, True)
     cdef OutColumn due = OutColumn("deliver_at", b"l", None, True)
     cdef OutColumn expires_at = OutColumn("expires_at", b"l", None, True)
+    cdef OutColumn dedup_id = OutColumn("dedup_id", b"U", None, True)
     cdef Py_ssize_t count = len(bodies)
-    for rows in (queues, tags, keys, properties, groups, due_times, expiries):
+    for rows in (queues, tags, keys, properties, groups, due_times, expiries, dedup_ids):
         if len(rows) != count:
             raise ValueError(f"there are {count} bodies, and {len(rows)} values of another column")
     for row in range(count):
@@ -271,4 +281,7 @@ def columns_to_put(
         group.add_value(groups[row])
         due.add_value(due_times[row])
         expires_at.add_value(expiries[row])
-    return ColumnBatch([body, queue, tag, all_keys, maps, group, due, expires_at], count)
+        dedup_id.add_value(dedup_ids[row])
+    return ColumnBatch(
+        [body, queue, tag, all_keys, maps, group, due, expires_at, dedup_id], count
+    )

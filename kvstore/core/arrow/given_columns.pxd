@@ -54,7 +54,7 @@ cdef struct Chunk:
     # The rows of one record batch, as columns. Those of `store` are made by the reader.
     int64_t count
     Column body, queue, tag, keys, properties, group, flags, message_id, born_at, deliver_at
-    Column expires_at
+    Column expires_at, dedup_id
 
 
 cdef struct Owned:

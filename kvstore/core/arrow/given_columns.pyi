@@ -10,11 +10,10 @@ class GivenColumns:
 
     There is a row for each message, and columns by the names of `Message`'s fields but for the
     topic: `body` (binary or string), and if wanted `queue`, `flags` (integers), `tag`,
-    `message_group`, `message_id` (strings), `keys` (lists of strings, or one string each),
-    `properties` (maps of strings to strings), `born_at`, `deliver_at` and `expires_at` (ms, or
-    timestamps; finer
-    ones are rounded down). Each may be in its large form, as views, sliced, or all null; texts may
-    be dictionaries. A null stands for the field's default.
+    `message_group`, `message_id`, `dedup_id` (strings), `keys` (lists of strings, or one string
+    each), `properties` (maps of strings to strings), `born_at`, `deliver_at` and `expires_at` (ms,
+    or timestamps; finer ones are rounded down). Each may be in its large form, as views, sliced, or
+    all null; texts may be dictionaries. A null stands for the field's default.
     """
 
     count: int

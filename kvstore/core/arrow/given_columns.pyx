@@ -39,6 +39,7 @@ cdef enum:
 cdef dict _KINDS = {
     "body": "b", "queue": "n", "tag": "t", "keys": "tl", "properties": "p", "message_group": "t",
     "flags": "n", "message_id": "t", "born_at": "nz", "deliver_at": "nz", "expires_at": "nz",
+    "dedup_id": "t",
 }
 cdef dict _MEANT = {
     "b": "binary or string", "n": "an integer", "nz": "an integer (ms) or a timestamp",
@@ -194,7 +195,8 @@ cdef class GivenColumns:
                 else &chunk.flags if name == "flags"
                 else &chunk.message_id if name == "message_id"
                 else &chunk.born_at if name == "born_at"
-                else &chunk.deliver_at if name == "deliver_at" else &chunk.expires_at
+                else &chunk.deliver_at if name == "deliver_at"
+                else &chunk.expires_at if name == "expires_at" else &chunk.dedup_id
             )
             self._read(
                 column, schema.children[i], array.children[i], array.offset, array.length, name,
@@ -347,6 +349,7 @@ cdef class GivenColumns:
             _object_at(&chunk.born_at, row, "born_at"),
             _object_at(&chunk.deliver_at, row, "deliver_at"),
             expires_at=_object_at(&chunk.expires_at, row, "expires_at"),
+            dedup_id=_object_at(&chunk.dedup_id, row, "dedup_id"),
         )
 
 

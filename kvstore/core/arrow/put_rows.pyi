@@ -12,8 +12,10 @@ def prepare_columns(
     messages. Other threads run meanwhile. Raises as that does.
     """
 
-def result_columns(batch: PreparedBatch) -> ColumnBatch:
-    """Places as columns: queue, offset, position, size, message_id; after `Tail.add`."""
+def result_columns(batch: PreparedBatch, results: list[PutResult] | None = None) -> ColumnBatch:
+    """Places as columns: queue, offset, position, size, message_id, duplicate; after `Tail.add`.
+    With `results` those of these instead: rows that repeat others are not in the batch.
+    """
 
 def row_results(batch: PreparedBatch, status: PutStatus) -> list[PutResult]:
     """Places as objects, as `PreparedBatch.results` has them of messages; after `Tail.add`."""

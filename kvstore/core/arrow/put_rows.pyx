@@ -22,7 +22,7 @@ from kvstore.core.arrow.given_columns cimport (
 from kvstore.core.encoding cimport Encoder, PreparedBatch, Row
 from kvstore.core.expiry cimport EXPIRY_SIZE, write_expiry
 from kvstore.core.put_fields cimport due_at, refuse
-from kvstore.core.put_route cimport PutRoute
+from kvstore.core.put_route cimport PutRoute, window_of
 from kvstore.core.records cimport Span
 from kvstore.core.texts cimport is_utf8
 
@@ -46,6 +46,7 @@ def prepare_columns(
     # The bodies are in the arrays.
     batch.bodies.append(given)
     cdef Py_ssize_t above = encoder.compress_above(route)
+    cdef int64_t window = window_of(route)
     for number in range(given._chunk_count):
         chunk = given.chunk(number)
         row = batch.rows + first
@@ -55,7 +56,7 @@ def prepare_columns(
                 row[i].id_number = <int64_t>encoder.ids.take(now_ms)
         with nogil:
             for i in range(chunk.count):
-                _add_row(batch, &row[i], chunk, i, &name, now_ms)
+                _add_row(batch, &row[i], chunk, i, &name, window, now_ms)
         for i in range(chunk.count):
             if row[i].body_size > above:
                 body = PyBytes_FromStringAndSize(<const char *>row[i].body, row[i].body_size)
@@ -66,13 +67,20 @@ def prepare_columns(
     return batch
 
 
-def result_columns(PreparedBatch batch not None):
+def result_columns(PreparedBatch batch not None, list results=None):
     cdef OutColumn queue = OutColumn("queue", b"l"), offset = OutColumn("offset", b"l")
     cdef OutColumn position = OutColumn("position", b"l"), size = OutColumn("size", b"l")
     cdef OutColumn message_id = OutColumn("message_id", b"U")
+    cdef OutColumn duplicate = OutColumn("duplicate", b"b")
+    cdef list columns = [queue, offset, position, size, message_id, duplicate]
     cdef Row *row
     cdef Span text
     cdef Py_ssize_t i
+    if results is not None:
+        for result in results:
+            for column in columns:
+                (<OutColumn>column).add_value(getattr(result, (<OutColumn>column).name))
+        return ColumnBatch(columns, len(results))
     with nogil:
         for i in range(batch.count):
             row = &batch.rows[i]
@@ -82,7 +90,8 @@ def result_columns(PreparedBatch batch not None):
             size.add_number(row.size)
             text = _id_of(batch, row)
             message_id.add_text(text.at, text.size)
-    return ColumnBatch([queue, offset, position, size, message_id], batch.count)
+            duplicate.add_bit(False)
+    return ColumnBatch(columns, batch.count)
 
 
 def row_results(PreparedBatch batch not None, status):
@@ -106,11 +115,12 @@ cdef Span _id_of(PreparedBatch batch, const Row *row) noexcept nogil:
 
 
 cdef int _add_row(
-    PreparedBatch batch, Row *row, const Chunk *chunk, int64_t i, const Span *topic, int64_t now_ms
+    PreparedBatch batch, Row *row, const Chunk *chunk, int64_t i, const Span *topic, int64_t window,
+    int64_t now_ms,
 ) except -1 nogil:
     cdef int64_t flags = 0, due = -1, expires_at = -1
     cdef uint8_t expiry[EXPIRY_SIZE]
-    cdef Span body
+    cdef Span body, ignored
     row.queue = row.born_at = -1
     _add_number(&chunk.queue, i, 0xFFFFFFFF, &row.queue)
     _add_number(&chunk.flags, i, 0xFFFFFFFF, &flags)
@@ -124,6 +134,10 @@ cdef int _add_row(
     if expires_at >= 0:
         write_expiry(expires_at, expiry)
         batch.add(<const char *>expiry, EXPIRY_SIZE)
+    if text_at(&chunk.dedup_id, i, &ignored) != NO_VALUE:
+        batch.begin_dedup_id(row, window)
+        _add_value(batch, &chunk.dedup_id, i, True)
+        batch.end_dedup_id(row)
     batch.add(b"UNIQ_KEY\x01", 9)
     row.id_at = batch.properties_size
     if row.id_number >= 0:
@@ -138,6 +152,8 @@ cdef int _add_row(
     _add_named(batch, row, &chunk.group, i, b"__SHARDINGKEY\x01", 14, False)
     _add_number(&chunk.deliver_at, i, 0x7FFFFFFFFFFFFFFF, &due)
     if due >= 0:
+        if row.dedup_size:
+            refuse("a message that waits has no dedup id")
         row.delayed = True
         row.due = due_at(due, now_ms)
         if row.due:

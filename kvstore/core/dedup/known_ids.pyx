@@ -263,7 +263,8 @@ def drop_rows(PreparedBatch batch not None, rows):
         records.append(batch.records[row.at:row.at + row.size])
         topics.append(batch.topics[i])
         routes.append(batch.routes[i])
-        ids.append(batch._ids[i])
+        if batch._ids:
+            ids.append(batch._ids[i])
         for first in range(first, hashed):
             batch.hashes[hashes] = batch.hashes[first]
             hashes += 1

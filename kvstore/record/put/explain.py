@@ -301,7 +301,7 @@ def check_delay(deliver_at: Any, delay: Any, delay_level: Any, now_ms: int) -> N
         if type(deliver_at) is not int or not DATES_BEGIN <= deliver_at < DATES_END:
             raise MessageIllegal(
                 f"deliver_at is {shown(deliver_at)}; it must be whole milliseconds since the "
-                "epoch, from 2000 to 2100 (delay=0 delivers now)"
+                f"epoch, from 2000 to 2100 (delay=0 delivers now){_unit_hint(deliver_at)}"
             )
         if deliver_at - now_ms > DELAY_MAX * 1000:
             raise MessageIllegal(
@@ -323,19 +323,20 @@ def check_delay(deliver_at: Any, delay: Any, delay_level: Any, now_ms: int) -> N
 def _check_expiry(time: object) -> None:
     if time is None or (type(time) is int and DATES_BEGIN <= time < DATES_END):
         return
-    hint = "; this looks like seconds: multiply by 1000" if _is_seconds(time) else ""
     raise MessageIllegal(
         f"expires_at is {shown(time)}; it must be whole milliseconds since the epoch, from 2000 "
-        f"to 2100 ({DATES_BEGIN} to {DATES_END - 1}), or None{hint}"
+        f"to 2100 ({DATES_BEGIN} to {DATES_END - 1}), or None{_unit_hint(time)}"
     )
 
 
-def _is_seconds(time: object) -> bool:
-    return (
-        isinstance(time, int | float)
-        and not isinstance(time, bool)
-        and DATES_BEGIN <= time * 1000 < DATES_END
-    )
+def _unit_hint(time: object) -> str:
+    """The end of an error about a time that may be in another unit."""
+    if isinstance(time, int | float) and not isinstance(time, bool):
+        if DATES_BEGIN <= time * 1000 < DATES_END:
+            return "; this looks like seconds: multiply by 1000"
+        if DATES_BEGIN <= time // 1000 < DATES_END:
+            return "; this looks like microseconds: divide by 1000"
+    return ""
 
 
 def _check_sizes(m: Message, overhead: int, limits: Limits) -> None:
@@ -391,6 +392,11 @@ def _check_in_topic(
         raise MessageIllegal(
             f"topic {shown(m.topic)} has no queue {shown(m.queue)} to put to; "
             f"it has 0 to {topic.route.write_queues - 1}"
+        )
+    if m.dedup_id is not None and is_prepared:
+        raise MessageIllegal(
+            f"dedup_id is {shown(m.dedup_id)} and the message is prepared; a prepared message has "
+            "no dedup id: give it a message_id, and ask prepared for that before you repeat it"
         )
     if m.dedup_id is not None and topic.route.dedup_window < 0:
         raise MessageIllegal(
