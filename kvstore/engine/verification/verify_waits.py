@@ -275,7 +275,7 @@ class WaitsCheck:
 
 def verify_schedules(context: EngineContext, tell: TellWait) -> None:
     """Lists rows of schedules that can't be read, or whose topic there is not. Whether the message
-    of a schedule waits is not asked: each opening looks for it in the log, and puts it.
+    of a schedule waits is not asked: it is looked for in the log when its time comes, and put.
     """
     rows = ScheduleRows(context.index.families)
     for name in rows.names():
