@@ -24,7 +24,8 @@ from kvstore.core.crc cimport crc32_of
 from kvstore.core.hashing cimport java_hash_of, xxh32_of
 from kvstore.core.expiry cimport EXPIRY_SIZE, write_expiry
 from kvstore.core.put_fields cimport (
-    DUE_DIGITS, QUEUE_DIGITS, due_of, is_delayed, message_of, number_within, refuse, write_digits,
+    DUE_DIGITS, QUEUE_DIGITS, due_of, is_delayed, message_of, number_or_none, number_within, refuse,
+    write_digits,
 )
 from kvstore.core.put_route cimport PutRoute, window_of
 from kvstore.core.put_values cimport Message, PutResult
@@ -56,8 +57,7 @@ cdef enum:
 
 # Callers know it as a part of encoding.
 globals()["PutRoute"] = PutRoute
-cdef object _mapping = Mapping
-cdef object _no_properties = NO_PROPERTIES
+cdef object _mapping = Mapping, _no_properties = NO_PROPERTIES
 cdef object _timer_topic = TIMER_TOPIC, _half_topic = TRANSACTION_HALF_TOPIC
 
 
@@ -108,7 +108,9 @@ cdef class Encoder:
             batch.topics[i] = topic
             batch.routes[i] = route
             self._add_body(batch, &batch.rows[i], message.body, route)
-            _add_numbers(&batch.rows[i], message.queue, message.flags, message.born_at)
+            batch.rows[i].queue = number_or_none(message.queue, 0xFFFFFFFF)
+            batch.rows[i].flags = <uint32_t>number_within(message.flags, 0xFFFFFFFF)
+            batch.rows[i].born_at = number_or_none(message.born_at, INT64_MAX)
             batch.rows[i].properties_at = batch.properties_size
             if message.expires_at is not None:
                 write_expiry(number_within(message.expires_at, INT64_MAX), expiry)
@@ -144,10 +146,8 @@ cdef class Encoder:
         # Routes and sizes of a batch's checked messages, then their records.
         cdef Py_ssize_t i
         cdef PutRoute route, held = None
-        cdef bint missing = False, ordered
-        for i in range(batch.count):
-            missing |= batch.routes[i] is None
-        if missing:
+        cdef bint ordered
+        if None in batch.routes:
             named = [batch.rows[i].queue for i in range(batch.count)]
             queues = [None if queue < 0 else queue for queue in named]
             sizes = [batch.rows[i].size for i in range(batch.count)]
@@ -235,13 +235,6 @@ cdef class Encoder:
             row.body_size = PyBytes_GET_SIZE(packed)
             row.system_flags |= <uint32_t>flags
         return 0
-
-
-cdef int _add_numbers(Row *row, object queue, object flags, object born_at) except -1:
-    row.queue = -1 if queue is None else number_within(queue, 0xFFFFFFFF)
-    row.flags = <uint32_t>number_within(flags, 0xFFFFFFFF)
-    row.born_at = -1 if born_at is None else number_within(born_at, INT64_MAX)
-    return 0
 
 
 # Without the garbage collector: no record leads back to its batch.

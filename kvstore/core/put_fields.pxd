@@ -14,6 +14,7 @@ cdef enum:
 cdef int refuse(const char *why) except -1 nogil
 cdef Message message_of(object message)
 cdef int64_t number_within(object given, int64_t largest) except -1
+cdef int64_t number_or_none(object given, int64_t largest) except? -1
 cdef bint is_delayed(Message message) noexcept
 cdef int64_t due_of(Message message, int64_t now_ms, int64_t cut_ms) except -1
 # Whether it is a time in ms, and not in a wrong unit.

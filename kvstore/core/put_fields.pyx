@@ -50,6 +50,11 @@ cdef int64_t number_within(object given, int64_t largest) except -1:
     return found
 
 
+cdef int64_t number_or_none(object given, int64_t largest) except? -1:
+    # -1 for None.
+    return -1 if given is None else number_within(given, largest)
+
+
 cdef bint is_delayed(Message message) noexcept:
     return (
         message.deliver_at is not None or message.delay is not None
