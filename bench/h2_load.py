@@ -112,7 +112,7 @@ async def _run(asked: Asked) -> float:
     clients = []
     for _ in range(CONNECTIONS):
         made = await loop.create_connection(
-            lambda: _Client(asked, asked.calls // CONNECTIONS), "127.0.0.1", asked.port
+            lambda: _Client(asked, max(asked.calls // CONNECTIONS, 1)), "127.0.0.1", asked.port
         )
         clients.append(made)
     for _, client in clients:
