@@ -73,13 +73,13 @@ profiles: setup
 mutants: setup
 	$(BIN)/python -m tests.mutants $(ARGS)
 
-# A million inputs for each function of the core, others each time. For instance, to see one again:
+# A million inputs for each function of the core, and for connections, others each time. For instance, to see one again:
 # make fuzz SEED=7 ARGS="-k unpack_runs"
 INPUTS ?= 1000000
 SEED   ?= $(shell date +%s)
 fuzz: setup
 	FUZZ_INPUTS=$(INPUTS) FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -q -n $(WORKERS) --timeout=0 \
-	    -o faulthandler_timeout=0 tests/core/test_fuzz.py $(ARGS)
+	    -o faulthandler_timeout=0 tests/core/test_fuzz.py tests/serve/http2/test_h2_fuzz.py $(ARGS)
 
 # Tests over a core that notices each byte read outside a buffer. For instance:
 # make sanitize ARGS="tests/log -n 2"

@@ -72,6 +72,7 @@ SCENARIOS: Final = (
     Scenario("scale", "scale:run", runs=1),
     Scenario("spark_scan", "scanning:run", runs=1),
     Scenario("merging", "merging:run", runs=1),
+    Scenario("grpc_calls", "grpc_calls:run", runs=1),
     Scenario("sqlite", "peer_sqlite:run", runs=1),
     Scenario("parquet", "peer_parquet:run", runs=1),
 )

@@ -62,6 +62,7 @@ LONG: Final = (
     "tests/crash/test_torn.py",
     "tests/crash/test_transaction_operations.py",
     "tests/api/test_states.py",
+    "tests/serve/http2/test_h2spec.py",
     "tests/tiering/operations/erase/test_kill.py",
     "tests/tiering/spark",
     "tests/tiering/catalog/test_same_answers.py",

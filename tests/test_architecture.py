@@ -47,6 +47,7 @@ KVSTORE: Final = (
     ("engine",),
     ("api",),
     ("aio",),
+    ("serve",),
     ("cli",),
     ("__main__",),
 )

@@ -74,6 +74,7 @@ def test_scenarios_are_listed_and_an_unknown_one_is_wrong_usage() -> None:
         ("tier_rate", "tier_rate_many", "--topics", 20, "--queues", 5),
         ("delay_put", "delay_memory", "delay_open", "delay_beside", "delay_burst", "delay_cancel"),
         ("transactions",),
+        ("grpc_calls",),
         ("open_queues", "open_killed", "--topics", 20, "--queues", 5),
     ],
 )

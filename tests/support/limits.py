@@ -80,6 +80,8 @@ NO_LIMITS_OF_MEMORY: Final = frozenset(
         # Of tiering: what one archive, one batch, one name or one plot may have.
         "BATCH_BYTES", "INPUTS_MAX", "KEY_BYTES_MAX", "MESSAGES_MAX", "PART_BYTES_MAX",
         "TOPICS_MAX", "_CONSTANTS_MAX", "_NAME_MAX", "_RUN_MAX",
+        # Of HTTP/2: what a window may be.
+        "WINDOW_MAX",
     }
 )  # fmt: skip
 """Sizes of given or written data: no limit of what is kept in memory."""
