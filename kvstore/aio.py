@@ -8,9 +8,7 @@
 
 The idea: a call may wait for a lock or the disk, so it runs in a thread. The threads are the
 store's own, because the loop's threads are few and serve other work, like name look-ups, and
-because closing has to wait for just these calls. A pop that waits has no thread: it stands among
-the store's waiters like a thread would, but its wake-up sets a future. One timer for each group and
-topic serves all pops that wait for the next lock there to run out.
+because closing has to wait for just these calls. A pop that waits has no thread (`api.loop_pops`).
 
 Invariants: a pop that waits holds no thread; a cancelled pop leaves no waiter behind, and the
 messages that it took meanwhile are given back at once, as if they had not been handed out; after
@@ -28,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
+from kvstore.api.loop_pops import Look, Looked, LoopPops
 from kvstore.api.namespace_view import Namespace as SyncNamespace
 from kvstore.api.namespace_view import own_form
 from kvstore.api.store import Store as SyncStore
@@ -37,8 +36,6 @@ from kvstore.errors import CallerError, StoreClosed, StoreError, shown
 from kvstore.message import PutResult
 from kvstore.meta.namespaces import speak_own_names, wrap
 from kvstore.opening.recovery import Progress, RecoveryReport
-from kvstore.pop.inflight.table import InflightTable
-from kvstore.pop.pop import Poll
 from kvstore.process.forking import refuse_in_child
 from kvstore.read.sql import SqlFilter
 from kvstore.timing.transaction import Transaction as SyncTransaction
@@ -47,13 +44,10 @@ THREADS: Final = 16
 """Calls that run at a time: more than processors, since puts that wait for the disk share a sync.
 """
 _THREADS_MAX: Final = 1024
-_TIMER_MAX: Final = 24 * 3600.0
-"""Seconds of the longest timer."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
-Looked = tuple[list[Popped], Poll | None]
 
 
 def _awaited(
@@ -68,44 +62,6 @@ def _awaited(
 
     functools.update_wrapper(awaited, method)
     return awaited
-
-
-class _Bell:
-    """Wakes one coroutine, from any thread."""
-
-    __slots__ = ("_future", "_loop", "_rung")
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._future: asyncio.Future[None] | None = None
-        self._rung = False
-
-    def ring(self) -> None:
-        """Ring from any thread."""
-        with suppress(RuntimeError):  # the loop is gone, and its waiters with it
-            self._loop.call_soon_threadsafe(self.ring_here)
-
-    def ring_here(self) -> None:
-        """Ring from the loop's thread."""
-        self._rung = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
-
-    async def wait(self, seconds: float) -> bool:
-        """Waits until it rings, or has rung since the last wait; False if the time passes first."""
-        if not self._rung:
-            self._future = self._loop.create_future()
-            timer = self._loop.call_later(min(seconds, _TIMER_MAX), self._wake)
-            try:
-                await self._future
-            finally:
-                timer.cancel()
-                self._future = None
-        rang, self._rung = self._rung, False
-        return rang
 
 
 class _Calls:
@@ -185,8 +141,7 @@ class Store(_Calls):
         self._sync = self._store = store
         self._threads = threads
         self._closing: asyncio.Future[None] | None = None
-        self._bells: set[_Bell] = set()
-        self._alarms: dict[InflightTable, asyncio.TimerHandle] = {}
+        self._pops = LoopPops(store, asyncio.get_running_loop(), self._look)
         refuse_in_child(self)
 
     def __repr__(self) -> str:
@@ -243,32 +198,22 @@ class Store(_Calls):
         unless it has an `attempt_id`, by which it can be had again. `StoreClosed` if the store is
         closed meanwhile.
         """
-        bell = _Bell()
-        asked = (limit, max_bytes, invisible_for, queue, filter, attempt_id)
-        begin = functools.partial(self._store._begin_pop, bell.ring, group, topic, wait, *asked)
-        poll: Poll | None = None
-        try:
-            found, poll = await self._look(begin, keep=attempt_id is not None)
-            while poll is not None and not found and poll.left() > 0:
-                self._bells.add(bell)
-                if poll.due_in:
-                    self._set_alarm(poll)
-                    # The alarm rings when a lock runs out: one alarm serves all waiting pops.
-                    while (nap := poll.nap(until_due=False)) > 0 and not await bell.wait(nap):
-                        poll.rested()
-                again = functools.partial(_look_again, poll)
-                found, _ = await self._look(again, keep=attempt_id is not None)
-            return found
-        finally:
-            if poll is not None:
-                self._bells.discard(bell)
-                poll.end()
-                if not poll.table.waiters:
-                    self._stop_alarm(poll.table)
+        return await self._pops.pop(
+            group,
+            topic,
+            wait,
+            limit,
+            max_bytes,
+            invisible_for,
+            queue,
+            filter,
+            attempt_id,
+            keep=attempt_id is not None,
+        )
 
-    async def _look(self, look: Callable[[], Looked], *, keep: bool) -> Looked:
-        """Looks in a thread. If the pop is cancelled meanwhile, the messages that the look takes
-        are given back.
+    async def _look(self, look: Look, abandon: Callable[[Looked], None]) -> Looked:
+        """Looks in a thread. If the pop is cancelled meanwhile, the look is abandoned: what it
+        takes is given back.
         """
         future = self._submit(look)
         try:
@@ -276,57 +221,27 @@ class Store(_Calls):
         except asyncio.CancelledError:
             # The callback runs at once if the look has ended, and not in a thread if it never
             # began.
-            future.add_done_callback(functools.partial(self._abandon, keep))
+            future.add_done_callback(functools.partial(self._abandoned, abandon))
             raise
 
-    def _abandon(self, keep: bool, future: Future[Looked]) -> None:
+    def _abandoned(self, abandon: Callable[[Looked], None], future: Future[Looked]) -> None:
         # An exception would end the thread, and the pool starts no other in its place. After one
         # the work is done again: a waiter that never left would take wake-ups from others.
         try:
-            self._undo(keep, future)
+            self._undo(abandon, future)
         except BaseException:
             with suppress(BaseException):
-                self._undo(keep, future)
+                self._undo(abandon, future)
 
-    def _undo(self, keep: bool, future: Future[Looked]) -> None:
+    def _undo(self, abandon: Callable[[Looked], None], future: Future[Looked]) -> None:
         """Undoes an abandoned look; the second time does nothing more."""
         if future.cancelled() or future.exception() is not None:
             return
-        found, poll = future.result()
-        if poll is not None:
-            poll.end()
-        if found and not keep:
-            try:
-                self._threads.submit(self._give_back, found)
-            except RuntimeError:  # they end; this is one of them, or the last to be there
-                self._give_back(found)
-
-    def _give_back(self, found: list[Popped]) -> None:
-        # A message that can't be given back comes back when its lock runs out.
-        with suppress(StoreError):
-            self._store._give_back(found)
-
-    def _set_alarm(self, poll: Poll) -> None:
-        """Sets the alarm for the first lock of the in-flight table to run out, as this poll found
-        it. A pop that finds something wakes the next by leaving; one that doesn't sets the alarm
-        anew.
-        """
-        if poll.due_in > _TIMER_MAX:
-            return
-        loop, table = asyncio.get_running_loop(), poll.table
-        when, alarm = loop.time() + poll.due_in, self._alarms.get(table)
-        if alarm is None or alarm.when() > when:
-            self._stop_alarm(table)
-            self._alarms[table] = loop.call_at(when, self._alarmed, table)
-
-    def _alarmed(self, table: InflightTable) -> None:
-        del self._alarms[table]
-        self._store._engine.waiting.freed(table, 1)
-
-    def _stop_alarm(self, table: InflightTable) -> None:
-        alarm = self._alarms.pop(table, None)
-        if alarm is not None:
-            alarm.cancel()
+        looked = future.result()
+        try:
+            self._threads.submit(abandon, looked)
+        except RuntimeError:  # they end; this is one of them, or the last to be there
+            abandon(looked)
 
     # --- calls that only a store has ---
 
@@ -366,10 +281,7 @@ class Store(_Calls):
             loop = asyncio.get_running_loop()
             # In a thread of the loop: the store's own threads are to end.
             self._closing = loop.run_in_executor(None, self._close)
-            for bell in self._bells:
-                bell.ring_here()
-            for table in list(self._alarms):
-                self._stop_alarm(table)
+            self._pops.ring()
         # Closing goes on even if its caller is cancelled.
         await asyncio.shield(self._closing)
 
@@ -389,10 +301,6 @@ class Store(_Calls):
         trace: TracebackType | None,
     ) -> None:
         await self.close()
-
-
-def _look_again(poll: Poll) -> Looked:
-    return poll.look(), None
 
 
 class Namespace(_Calls):

@@ -46,6 +46,7 @@ KVSTORE: Final = (
     ("opening",),
     ("engine",),
     ("api",),
+    ("serve",),
     ("aio",),
     ("cli",),
     ("__main__",),
