@@ -19,6 +19,7 @@ from types import ModuleType
 from kvstore.api.founding import ImportReport, RebuildReport, import_rocketmq, rebuild
 from kvstore.api.namespace_view import Namespace
 from kvstore.api.store import Store
+from kvstore.client.served_store import RECONNECT_FOR, ServedStore
 from kvstore.config import ArchiveAccess, Retention, StoreConfig
 from kvstore.core.popping.receipts import Popped
 from kvstore.engine.broker_folder import BrokerExport
@@ -26,11 +27,14 @@ from kvstore.engine.config_exchange import ConfigImport
 from kvstore.engine.stats import SegmentStats, StoreStats, TopicShare
 from kvstore.engine.verification.verify import Problem, VerifyReport
 from kvstore.errors import (
+    AddressInUse,
     ArchiveDamaged,
     ArchiveMissing,
     ArchiveUnavailable,
     CallerError,
+    Cancelled,
     ConfigError,
+    ConnectionLost,
     Damaged,
     DelayEnded,
     DiskFull,
@@ -52,8 +56,10 @@ from kvstore.errors import (
     MessageTooLarge,
     NamespaceExists,
     NamespaceNotFound,
+    NotPermitted,
     OffsetNotFound,
     PropertiesTooLarge,
+    ProtocolMismatch,
     PutRefused,
     QueueNotEmpty,
     QueueNotFound,
@@ -71,6 +77,7 @@ from kvstore.errors import (
     StoreLocked,
     StoreNotFound,
     StoreReadOnly,
+    StoreServed,
     TopicExists,
     TopicNotFound,
     TransactionEnded,
@@ -126,6 +133,22 @@ def open(
     return Store(path, config, read_only=read_only, progress=progress)
 
 
+def connect(url: str | Path, *, reconnect_for: float = RECONNECT_FOR) -> ServedStore:
+    """Connects to a store that another process serves (`kvmq serve DIR`): the same calls as those
+    of an open store, with the same results and errors.
+
+    `url` is `kvmq+unix:///path/kvmq.sock`, `kvmq://host:port`, or the served folder. A connection
+    that breaks is made again by itself; calls wait for that for up to `reconnect_for` seconds, and
+    none is made twice (docs/serve.md). Raises `ConnectionLost` if nobody serves there,
+    `ProtocolMismatch`, and `CallerError` for a URL that is none.
+
+    >>> import kvstore
+    >>> with kvstore.connect("data") as store:  # doctest: +SKIP
+    ...     store.put("orders", b"...")
+    """
+    return ServedStore(url, reconnect_for=reconnect_for)
+
+
 def __getattr__(name: str) -> ModuleType:
     # Who needs no asyncio doesn't wait for it.
     if name == "aio":
@@ -134,6 +157,7 @@ def __getattr__(name: str) -> ModuleType:
 
 
 __all__ = [
+    "AddressInUse",
     "ArchiveAccess",
     "ArchiveDamaged",
     "ArchiveMissing",
@@ -141,11 +165,13 @@ __all__ = [
     "Bounds",
     "BrokerExport",
     "CallerError",
+    "Cancelled",
     "Checker",
     "ColumnBatch",
     "ColumnsPut",
     "ConfigError",
     "ConfigImport",
+    "ConnectionLost",
     "Damaged",
     "DelayEnded",
     "DelayStats",
@@ -178,6 +204,7 @@ __all__ = [
     "Namespace",
     "NamespaceExists",
     "NamespaceNotFound",
+    "NotPermitted",
     "OffsetCommit",
     "OffsetNotFound",
     "Popped",
@@ -186,6 +213,7 @@ __all__ = [
     "Problem",
     "Progress",
     "PropertiesTooLarge",
+    "ProtocolMismatch",
     "PullResult",
     "PullStatus",
     "PulledBatch",
@@ -206,6 +234,7 @@ __all__ = [
     "ScheduleNotFound",
     "SegmentDamaged",
     "SegmentStats",
+    "ServedStore",
     "SqlFilter",
     "Store",
     "StoreBusy",
@@ -216,6 +245,7 @@ __all__ = [
     "StoreLocked",
     "StoreNotFound",
     "StoreReadOnly",
+    "StoreServed",
     "StoreStats",
     "StoredMessage",
     "TopicConfig",
@@ -226,6 +256,7 @@ __all__ = [
     "Transaction",
     "TransactionEnded",
     "VerifyReport",
+    "connect",
     "import_rocketmq",
     "open",
     "rebuild",

@@ -53,7 +53,7 @@ class Gatherer:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._loop = loop = asyncio.get_running_loop()
+        self.loop = self._loop = loop = asyncio.get_running_loop()
         self._lane_threads = ThreadPoolExecutor(_LANE_THREADS, "kvmq-lane")
         self._call_threads = ThreadPoolExecutor(_CALL_THREADS, "kvmq-call")
         self._queued = 0
@@ -117,8 +117,11 @@ class Gatherer:
 
     def call(self, method: str, *given: Any, **named: Any) -> asyncio.Future[Any]:
         """Makes any other call of the store, by its name, in a thread of its own."""
-        bound = partial(getattr(self._store, method), *given, **named)
-        future = self._loop.run_in_executor(self._call_threads, bound)
+        return self.run(partial(getattr(self._store, method), *given, **named))
+
+    def run(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Does any other work with the store in a thread of its own."""
+        future = self._loop.run_in_executor(self._call_threads, work)
         self._calls.add(future)
         future.add_done_callback(self._calls.discard)
         return future

@@ -1,0 +1,216 @@
+"""Values of the protocol: arguments and results of calls as MessagePack.
+
+The idea: arguments may be wrong, and the store is to say so. So they travel as they are, and types
+of kvmq as extensions; the server makes the same values of them. Results are right, so they travel
+without saying their types: the table of calls knows them.
+
+Invariants: an argument arrives as an equal value (a sequence as a list, bytes of any kind as
+bytes), or the client raises `CallerError`; any bytes give a value or `FormatError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike, fspath
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.msgpack import Encoder, Ext
+
+from kvstore.config import Retention
+from kvstore.core.messages import StoredMessage
+from kvstore.core.popping.receipts import Popped
+from kvstore.core.put_values import NO_PROPERTIES, Message, PutResult
+from kvstore.errors import CallerError, FormatError, MessageIllegal, StoreError, shown
+from kvstore.meta.groups import GroupConfig
+from kvstore.meta.topics import TopicConfig
+from kvstore.read.sql import SqlFilter, sql
+from kvstore.wire.failures import make_error, pack_error
+
+MESSAGE: Final = 1
+PUT_RESULT: Final = 2
+SQL: Final = 3
+TOPIC_CONFIG: Final = 4
+GROUP_CONFIG: Final = 5
+RETENTION: Final = 6
+TUPLE: Final = 7
+NOT_GIVEN: Final = 8
+
+_STRUCTS: Final[dict[int, type[msgspec.Struct]]] = {
+    TOPIC_CONFIG: TopicConfig,
+    GROUP_CONFIG: GroupConfig,
+    RETENTION: Retention,
+}
+_NUMBERS: Final[dict[type, int]] = {kind: number for number, kind in _STRUCTS.items()}
+_ROWS: Final = (PutResult, StoredMessage, Popped, Message)
+_DEPTH_MAX: Final = 8
+_CONTAINERS: Final = (tuple, list, dict)
+
+_plain: Final = Encoder()
+
+
+# --- arguments ---
+
+
+def pack_argument(value: Any, depth: int = 0) -> Any:
+    """A value that an encoder takes."""
+    if value is None or type(value) in (str, int, float, bool, bytes):
+        return value
+    if depth > _DEPTH_MAX:
+        raise CallerError(f"{shown(value)} is nested too deeply to be sent to a server")
+    if isinstance(value, Message):
+        return Ext(MESSAGE, _plain.encode(message_row(value, value.message_id)))
+    if isinstance(value, PutResult):
+        return Ext(PUT_RESULT, _plain.encode(_fields(value)))
+    if isinstance(value, SqlFilter):
+        return Ext(SQL, _plain.encode(value.expression))
+    if isinstance(value, UnsetType):
+        return Ext(NOT_GIVEN, _plain.encode(None))
+    number = _NUMBERS.get(type(value))
+    if number is not None:
+        named = {n: pack_argument(getattr(value, n), depth + 1) for n in value.__struct_fields__}
+        return Ext(number, _plain.encode(named))
+    return _pack_builtin(value, depth)
+
+
+def _pack_builtin(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int | float):
+        return float(value) if isinstance(value, float) else int(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, PathLike):
+        return fspath(value)
+    if isinstance(value, Mapping):
+        return {pack_argument(k, depth + 1): pack_argument(v, depth + 1) for k, v in value.items()}
+    if isinstance(value, tuple):
+        return Ext(TUPLE, _plain.encode([pack_argument(one, depth + 1) for one in value]))
+    if isinstance(value, Iterable):
+        return [pack_argument(one, depth + 1) for one in value]
+    raise CallerError(f"{shown(value)} can't be sent to a server; give plain values")
+
+
+def message_row(message: Message, message_id: Any) -> list[Any]:
+    """The fields of a message, with an id in the place of its own."""
+    row = [_pack_field(getattr(message, name)) for name in Message.__match_args__]
+    row[_ID_AT] = _pack_field(message_id)
+    return row
+
+
+_ID_AT: Final = Message.__match_args__.index("message_id")
+
+
+def _pack_field(value: Any) -> Any:
+    if value is NO_PROPERTIES:
+        return {}
+    try:
+        return pack_argument(tuple_as_list(value))
+    except CallerError as e:
+        raise MessageIllegal(f"a field of the message is illegal: {e}") from None
+
+
+def tuple_as_list(value: Any) -> Any:
+    """Fields that are sequences are as good as lists."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def encode(value: Any) -> bytes:
+    """Packed arguments as bytes; `CallerError` for a value that MessagePack can't hold."""
+    try:
+        return _plain.encode(value)
+    except (OverflowError, UnicodeEncodeError, TypeError, RecursionError) as e:
+        raise CallerError(f"an argument can't be sent to a server: {e}") from None
+
+
+def _read_extension(code: int, data: memoryview) -> Any:
+    inner = _arguments.decode(data)
+    if code == NOT_GIVEN:
+        return UNSET
+    if code == SQL:
+        return sql(inner)
+    if code == TUPLE and type(inner) is list:
+        return tuple(inner)
+    if code in (MESSAGE, PUT_RESULT) and type(inner) is list:
+        return _made(Message if code == MESSAGE else PutResult, inner)
+    kind = _STRUCTS.get(code)
+    if kind is not None and type(inner) is dict:
+        return kind(**inner)
+    raise FormatError(f"there is no extension {code} of {shown(inner)}")
+
+
+_arguments: Final = msgspec.msgpack.Decoder(ext_hook=_read_extension)
+
+
+def _made(kind: type[Any], row: Sequence[Any]) -> Any:
+    try:
+        return kind(*row)
+    except (TypeError, OverflowError) as e:
+        raise FormatError(f"{shown(row)} is no {kind.__name__}: {e}") from None
+
+
+def read_arguments(data: bytes | memoryview | msgspec.Raw) -> Any:
+    """Arguments of a call; `FormatError`, and `FilterIllegal` for a filter that is none."""
+    try:
+        return _arguments.decode(data)
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as e:
+        if isinstance(e, StoreError):
+            raise
+        raise FormatError(f"the arguments can't be read: {e}") from None
+
+
+def messages_of(rows: Any) -> list[Message]:
+    """The messages of a `put_batch`, of their fields."""
+    if type(rows) is not list:
+        raise FormatError(f"the messages are {shown(rows)}; they must be an array")
+    return [_made(Message, row) if type(row) is list else row for row in rows]
+
+
+# --- results ---
+
+
+def _fields(value: Any) -> tuple[Any, ...]:
+    return tuple([getattr(value, name) for name in value.__match_args__])
+
+
+def _pack_result(value: Any) -> Any:
+    if isinstance(value, _ROWS):
+        return _fields(value)
+    if isinstance(value, StoreError):
+        return pack_error(value)
+    raise NotImplementedError(f"{type(value).__name__} has no form in the protocol")
+
+
+_results: Final = Encoder(enc_hook=_pack_result)
+
+
+def encode_result(kind: int, number: int, result: Any) -> bytes:
+    """The body of a frame that carries a result."""
+    return _results.encode((kind, number, result))
+
+
+def _read_result(kind: type[Any], row: Any) -> Any:
+    if kind is Popped:
+        message, *rest = row
+        return Popped(StoredMessage(*message), *rest)
+    return kind(*row)
+
+
+def result_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """A decoder of results of a type."""
+    return msgspec.msgpack.Decoder(kind, dec_hook=_read_result)
+
+
+def ack_results(found: list[Any]) -> list[Any]:
+    """True, or the error, for each receipt."""
+    return [one if one is True else make_error(one) for one in found]
+
+
+_question: Final = result_decoder(tuple[int, StoredMessage] | None)
+
+
+def read_question(data: Any) -> tuple[int, StoredMessage] | None:
+    """A checker's event: a question's number and message; None for the first event."""
+    found: tuple[int, StoredMessage] | None = _question.decode(data)
+    return found
