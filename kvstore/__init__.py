@@ -19,7 +19,7 @@ from types import ModuleType
 from kvstore.api.founding import ImportReport, RebuildReport, import_rocketmq, rebuild
 from kvstore.api.namespace_view import Namespace
 from kvstore.api.store import Store
-from kvstore.client.served_store import RECONNECT_FOR, ServedStore
+from kvstore.client.served_store import ServedStore, connect
 from kvstore.config import ArchiveAccess, Retention, StoreConfig
 from kvstore.core.popping.receipts import Popped
 from kvstore.engine.broker_folder import BrokerExport
@@ -131,22 +131,6 @@ def open(
     ...     store.create_topic("orders")
     """
     return Store(path, config, read_only=read_only, progress=progress)
-
-
-def connect(url: str | Path, *, reconnect_for: float = RECONNECT_FOR) -> ServedStore:
-    """Connects to a store that another process serves (`kvmq serve DIR`): the same calls as those
-    of an open store, with the same results and errors.
-
-    `url` is `kvmq+unix:///path/kvmq.sock`, `kvmq://host:port`, or the served folder. A connection
-    that breaks is made again by itself; calls wait for that for up to `reconnect_for` seconds, and
-    none is made twice (docs/serve.md). Raises `ConnectionLost` if nobody serves there,
-    `ProtocolMismatch`, and `CallerError` for a URL that is none.
-
-    >>> import kvstore
-    >>> with kvstore.connect("data") as store:  # doctest: +SKIP
-    ...     store.put("orders", b"...")
-    """
-    return ServedStore(url, reconnect_for=reconnect_for)
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -19,17 +19,22 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 from kvstore.api.loop_pops import Look, Looked, LoopPops
 from kvstore.api.namespace_view import Namespace as SyncNamespace
 from kvstore.api.namespace_view import own_form
 from kvstore.api.store import Store as SyncStore
+from kvstore.client.loop_link import LoopBridge, LoopLink
+from kvstore.client.served_calls import Requests, message_of, result_of_call
+from kvstore.client.served_store import RECONNECT_FOR, check_reconnect
+from kvstore.client.served_store import ServedStore as SyncServedStore
+from kvstore.clock import SystemClock
 from kvstore.config import StoreConfig
 from kvstore.core.popping.receipts import Popped
 from kvstore.errors import CallerError, StoreClosed, StoreError, shown
@@ -39,6 +44,8 @@ from kvstore.opening.recovery import Progress, RecoveryReport
 from kvstore.process.forking import refuse_in_child
 from kvstore.read.sql import SqlFilter
 from kvstore.timing.transaction import Transaction as SyncTransaction
+from kvstore.wire.addresses import read_address
+from kvstore.wire.call_table import REPEATS
 
 THREADS: Final = 16
 """Calls that run at a time: more than processors, since puts that wait for the disk share a sync.
@@ -48,6 +55,7 @@ _THREADS_MAX: Final = 1024
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
+H = TypeVar("H", bound="Store | ServedStore")
 
 
 def _awaited(
@@ -57,8 +65,8 @@ def _awaited(
     name = method.__name__
 
     async def awaited(self: _Calls, /, *args: P.args, **more: P.kwargs) -> R:
-        call: Callable[..., R] = getattr(self._sync, name)
-        return await self._run(functools.partial(call, *args, **more))
+        result: R = await self._make(name, args, more)
+        return result
 
     functools.update_wrapper(awaited, method)
     return awaited
@@ -71,6 +79,10 @@ class _Calls:
 
     async def _run(self, work: Callable[[], R]) -> R:
         raise NotImplementedError
+
+    async def _make(self, name: str, args: Sequence[Any], more: Mapping[str, Any]) -> Any:
+        """Makes a call by its name."""
+        return await self._run(functools.partial(getattr(self._sync, name), *args, **more))
 
     def transaction(self, *, group: str) -> Transaction:
         """See `kvstore.Store.transaction`; for `async with`."""
@@ -134,7 +146,37 @@ class _Calls:
     delete_schedule = _awaited(SyncStore.delete_schedule)
 
 
-class Store(_Calls):
+class _WholeStore(_Calls):
+    """The calls that only a whole store has."""
+
+    find_in = _awaited(SyncStore.find_in)
+    commit_in = _awaited(SyncStore.commit_in)
+    rollback_in = _awaited(SyncStore.rollback_in)
+    transactions_in = _awaited(SyncStore.transactions_in)
+    prepared_in = _awaited(SyncStore.prepared_in)
+    cancel_in = _awaited(SyncStore.cancel_in)
+    change_delay_in = _awaited(SyncStore.change_delay_in)
+    timer_in = _awaited(SyncStore.timer_in)
+    timers_in = _awaited(SyncStore.timers_in)
+    schedules_in = _awaited(SyncStore.schedules_in)
+    topics_of = _awaited(SyncStore.topics_of)
+    groups_of = _awaited(SyncStore.groups_of)
+    create_namespace = _awaited(SyncStore.create_namespace)
+    namespaces = _awaited(SyncStore.namespaces)
+    delete_namespace = _awaited(SyncStore.delete_namespace)
+    export_rocketmq = _awaited(SyncStore.export_rocketmq)
+    import_rocketmq_config = _awaited(SyncStore.import_rocketmq_config)
+    flush = _awaited(SyncStore.flush)
+    checkpoint = _awaited(SyncStore.checkpoint)
+    seal = _awaited(SyncStore.seal)
+    apply_retention = _awaited(SyncStore.apply_retention)
+    stats = _awaited(SyncStore.stats)
+    segments = _awaited(SyncStore.segments)
+    catalog = _awaited(SyncStore.catalog)
+    verify = _awaited(SyncStore.verify)
+
+
+class Store(_WholeStore):
     """An open store, see `kvstore.Store`; made by `open`, for the loop it is opened in."""
 
     def __init__(self, store: SyncStore, threads: ThreadPoolExecutor) -> None:
@@ -243,34 +285,6 @@ class Store(_Calls):
         except RuntimeError:  # they end; this is one of them, or the last to be there
             abandon(looked)
 
-    # --- calls that only a store has ---
-
-    find_in = _awaited(SyncStore.find_in)
-    commit_in = _awaited(SyncStore.commit_in)
-    rollback_in = _awaited(SyncStore.rollback_in)
-    transactions_in = _awaited(SyncStore.transactions_in)
-    prepared_in = _awaited(SyncStore.prepared_in)
-    cancel_in = _awaited(SyncStore.cancel_in)
-    change_delay_in = _awaited(SyncStore.change_delay_in)
-    timer_in = _awaited(SyncStore.timer_in)
-    timers_in = _awaited(SyncStore.timers_in)
-    schedules_in = _awaited(SyncStore.schedules_in)
-    topics_of = _awaited(SyncStore.topics_of)
-    groups_of = _awaited(SyncStore.groups_of)
-    create_namespace = _awaited(SyncStore.create_namespace)
-    namespaces = _awaited(SyncStore.namespaces)
-    delete_namespace = _awaited(SyncStore.delete_namespace)
-    export_rocketmq = _awaited(SyncStore.export_rocketmq)
-    import_rocketmq_config = _awaited(SyncStore.import_rocketmq_config)
-    flush = _awaited(SyncStore.flush)
-    checkpoint = _awaited(SyncStore.checkpoint)
-    seal = _awaited(SyncStore.seal)
-    apply_retention = _awaited(SyncStore.apply_retention)
-    stats = _awaited(SyncStore.stats)
-    segments = _awaited(SyncStore.segments)
-    catalog = _awaited(SyncStore.catalog)
-    verify = _awaited(SyncStore.verify)
-
     # --- the end ---
 
     async def close(self) -> None:
@@ -306,7 +320,7 @@ class Store(_Calls):
 class Namespace(_Calls):
     """A namespace's calls, see `kvstore.Namespace`."""
 
-    def __init__(self, store: Store, view: SyncNamespace) -> None:
+    def __init__(self, store: Store | ServedStore, view: SyncNamespace) -> None:
         self.name = view.name
         self._store = store
         self._sync = view
@@ -375,30 +389,91 @@ class Transaction:
         await self._run(functools.partial(self._sync.__exit__, kind, value, trace))
 
 
-class _Opening:
-    """The result of `open`: to be awaited, or entered by `async with`."""
+class ServedStore(_WholeStore):
+    """A store that another process serves, see `kvstore.ServedStore`; made by `connect`, for the
+    loop it is connected in.
+    """
 
-    def __init__(self, opens: Callable[[], SyncStore], threads: int) -> None:
+    def __init__(self, link: LoopLink) -> None:
+        self._link = link
+        self._requests = Requests(SystemClock())
+        bridge = LoopBridge(link, asyncio.get_running_loop())
+        self._sync = SyncServedStore(bridge, self._requests, link.address.url)
+        """The calls that are made of several others use it in a thread."""
+        self.url = link.address.url
+
+    def __repr__(self) -> str:
+        return f"<kvstore.aio.ServedStore {self.url}>"
+
+    @property
+    def path(self) -> Path:
+        """The store's folder, as the server names it."""
+        return Path(self._link.folder)
+
+    def namespace(self, name: str) -> Namespace:
+        """See `kvstore.Store.namespace`."""
+        return Namespace(self, self._sync.namespace(name))
+
+    async def put(
+        self, topic: str, body: bytes | bytearray | memoryview, **fields: Any
+    ) -> PutResult:
+        """See `kvstore.Store.put`."""
+        results: list[PutResult] = await self._make(
+            "put_batch", ([message_of(topic, body, fields)],), {}
+        )
+        return results[0]
+
+    async def ack(self, receipt: str) -> None:
+        """See `kvstore.Store.ack`."""
+        (result,) = await self._make("ack_batch", ([receipt],), {})
+        if result is not True:
+            raise result
+
+    async def pop(self, group: str, topic: str, *args: Any, **more: Any) -> list[Popped]:
+        """See `kvstore.Store.pop`. Waiting costs no thread, here and in the server. If it is
+        cancelled, what it took is given back, as `kvstore.aio.Store.pop` says.
+        """
+        found: list[Popped] = await self._make("pop", (group, topic, *args), more)
+        return found
+
+    async def _make(self, name: str, args: Sequence[Any], more: Mapping[str, Any]) -> Any:
+        if name not in REPEATS or name == "on_check" or more.get("progress"):
+            return await super()._make(name, args, more)
+        sent = self._requests.make(name, args, more)
+        await self._link.call(sent)
+        return result_of_call(sent)
+
+    async def _run(self, work: Callable[[], R]) -> R:
+        return await asyncio.to_thread(work)
+
+    async def close(self) -> None:
+        """Ends the connection; calls that are under way raise `StoreClosed`."""
+        await self._link.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class _Opening(Generic[H]):
+    """The result of `open` and `connect`: to be awaited, or entered by `async with`."""
+
+    def __init__(self, opens: Callable[[], Coroutine[Any, Any, H]]) -> None:
         self._opens = opens
-        self._threads = threads
-        self._opened: Store | None = None
+        self._opened: H | None = None
 
-    def __await__(self) -> Generator[Any, None, Store]:
-        return self._open().__await__()
+    def __await__(self) -> Generator[Any, None, H]:
+        return self._opens().__await__()
 
-    async def _open(self) -> Store:
-        threads = ThreadPoolExecutor(self._threads, thread_name_prefix="kvmq-aio")
-        future = threads.submit(self._opens)
-        try:
-            return Store(await asyncio.wrap_future(future), threads)
-        except BaseException:
-            # The caller was cancelled: the opened store is closed again.
-            future.add_done_callback(_close_unseen)
-            threads.shutdown(wait=False)
-            raise
-
-    async def __aenter__(self) -> Store:
-        self._opened = await self._open()
+    async def __aenter__(self) -> H:
+        self._opened = await self._opens()
         return self._opened
 
     async def __aexit__(
@@ -409,6 +484,18 @@ class _Opening:
     ) -> None:
         assert self._opened is not None, "it is left after it was entered"
         await self._opened.close()
+
+
+async def _open_store(opens: Callable[[], SyncStore], threads: int) -> Store:
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="kvmq-aio")
+    future = pool.submit(opens)
+    try:
+        return Store(await asyncio.wrap_future(future), pool)
+    except BaseException:
+        # The caller was cancelled: the opened store is closed again.
+        future.add_done_callback(_close_unseen)
+        pool.shutdown(wait=False)
+        raise
 
 
 def _close_unseen(future: Future[SyncStore]) -> None:
@@ -423,7 +510,7 @@ def open(
     read_only: bool = False,
     progress: Progress | None = None,
     threads: int = THREADS,
-) -> _Opening:
+) -> _Opening[Store]:
     """Opens a store, see `kvstore.open`: `async with kvstore.aio.open(...) as store`, or
     `store = await kvstore.aio.open(...)`. `progress` is called by a thread. Up to `threads` calls
     run at a time, the others stand in line; a pop that waits doesn't count.
@@ -435,4 +522,22 @@ def open(
     if type(threads) is not int or not 1 <= threads <= _THREADS_MAX:
         raise CallerError(f"threads is {shown(threads)}; it must be 1 to {_THREADS_MAX}")
     opens = functools.partial(SyncStore, path, config, read_only=read_only, progress=progress)
-    return _Opening(opens, threads)
+    return _Opening(functools.partial(_open_store, opens, threads))
+
+
+def connect(url: str | Path, *, reconnect_for: float = RECONNECT_FOR) -> _Opening[ServedStore]:
+    """Connects to a served store, see `kvstore.connect`: `async with kvstore.aio.connect(...)`, or
+    `store = await kvstore.aio.connect(...)`.
+
+    >>> async def first(url: str) -> bytes:
+    ...     async with kvstore.aio.connect(url) as store:
+    ...         return (await store.get("orders", queue=0, offset=0)).body
+    """
+    address, seconds = read_address(url), check_reconnect(reconnect_for)
+
+    async def connected() -> ServedStore:
+        link = LoopLink(address, seconds)
+        await link.connect()
+        return ServedStore(link)
+
+    return _Opening(connected)

@@ -516,7 +516,7 @@ class LocalLock:
         with self._guard:
             holder = self._held.get(_identity(self._path))
             if holder is not None:
-                raise _locked(self._path, holder, _holder(self._path)[1])
+                raise _locked(self._path, holder, lock_holder(self._path)[1])
             try:
                 self._take()
                 self._identity = _identity(self._path)
@@ -533,7 +533,7 @@ class LocalLock:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
-            raise _locked(self._path, *_holder(self._path)) from e
+            raise _locked(self._path, *lock_holder(self._path)) from e
         self._word = (
             LOCK_MARK
             if os.pread(self._fd, len(LOCK_MARK), 0) == LOCK_MARK.encode()
@@ -612,8 +612,10 @@ def _locked(path: Path, pid: int | None, url: str) -> StoreLocked:
     )
 
 
-def _holder(path: Path) -> tuple[int | None, str]:
-    """The process that holds a lock, and where it serves the folder, as its file says."""
+def lock_holder(path: Path) -> tuple[int | None, str]:
+    """The process that holds a lock, and where it serves the folder (nothing if it does not), as
+    the lock's file says.
+    """
     words = path.read_text("utf-8", "replace")[:_HOLDER_MAX].split()
     pid = int(words[1]) if len(words) > 1 and words[1].isdigit() else None
     return pid, words[2] if len(words) == 3 else ""

@@ -9,6 +9,7 @@ server it is sent again only as the table of calls allows; a reply belongs to on
 
 from __future__ import annotations
 
+import copy
 import secrets
 from collections import deque
 from collections.abc import Callable
@@ -109,7 +110,7 @@ class Exchange:
         """
         match elements(body, _WELCOME_MAX):
             case [kind, error] if kind == GOODBYE:
-                raise make_error(error)
+                raise goodbye(error)
             case [kind, *said, bool(known), int(last), list(cut), int(), str(folder)] if (
                 kind == WELCOME and said == [NAME, VERSION]
             ):
@@ -166,11 +167,11 @@ class Exchange:
         if self.outstanding.pop(sent.number, None) is not None:
             self._outstanding_bytes -= len(sent.parts)
 
-    def fail(self, error: Callable[[], Exception]) -> None:
+    def fail(self, error: StoreError) -> None:
         """Ends all requests with an error."""
         for sent in list(self.outstanding.values()):
             self._forget(sent)
-            sent.end(error())
+            sent.end(copy.copy(error))  # each caller adds its own traceback
 
     # --- what came ---
 
@@ -180,7 +181,7 @@ class Exchange:
         if parts is None:
             match elements(body):
                 case [kind, error] if kind == GOODBYE:
-                    raise make_error(error)
+                    raise goodbye(error)
             raise FormatError("the server sent a frame that is none")
         kind, number, value = parts
         self._received += 1
@@ -211,6 +212,12 @@ class Exchange:
 
 
 _HEAD_MAX: Final = 64
+
+
+def goodbye(packed: Any) -> StoreError:
+    """The error of a server's goodbye."""
+    error = make_error(packed)
+    return error if isinstance(error, StoreError) else StoreError(str(error))
 
 
 def cancel_frame(sent: Sent) -> bytes:

@@ -75,3 +75,11 @@ def result_of_call(sent: Sent) -> Any:
     if sent.error is not None:
         raise sent.error
     return read_result(sent.method, sent.result)
+
+
+def message_of(topic: str, body: Any, fields: Mapping[str, Any]) -> Message:
+    """The message of a `put`; there None stands for no properties."""
+    given = dict(fields)
+    if given.get("properties", given) is None:
+        del given["properties"]
+    return Message(topic, body, **given)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from kvstore.client.exchange import Sent
-from kvstore.client.socket_link import SocketLink
 from kvstore.errors import CallerError, StoreClosed, StoreError, shown
 from kvstore.message import StoredMessage
 from kvstore.process.background import traced
@@ -27,7 +26,7 @@ class ServedChecker:
     """A registered checker; `close` ends it, after the question it is at."""
 
     def __init__(
-        self, link: SocketLink, group: str, ask: Ask, sent: Sent, answer: Callable[..., Any]
+        self, link: Any, group: str, ask: Ask, sent: Sent, answer: Callable[..., Any]
     ) -> None:
         if not callable(ask):
             raise CallerError(f"the checker is {shown(ask)}; it must be a function")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import update_wrapper
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Final, NoReturn, ParamSpec, Self, TypeVar, cast
+from typing import Any, Concatenate, Final, NoReturn, ParamSpec, Protocol, Self, TypeVar, cast
 
 import msgspec
 
@@ -21,13 +21,13 @@ from kvstore.api.calls import Calls
 from kvstore.api.namespace_view import Namespace
 from kvstore.api.store import Store
 from kvstore.client.exchange import Sent
-from kvstore.client.served_calls import Requests, result_of_call
+from kvstore.client.served_calls import Requests, message_of, result_of_call
 from kvstore.client.served_checker import ServedChecker
 from kvstore.client.served_columns import SentColumns, pulled_columns, rows_to_put
 from kvstore.client.socket_link import SocketLink
-from kvstore.clock import Clock, SystemClock
+from kvstore.clock import SystemClock
 from kvstore.errors import CallerError, shown
-from kvstore.message import Message, PulledBatch, PutResult
+from kvstore.message import PulledBatch, PutResult
 from kvstore.process.forking import refuse_in_child
 from kvstore.read.sql import SqlFilter
 from kvstore.timing.checks import Ask
@@ -67,10 +67,7 @@ class ServedCalls:
 
     def put(self, topic: str, body: bytes | bytearray | memoryview, **fields: Any) -> PutResult:
         """See `kvstore.Store.put`."""
-        if fields.get("properties", _GIVEN) is None:
-            del fields["properties"]
-        results: list[PutResult] = self._call("put_batch", ([Message(topic, body, **fields)],), {})
-        return results[0]
+        return self.put_batch([message_of(topic, body, fields)])[0]
 
     def put_columns(self, topic: str, columns: object) -> SentColumns:
         """See `kvstore.Store.put_columns`."""
@@ -86,9 +83,7 @@ class ServedCalls:
         **fields: Any,
     ) -> PutResult:
         """See `kvstore.Store.prepare`."""
-        if fields.get("properties", _GIVEN) is None:
-            del fields["properties"]
-        message = Message(topic, body, **fields)
+        message = message_of(topic, body, fields)
         return self.prepare_batch([message], group=group, immunity=immunity)[0]
 
     def pull_columns(
@@ -203,7 +198,24 @@ class ServedCalls:
     verify = _sent(Store.verify)
 
 
-_GIVEN: Final = object()
+class Link(Protocol):
+    """A connection that threads share."""
+
+    @property
+    def folder(self) -> str:
+        """The served store's folder."""
+
+    def begin(self, sent: Sent) -> None:
+        """Sends a request, soon."""
+
+    def wait(self, sent: Sent) -> None:
+        """Returns when a request is done, or has an event."""
+
+    def cancel(self, sent: Sent) -> None:
+        """Takes a request back, if it is not done."""
+
+    def close(self) -> None:
+        """Ends the session."""
 
 
 class ServedStore(ServedCalls):
@@ -211,23 +223,10 @@ class ServedStore(ServedCalls):
     several threads.
     """
 
-    def __init__(
-        self,
-        url: str | Path,
-        *,
-        reconnect_for: float = RECONNECT_FOR,
-        clock: Clock | None = None,
-    ) -> None:
-        address = read_address(url)
-        if type(reconnect_for) not in (int, float) or not 0 <= reconnect_for <= _RECONNECT_MAX:
-            raise CallerError(
-                f"reconnect_for is {shown(reconnect_for)}; it must be 0 to {_RECONNECT_MAX:.0f} "
-                "seconds"
-            )
-        self.url = address.url
-        clock = SystemClock() if clock is None else clock
-        self._requests = Requests(clock)
-        self._link = SocketLink(address, clock, reconnect_for)
+    def __init__(self, link: Link, requests: Requests, url: str) -> None:
+        self.url = url
+        self._link = link
+        self._requests = requests
         refuse_in_child(self)
 
     @property
@@ -287,3 +286,30 @@ class ServedStore(ServedCalls):
 
     def __repr__(self) -> str:
         return f"<kvstore.ServedStore {self.url}>"
+
+
+def check_reconnect(seconds: float) -> float:
+    """`CallerError` unless these are seconds that calls may wait for a new connection."""
+    if type(seconds) not in (int, float) or not 0 <= seconds <= _RECONNECT_MAX:
+        raise CallerError(
+            f"reconnect_for is {shown(seconds)}; it must be 0 to {_RECONNECT_MAX:.0f} seconds"
+        )
+    return seconds
+
+
+def connect(url: str | Path, *, reconnect_for: float = RECONNECT_FOR) -> ServedStore:
+    """Connects to a store that another process serves (`kvmq serve DIR`): the same calls as those
+    of an open store, with the same results and errors.
+
+    `url` is `kvmq+unix:///path/kvmq.sock`, `kvmq://host:port`, or the served folder. A connection
+    that breaks is made again by itself; calls wait for that for up to `reconnect_for` seconds, and
+    none is made twice (docs/serve.md). Raises `ConnectionLost` if nobody serves there,
+    `ProtocolMismatch`, and `CallerError` for a URL that is none.
+
+    >>> import kvstore
+    >>> with kvstore.connect("data") as store:  # doctest: +SKIP
+    ...     store.put("orders", b"...")
+    """
+    address, clock = read_address(url), SystemClock()
+    link = SocketLink(address, clock, check_reconnect(reconnect_for))
+    return ServedStore(link, Requests(clock), address.url)

@@ -184,7 +184,7 @@ class SocketLink:
         """The server ended the connection, and said why."""
         if is_final(error):
             with self._lock:
-                self._exchange.fail(lambda: error)
+                self._exchange.fail(error)
 
     def _break(self) -> None:
         with self._lock:
@@ -202,6 +202,7 @@ class SocketLink:
         are under way raise `ConnectionLost`.
         """
         until, pause = self._clock.monotonic() + self._reconnect_for, _PAUSE
+        error: StoreError = self._is_closed()
         while not self._closed.is_set():
             try:
                 self._connect()
@@ -213,10 +214,8 @@ class SocketLink:
                 return
             self._clock.wait(self._closed, pause)
             pause = min(2 * pause, _PAUSE_MAX)
-        else:
-            error = self._is_closed()
         with self._lock:
-            self._exchange.fail(lambda: type(error)(*error.args))
+            self._exchange.fail(error)
 
     def _connect(self) -> None:
         """`ConnectionLost` if nobody serves there."""
@@ -266,7 +265,7 @@ class SocketLink:
                 self._socket.sendall(bye_frame())
         self._break()
         with self._lock:
-            self._exchange.fail(self._is_closed)
+            self._exchange.fail(self._is_closed())
             self._has_room.set()
 
     def forked(self) -> None:

@@ -24,7 +24,7 @@ import msgspec
 
 from kvstore.config import StoreConfig
 from kvstore.errors import DiskFull, IndexDamaged, SegmentDamaged, StoreNotFound
-from kvstore.files import LOCK_MARK, FolderLock
+from kvstore.files import LOCK_MARK, FolderLock, lock_holder
 from kvstore.index.families import Batch, check_format, check_writable_here
 from kvstore.index.index import Index
 from kvstore.index.keys import FORMAT, FORMAT_VERSION, META, SEGMENT_SIZE, STORE_ID, U32, U64
@@ -96,6 +96,16 @@ def is_marked(path: Path, config: StoreConfig) -> bool:
 def has_log(path: Path, config: StoreConfig) -> bool:
     """Whether there are segments."""
     return any(named_position(name) is not None for name in config.files.list_dir(path / COMMITLOG))
+
+
+def served_url(path: Path) -> str:
+    """Where the store in a folder is served, as its lock says; nothing if it is not. A server that
+    was killed has left what it said.
+    """
+    try:
+        return lock_holder(path / LOCK)[1]
+    except OSError:
+        return ""
 
 
 def folder_lock(path: Path, config: StoreConfig) -> FolderLock:

@@ -171,7 +171,8 @@ class Request:
             self._gatherer.run(checker.close)
             self._reply(REPLY, None)
 
-        checker = self._store.on_check(*given, partial(questions.ask, send), **named)
+        (group,) = given
+        checker = self._store.on_check(group, partial(questions.ask, send))
         self._under_way.questions = questions
         self._under_way.end = end
         self._event(None)  # it is registered
