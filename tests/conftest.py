@@ -23,6 +23,7 @@ from tests.support.clock import VirtualClock
 from tests.support.disk import half_full
 from tests.support.memory import stores_in_memory
 from tests.support.pools import quick_pools
+from tests.support.served import open_served
 from tests.support.stores import SMALL, Opens, furnish, openings
 
 # Else a failure there does not say what was found.
@@ -127,7 +128,8 @@ def opens(tmp_path: Path) -> Iterator[Opens]:
     def open_store(
         config: StoreConfig = SMALL, name: str = "store", *, read_only: bool = False
     ) -> Store:
-        return kvstore.open(tmp_path / name, config, read_only=read_only)
+        opens = open_served if os.environ.get("KVMQ_SERVED") else kvstore.open
+        return opens(tmp_path / name, config, read_only=read_only)
 
     with openings(open_store) as opening:
         yield opening

@@ -6,11 +6,13 @@ Invariant: the same columns as those of the store.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from kvstore.core.arrow.column_batch import ColumnBatch
 from kvstore.core.arrow.given_columns import GivenColumns
 from kvstore.core.arrow.pulled_columns import PulledColumns
+from kvstore.errors import CallerError, MessageIllegal
 from kvstore.message import Message, PulledBatch, PullResult, PutResult, PutStatus, StoredMessage
 
 _RESULT_COLUMNS = ("queue", "offset", "position", "size", "message_id")
@@ -57,7 +59,25 @@ class SentColumns:
 def rows_to_put(topic: str, columns: object) -> list[Message]:
     """The rows of columns as messages; `MessageIllegal` for columns that are none."""
     given = GivenColumns(columns)
-    return [given.message(topic, row) for row in range(len(given))]
+    found: list[Message] = []
+    for row in range(len(given)):
+        try:
+            found.append(given.message(topic, row))
+        except MessageIllegal as e:
+            e.args = (f"row {row} of {len(given)}: {e}",)
+            raise
+    return found
+
+
+@contextmanager
+def naming_rows(count: int) -> Iterator[None]:
+    """Makes an error that names a message of a batch name a row."""
+    try:
+        yield
+    except CallerError as e:
+        text = str(e)
+        e.args = (f"row 0 of 1: {text}" if count == 1 else text.replace("message", "row", 1),)
+        raise
 
 
 def pulled_columns(found: PullResult, names: Sequence[str] | None) -> PulledBatch:

@@ -23,7 +23,7 @@ from kvstore.api.store import Store
 from kvstore.client.exchange import Sent
 from kvstore.client.served_calls import Requests, message_of, result_of_call
 from kvstore.client.served_checker import ServedChecker
-from kvstore.client.served_columns import SentColumns, pulled_columns, rows_to_put
+from kvstore.client.served_columns import SentColumns, naming_rows, pulled_columns, rows_to_put
 from kvstore.client.socket_link import SocketLink
 from kvstore.clock import SystemClock
 from kvstore.errors import CallerError, shown
@@ -71,7 +71,9 @@ class ServedCalls:
 
     def put_columns(self, topic: str, columns: object) -> SentColumns:
         """See `kvstore.Store.put_columns`."""
-        return SentColumns(self.put_batch(rows_to_put(topic, columns)))
+        rows = rows_to_put(topic, columns)
+        with naming_rows(len(rows)):
+            return SentColumns(self.put_batch(rows))
 
     def prepare(
         self,

@@ -22,7 +22,7 @@ from kvstore.config import Retention
 from kvstore.core.messages import StoredMessage
 from kvstore.core.popping.receipts import Popped
 from kvstore.core.put_values import NO_PROPERTIES, Message, PutResult
-from kvstore.errors import CallerError, FormatError, MessageIllegal, StoreError, shown
+from kvstore.errors import CallerError, FormatError, StoreError, shown
 from kvstore.meta.groups import GroupConfig
 from kvstore.meta.topics import TopicConfig
 from kvstore.read.sql import SqlFilter, sql
@@ -36,6 +36,8 @@ GROUP_CONFIG: Final = 5
 RETENTION: Final = 6
 TUPLE: Final = 7
 NOT_GIVEN: Final = 8
+LONG_NUMBER: Final = 9
+BROKEN_TEXT: Final = 10
 
 _STRUCTS: Final[dict[int, type[msgspec.Struct]]] = {
     TOPIC_CONFIG: TopicConfig,
@@ -60,17 +62,17 @@ def pack_argument(value: Any, depth: int = 0) -> Any:
     if depth > _DEPTH_MAX:
         raise CallerError(f"{shown(value)} is nested too deeply to be sent to a server")
     if isinstance(value, Message):
-        return Ext(MESSAGE, _plain.encode(message_row(value, value.message_id)))
+        return Ext(MESSAGE, _encoded(message_row(value, value.message_id)))
     if isinstance(value, PutResult):
-        return Ext(PUT_RESULT, _plain.encode(_fields(value)))
+        return Ext(PUT_RESULT, _encoded(_fields(value)))
     if isinstance(value, SqlFilter):
-        return Ext(SQL, _plain.encode(value.expression))
+        return Ext(SQL, _encoded(value.expression))
     if isinstance(value, UnsetType):
-        return Ext(NOT_GIVEN, _plain.encode(None))
+        return Ext(NOT_GIVEN, _encoded(None))
     number = _NUMBERS.get(type(value))
     if number is not None:
         named = {n: pack_argument(getattr(value, n), depth + 1) for n in value.__struct_fields__}
-        return Ext(number, _plain.encode(named))
+        return Ext(number, _encoded(named))
     return _pack_builtin(value, depth)
 
 
@@ -79,21 +81,25 @@ def _pack_builtin(value: Any, depth: int) -> Any:
         return str.__str__(value)
     if isinstance(value, int | float):
         return float(value) if isinstance(value, float) else int(value)
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
     if isinstance(value, PathLike):
         return fspath(value)
     if isinstance(value, Mapping):
         return {pack_argument(k, depth + 1): pack_argument(v, depth + 1) for k, v in value.items()}
     if isinstance(value, tuple):
-        return Ext(TUPLE, _plain.encode([pack_argument(one, depth + 1) for one in value]))
+        return Ext(TUPLE, _encoded([pack_argument(one, depth + 1) for one in value]))
+    try:
+        return bytes(memoryview(value))
+    except TypeError:
+        pass  # no buffer
     if isinstance(value, Iterable):
         return [pack_argument(one, depth + 1) for one in value]
     raise CallerError(f"{shown(value)} can't be sent to a server; give plain values")
 
 
 def message_row(message: Message, message_id: Any) -> list[Any]:
-    """The fields of a message, with an id in the place of its own."""
+    """The fields of a message, with an id in the place of its own; `CallerError` for a field that
+    can't be sent.
+    """
     row = [_pack_field(getattr(message, name)) for name in Message.__match_args__]
     row[_ID_AT] = _pack_field(message_id)
     return row
@@ -105,26 +111,44 @@ _ID_AT: Final = Message.__match_args__.index("message_id")
 def _pack_field(value: Any) -> Any:
     if value is NO_PROPERTIES:
         return {}
+    # Sequences of keys are as good as lists.
+    return pack_argument(list(value) if type(value) is tuple else value)
+
+
+def _encoded(value: Any) -> bytes:
     try:
-        return pack_argument(tuple_as_list(value))
-    except CallerError as e:
-        raise MessageIllegal(f"a field of the message is illegal: {e}") from None
+        return _plain.encode(value)
+    except (OverflowError, UnicodeEncodeError):
+        return _plain.encode(_widened(value))
 
 
-def tuple_as_list(value: Any) -> Any:
-    """Fields that are sequences are as good as lists."""
-    return list(value) if isinstance(value, tuple) else value
+def _widened(value: Any) -> Any:
+    """A value with extensions where MessagePack has no form: the store is to say what is wrong."""
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        return Ext(LONG_NUMBER, value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True))
+    if isinstance(value, str):
+        data = value.encode("utf-8", "surrogatepass")
+        return Ext(BROKEN_TEXT, data) if data.decode("utf-8", "replace") != value else value
+    if isinstance(value, list):
+        return [_widened(one) for one in value]
+    if isinstance(value, dict):
+        return {_widened(k): _widened(v) for k, v in value.items()}
+    return value
 
 
 def encode(value: Any) -> bytes:
     """Packed arguments as bytes; `CallerError` for a value that MessagePack can't hold."""
     try:
-        return _plain.encode(value)
-    except (OverflowError, UnicodeEncodeError, TypeError, RecursionError) as e:
+        return _encoded(value)
+    except (TypeError, RecursionError) as e:
         raise CallerError(f"an argument can't be sent to a server: {e}") from None
 
 
 def _read_extension(code: int, data: memoryview) -> Any:
+    if code == LONG_NUMBER:
+        return int.from_bytes(data, "big", signed=True)
+    if code == BROKEN_TEXT:
+        return bytes(data).decode("utf-8", "surrogatepass")
     inner = _arguments.decode(data)
     if code == NOT_GIVEN:
         return UNSET
