@@ -11,29 +11,18 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from kvstore.client.exchange import Sent
 from kvstore.clock import Clock
-from kvstore.config import StoreConfig
 from kvstore.core.unique_ids import UniqueIds
-from kvstore.errors import CallerError, TopicNotFound, shown
 from kvstore.message import Message
-from kvstore.record.put.explain import Limits, as_batch, explain
+from kvstore.record.put.explain import as_batch
 from kvstore.wire.call_table import HAVE_PROGRESS, read_result
 from kvstore.wire.values import encode, message_row, pack_argument
 
 _NO_NAMES: Final = encode({})
 _LOOPBACK: Final = bytes([127, 0, 0, 1])
-_DEFAULTS: Final = StoreConfig()
-_LIMITS: Final = Limits(
-    max_body=_DEFAULTS.max_body,
-    max_record=_DEFAULTS.segment_size,
-    max_properties=_DEFAULTS.max_properties,
-    compress_above=None,
-    compression=_DEFAULTS.compression,
-    property_crc=False,
-)
 _HAVE_MESSAGES: Final = frozenset({"put_batch", "prepare_batch"})
 
 
@@ -65,24 +54,14 @@ class Requests:
 
     def _rows(self, messages: Any) -> list[Any]:
         batch = as_batch(messages)
-        now = self._clock.now_ms()
-        ids = self._ids.make(now, len(batch))
-        try:
-            return [_row(message, own) for message, own in zip(batch, ids, strict=True)]
-        except (CallerError, AttributeError, TypeError, ValueError) as e:
-            # It can't be sent, so the server can't say what is wrong.
-            error, why = explain(batch, e, _LIMITS, _no_topic, now)
-            raise error from why
+        ids = self._ids.make(self._clock.now_ms(), len(batch))
+        return [_row(message, own) for message, own in zip(batch, ids, strict=True)]
 
 
 def _row(message: Any, own: str) -> Any:
     if not isinstance(message, Message):
         return pack_argument(message)  # the store refuses it
     return message_row(message, own if message.message_id is None else message.message_id)
-
-
-def _no_topic(name: str) -> NoReturn:
-    raise TopicNotFound(f"the server has the topics, also {shown(name)}")
 
 
 def result_of_call(sent: Sent) -> Any:

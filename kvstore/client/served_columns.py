@@ -62,7 +62,9 @@ def rows_to_put(topic: str, columns: object) -> list[Message]:
     found: list[Message] = []
     for row in range(len(given)):
         try:
-            found.append(given.message(topic, row))
+            message = given.message("", row)
+            message.topic = topic
+            found.append(message)
         except MessageIllegal as e:
             e.args = (f"row {row} of {len(given)}: {e}",)
             raise

@@ -11,6 +11,7 @@ bytes), or the client raises `CallerError`; any bytes give a value or `FormatErr
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from os import PathLike, fspath
 from typing import Any, Final
 
@@ -38,6 +39,8 @@ TUPLE: Final = 7
 NOT_GIVEN: Final = 8
 LONG_NUMBER: Final = 9
 BROKEN_TEXT: Final = 10
+PAIRS: Final = 11
+UNSENT: Final = 12
 
 _STRUCTS: Final[dict[int, type[msgspec.Struct]]] = {
     TOPIC_CONFIG: TopicConfig,
@@ -87,13 +90,11 @@ def _pack_builtin(value: Any, depth: int) -> Any:
         return {pack_argument(k, depth + 1): pack_argument(v, depth + 1) for k, v in value.items()}
     if isinstance(value, tuple):
         return Ext(TUPLE, _encoded([pack_argument(one, depth + 1) for one in value]))
-    try:
+    with suppress(TypeError, ValueError, BufferError):
         return bytes(memoryview(value))
-    except TypeError:
-        pass  # no buffer
-    if isinstance(value, Iterable):
+    if isinstance(value, Iterable) and not isinstance(value, memoryview):
         return [pack_argument(one, depth + 1) for one in value]
-    raise CallerError(f"{shown(value)} can't be sent to a server; give plain values")
+    return Ext(UNSENT, _plain.encode((type(value).__name__, shown(value))))
 
 
 def message_row(message: Message, message_id: Any) -> list[Any]:
@@ -132,7 +133,7 @@ def _widened(value: Any) -> Any:
     if isinstance(value, list):
         return [_widened(one) for one in value]
     if isinstance(value, dict):
-        return {_widened(k): _widened(v) for k, v in value.items()}
+        return Ext(PAIRS, _plain.encode([[_widened(k), _widened(v)] for k, v in value.items()]))
     return value
 
 
@@ -142,6 +143,16 @@ def encode(value: Any) -> bytes:
         return _encoded(value)
     except (TypeError, RecursionError) as e:
         raise CallerError(f"an argument can't be sent to a server: {e}") from None
+
+
+class Unsent:
+    """Stands for a value that could not be sent: the store is to say what is wrong with it."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
 
 
 def _read_extension(code: int, data: memoryview) -> Any:
@@ -154,6 +165,11 @@ def _read_extension(code: int, data: memoryview) -> Any:
         return UNSET
     if code == SQL:
         return sql(inner)
+    if code == PAIRS and type(inner) is list:
+        return dict(inner)
+    if code == UNSENT and type(inner) is list:
+        name, text = inner
+        return type(str(name), (Unsent,), {})(str(text))
     if code == TUPLE and type(inner) is list:
         return tuple(inner)
     if code in (MESSAGE, PUT_RESULT) and type(inner) is list:

@@ -18,7 +18,6 @@ from kvstore.clock import SystemClock
 from kvstore.serve.local_door import LocalDoor
 from kvstore.serve.server import Server
 from kvstore.wire.addresses import Address, socket_of
-from tests.support.waiting import until
 
 
 class ServerThread:
@@ -83,6 +82,9 @@ class OwnServer(ServedStore):
         link = SocketLink(socket_of(store.path), clock, 30.0)
         super().__init__(link, Requests(clock), self._server.url)
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)  # what is no call is the store's itself
+
     def close(self) -> None:
         super().close()
         self._server.stop()
@@ -95,6 +97,3 @@ def open_served(path: Path, config: StoreConfig, **given: Any) -> Store:
     if given.get("read_only"):
         return store
     return cast(Store, OwnServer(store))
-
-
-__all__ = ["OwnServer", "ServerThread", "open_served", "serving", "until"]
