@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from kvstore.client.exchange import Sent
 from kvstore.clock import Clock
+from kvstore.core.put_values import message_rows
 from kvstore.core.unique_ids import UniqueIds
 from kvstore.message import Message
 from kvstore.record.put.explain import as_batch
@@ -55,10 +56,12 @@ class Requests:
     def _rows(self, messages: Any) -> list[Any]:
         batch = as_batch(messages)
         ids = self._ids.make(self._clock.now_ms(), len(batch))
-        return [_row(message, own) for message, own in zip(batch, ids, strict=True)]
+        rows = message_rows(list(batch), ids)
+        return [_row(batch[at], ids[at]) if row is None else row for at, row in enumerate(rows)]
 
 
 def _row(message: Any, own: str) -> Any:
+    """A message that has a value which is not sent as it is, or what is no message at all."""
     if not isinstance(message, Message):
         return pack_argument(message)  # the store refuses it
     return message_row(message, own if message.message_id is None else message.message_id)

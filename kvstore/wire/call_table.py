@@ -9,13 +9,15 @@ Invariant: client and server have the same table, which belongs to the protocol'
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Final, Literal, get_type_hints
 
 import msgspec
 
 from kvstore.api.store import Store
-from kvstore.wire.values import ack_results, result_decoder
+from kvstore.errors import FormatError
+from kvstore.wire.values import ack_results, result_reader
 
 Repeat = Literal["again", "ids", "never"]
 """What becomes of a call that may have been made: it is made again; messages are looked for by
@@ -57,13 +59,15 @@ HAVE_PROGRESS: Final = frozenset({"segments", "verify"})
 
 
 @cache
-def decoder_of(method: str) -> msgspec.msgpack.Decoder[Any]:
-    """The decoder of a call's result."""
-    kind = get_type_hints(getattr(Store, method))["return"]
-    return result_decoder(list[Any] if method == "ack_batch" else kind)
+def _reader(method: str) -> Callable[[Any], Any]:
+    kind = get_type_hints(getattr(Store, method))["return"] if method in REPEATS else None
+    return result_reader(list[Any] if method == "ack_batch" else kind)
 
 
 def read_result(method: str, data: Any) -> Any:
-    """A call's result, of its bytes."""
-    found = decoder_of(method).decode(data)
+    """A call's result, of its bytes; `FormatError`."""
+    try:
+        found = _reader(method)(data)
+    except (msgspec.DecodeError, TypeError, ValueError, OverflowError) as e:
+        raise FormatError(f"the result of {method} can't be read: {e}") from None
     return ack_results(found) if method == "ack_batch" else found

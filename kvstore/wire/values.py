@@ -10,7 +10,7 @@ bytes), or the client raises `CallerError`; any bytes give a value or `FormatErr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike, fspath
 from typing import Any, Final
@@ -20,10 +20,17 @@ from msgspec import UNSET, UnsetType
 from msgspec.msgpack import Encoder, Ext
 
 from kvstore.config import Retention
-from kvstore.core.messages import StoredMessage
-from kvstore.core.popping.receipts import Popped
-from kvstore.core.put_values import NO_PROPERTIES, Message, PutResult
+from kvstore.core.messages import StoredMessage, stored_of, stored_rows
+from kvstore.core.popping.receipts import Popped, popped_of, popped_rows
+from kvstore.core.put_values import (
+    NO_PROPERTIES,
+    Message,
+    PutResult,
+    put_result_rows,
+    put_results_of,
+)
 from kvstore.errors import CallerError, FormatError, StoreError, shown
+from kvstore.message import PullResult
 from kvstore.meta.groups import GroupConfig
 from kvstore.meta.topics import TopicConfig
 from kvstore.read.sql import SqlFilter, sql
@@ -222,24 +229,41 @@ def _pack_result(value: Any) -> Any:
     raise NotImplementedError(f"{type(value).__name__} has no form in the protocol")
 
 
+_ROWS_OF: Final[dict[type, Callable[[list[Any]], list[Any]]]] = {
+    PutResult: put_result_rows,
+    Popped: popped_rows,
+    StoredMessage: stored_rows,
+}
 _results: Final = Encoder(enc_hook=_pack_result)
 
 
 def encode_result(kind: int, number: int, result: Any) -> bytes:
     """The body of a frame that carries a result."""
+    if type(result) is list and result:
+        rows_of = _ROWS_OF.get(type(result[0]))
+        if rows_of is not None:
+            return _results.encode((kind, number, rows_of(result)))
+    elif type(result) is PullResult:
+        rows = stored_rows(result.messages)
+        result = msgspec.structs.replace(result, messages=rows)
     return _results.encode((kind, number, result))
 
 
 def _read_result(kind: type[Any], row: Any) -> Any:
-    if kind is Popped:
-        message, *rest = row
-        return Popped(StoredMessage(*message), *rest)
-    return kind(*row)
+    if kind is StoredMessage:
+        return stored_of(row)
+    return (popped_of if kind is Popped else put_results_of)([row])[0]
 
 
-def result_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """A decoder of results of a type."""
-    return msgspec.msgpack.Decoder(kind, dec_hook=_read_result)
+_rows: Final = msgspec.msgpack.Decoder(list[Any])
+
+
+def result_reader(kind: Any) -> Callable[[Any], Any]:
+    """Reads results of a type."""
+    for of_rows, of in ((list[PutResult], put_results_of), (list[Popped], popped_of)):
+        if kind == of_rows:
+            return lambda data: of(_rows.decode(data))
+    return msgspec.msgpack.Decoder(kind, dec_hook=_read_result).decode
 
 
 def ack_results(found: list[Any]) -> list[Any]:
@@ -247,10 +271,10 @@ def ack_results(found: list[Any]) -> list[Any]:
     return [one if one is True else make_error(one) for one in found]
 
 
-_question: Final = result_decoder(tuple[int, StoredMessage] | None)
+_question: Final = result_reader(tuple[int, StoredMessage] | None)
 
 
 def read_question(data: Any) -> tuple[int, StoredMessage] | None:
     """A checker's event: a question's number and message; None for the first event."""
-    found: tuple[int, StoredMessage] | None = _question.decode(data)
+    found: tuple[int, StoredMessage] | None = _question(data)
     return found
