@@ -137,7 +137,7 @@ def _widened(value: Any) -> Any:
     if isinstance(value, str):
         data = value.encode("utf-8", "surrogatepass")
         return Ext(BROKEN_TEXT, data) if data.decode("utf-8", "replace") != value else value
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_widened(one) for one in value]
     if isinstance(value, dict):
         return Ext(PAIRS, _plain.encode([[_widened(k), _widened(v)] for k, v in value.items()]))
