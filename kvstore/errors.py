@@ -102,8 +102,8 @@ class ConnectionLost(StoreError):
 
 
 class ProtocolMismatch(StoreError):
-    """The other side of a connection speaks another protocol, or another version of it; `found` and
-    `supported` are versions.
+    """The other side of a connection speaks another protocol, or another version than this one;
+    `found` and `supported` are versions.
     """
 
     def __init__(self, message: str, found: int = 0, supported: int = 0) -> None:

@@ -24,8 +24,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import ClassVar, Final, Protocol
 
-from kvstore.errors import CallerError, DiskFull, SegmentDamaged, StoreLocked, StoreServed, shown
+from kvstore.errors import CallerError, DiskFull, SegmentDamaged, shown
 from kvstore.process.forking import module_lock, release_in_child
+from kvstore.process.lock_holders import lock_holder, locked_error
 
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 """One slash, because a Path has lost the second."""
@@ -516,7 +517,7 @@ class LocalLock:
         with self._guard:
             holder = self._held.get(_identity(self._path))
             if holder is not None:
-                raise _locked(self._path, holder, lock_holder(self._path)[1])
+                raise locked_error(self._path, holder, lock_holder(self._path)[1])
             try:
                 self._take()
                 self._identity = _identity(self._path)
@@ -533,7 +534,7 @@ class LocalLock:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
-            raise _locked(self._path, *lock_holder(self._path)) from e
+            raise locked_error(self._path, *lock_holder(self._path)) from e
         self._word = (
             LOCK_MARK
             if os.pread(self._fd, len(LOCK_MARK), 0) == LOCK_MARK.encode()
@@ -582,8 +583,6 @@ class LocalLock:
 
 
 _NO_FILE: Final = (-1, -1)
-_HOLDER_MAX: Final = 8192
-"""Characters of a lock's file that count."""
 
 
 def _identity(path: Path) -> tuple[int, int]:
@@ -593,29 +592,3 @@ def _identity(path: Path) -> tuple[int, int]:
     except FileNotFoundError:
         return _NO_FILE
     return found.st_dev, found.st_ino
-
-
-def _locked(path: Path, pid: int | None, url: str) -> StoreLocked:
-    who = f"process {pid}" if pid else "another process"
-    if pid == os.getpid():
-        who = f"this process ({pid}) already"
-    if url:
-        return StoreServed(
-            f"{path.parent} is served by {who}; use kvstore.connect({url!r}), or open it here with "
-            "read_only=True",
-            pid,
-            url,
-        )
-    return StoreLocked(
-        f"{path.parent} is held open by {who}; close it there, or open it here with read_only=True",
-        pid,
-    )
-
-
-def lock_holder(path: Path) -> tuple[int | None, str]:
-    """The process that holds a lock, and where it serves the folder (nothing if it does not), as
-    the lock's file says.
-    """
-    words = path.read_text("utf-8", "replace")[:_HOLDER_MAX].split()
-    pid = int(words[1]) if len(words) > 1 and words[1].isdigit() else None
-    return pid, words[2] if len(words) == 3 else ""

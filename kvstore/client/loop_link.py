@@ -22,7 +22,7 @@ _PAUSE_MAX: Final = 1.0
 
 
 class _Stream(asyncio.Protocol):
-    """One connection of a link, which hears of it as long as it is the link's."""
+    """A connection of a link; the link takes what comes as long as the connection is its own."""
 
     def __init__(self, link: LoopLink) -> None:
         self.transport: asyncio.Transport | None = None
@@ -157,7 +157,7 @@ class LoopLink:
         error = unreachable(self.address, why) if isinstance(why, OSError) else why
         if not stream.welcomed.done():
             stream.welcomed.set_exception(error)
-            return  # whoever connects goes on
+            return  # the task that connects goes on
         if is_final(error):
             self._exchange.fail(error)
         if self._exchange.outstanding and not self._is_closed and self._connecting is None:

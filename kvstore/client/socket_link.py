@@ -102,7 +102,7 @@ class SocketLink:
                         self._reading.release()
                         self._appoint()
                 elif signal is None:
-                    # From here on whoever reads sets it; so it looks once more first.
+                    # From here on the reading thread sets it, so this one looks once more first.
                     signal = Signal()
                     sent.changed = signal.set
                 else:

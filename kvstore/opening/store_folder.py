@@ -24,11 +24,12 @@ import msgspec
 
 from kvstore.config import StoreConfig
 from kvstore.errors import DiskFull, IndexDamaged, SegmentDamaged, StoreNotFound
-from kvstore.files import LOCK_MARK, FolderLock, lock_holder
+from kvstore.files import LOCK_MARK, FolderLock
 from kvstore.index.families import Batch, check_format, check_writable_here
 from kvstore.index.index import Index
 from kvstore.index.keys import FORMAT, FORMAT_VERSION, META, SEGMENT_SIZE, STORE_ID, U32, U64
 from kvstore.log.segments import named_position
+from kvstore.process.lock_holders import lock_holder
 
 LOCK: Final = "lock"
 COMMITLOG: Final = "commitlog"

@@ -1,11 +1,11 @@
 """The gatherer: the calls of all doors, made together, and never in the loop's thread.
 
 The idea: each door decodes its requests in the loop, and hands them to the gatherer of the store,
-which all doors share. What came in one turn of the loop becomes one `put_batch`, one `ack_batch`
-and so on, by a lane for each kind (`serve.lanes`). A pop that finds nothing and waits becomes a
+which all doors share. The calls of one turn of the loop become one `put_batch`, one `ack_batch` and
+so on, by a lane for each kind (`serve.lanes`). A pop that finds nothing and waits becomes a
 poll, which costs no thread (`api.loop_pops`).
 
-The contract, for whoever writes a door. All methods are called in the loop's thread, and return at
+The contract with doors: all methods are called in the loop's thread, and return at
 once, most of them with a future, to be awaited or given a callback. A future has the result of the
 store's call of that name, or raises the error that this call would have raised.
 
@@ -145,8 +145,15 @@ class Gatherer:
 
     # --- pops ---
 
-    def _look(self, look: Look, abandoned: Callable[[Looked], None]) -> asyncio.Future[Looked]:
-        return self._looks.join(look, abandoned=abandoned)
+    async def _look(self, look: Look, abandoned: Callable[[Looked], None]) -> Looked:
+        future = self._looks.join(look, abandoned=abandoned)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                # The look had ended, and this turn of the loop would have passed its result on.
+                self._lane_threads.submit(abandoned, future.result())
+            raise
 
     def _looked(
         self,
@@ -173,19 +180,23 @@ class Gatherer:
                 return
             task = self._loop.create_task(self._pops.wait(bell, poll, found, keep=keep))
             self._polls.add(task)
-            task.add_done_callback(partial(self._polled, future))
+            task.add_done_callback(partial(self._polled, future, keep))
             future.add_done_callback(partial(_cancel_too, task))
 
     def _polled(
-        self, future: asyncio.Future[list[Popped]], task: asyncio.Task[list[Popped]]
+        self, future: asyncio.Future[list[Popped]], keep: bool, task: asyncio.Task[list[Popped]]
     ) -> None:
         self._polls.discard(task)
-        if not task.cancelled() and not future.done():
-            error = task.exception()
-            if error is None:
-                future.set_result(task.result())
-            else:
-                future.set_exception(error)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if future.done():
+            if error is None:  # cancelled between the poll's end and this turn
+                self._lane_threads.submit(self._pops.abandon, keep, (task.result(), None))
+        elif error is None:
+            future.set_result(task.result())
+        else:
+            future.set_exception(error)
 
     # --- steps of the lanes, in a thread ---
 

@@ -1,7 +1,7 @@
 """A connection of the local protocol: its stream becomes frames, and frames become requests.
 
-The idea: a connection begins with a hello, which finds its session or makes one. What goes out in
-one turn of the loop is one write.
+The idea: a connection begins with a hello, which finds its session or makes one. All that
+goes out in one turn of the loop is one write.
 
 Invariants: nothing that a client sends ends the server, or costs others more than their turn; a
 client whose frames are wrong gets a goodbye that says why; a connection that is closed leaves no
@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
     # --- writing ---
 
     def write(self, data: bytes) -> None:
-        """See `serve.sessions.Link`: at the end of the loop's turn."""
+        """See `serve.sessions.ClientLink`: at the end of the loop's turn."""
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out.append(data)
@@ -132,7 +132,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     def drop(self) -> None:
-        """See `serve.sessions.Link`."""
+        """See `serve.sessions.ClientLink`."""
         self._is_closing = True
         if self._transport is not None:
             self._transport.abort()
@@ -145,7 +145,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def _refuse(self, why: StoreError) -> None:
-        """Says goodbye. What the client asked for before is made, but it will not hear of it."""
+        """Says goodbye. Earlier requests are made, but their replies go nowhere."""
         self.write(framed(GOODBYE, pack_error(why)))
         session, self._session = self._session, None
         if session is not None:
@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
         self.check()
 
     def check(self) -> None:
-        """See `serve.sessions.Link`."""
+        """See `serve.sessions.ClientLink`."""
         session = self._session
         if self._is_closing or session is None or self._transport is None:
             return

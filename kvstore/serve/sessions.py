@@ -1,4 +1,4 @@
-"""Sessions: what a server knows of a client, also while no connection is there.
+"""Sessions: a server's knowledge of its clients, also while no connection is there.
 
 The idea: a session counts what it sends, and keeps it until the client confirms it, so that a new
 connection goes on where the last one broke (docs/protocol.md).
@@ -24,7 +24,7 @@ _POP_COSTS: Final = 1 << 10
 """Bytes that a request counts as, beside its own: for its reply, and what it holds meanwhile."""
 
 
-class Link(Protocol):
+class ClientLink(Protocol):
     """A session's connection."""
 
     def write(self, data: bytes) -> None:
@@ -54,11 +54,11 @@ class UnderWay:
 
 
 class ClientSession:
-    """What the server knows of one client; see the module."""
+    """One client, as the server knows it; see the module."""
 
     def __init__(self, key: bytes) -> None:
         self.key = key
-        self.link: Link | None = None
+        self.link: ClientLink | None = None
         self.requests: dict[int, UnderWay] = {}
         self.under_way_bytes = 0
         self.last_id = 0
@@ -103,7 +103,7 @@ class ClientSession:
             self._unconfirmed_bytes -= len(self._unconfirmed.popleft())
             self._confirmed += 1
 
-    def send_missing(self, link: Link) -> None:
+    def send_missing(self, link: ClientLink) -> None:
         """Sends by a new connection what the last one may have lost."""
         self.link = link
         for framed in self._unconfirmed:

@@ -20,8 +20,8 @@ from kvstore.errors import FormatError
 from kvstore.wire.values import ack_results, result_reader
 
 Repeat = Literal["again", "ids", "never"]
-"""What becomes of a call that may have been made: it is made again; messages are looked for by
-their ids first; it is not made.
+"""The repeat of a call that may have been made: it is made again; messages are looked for by their
+ids first; it is not made.
 """
 
 _AGAIN: Final = (

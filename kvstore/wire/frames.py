@@ -25,13 +25,13 @@ GREETING_MAX: Final = 1 << 10
 REQUEST_MAX: Final = 64 << 20
 REPLY_MAX: Final = 1 << 30
 
-# What a client sends.
+# Kinds of frames of a client.
 HELLO: Final = 0
 REQUEST: Final = 1
 RECEIVED: Final = 2
 CANCEL: Final = 3
 BYE: Final = 4
-# What a server sends.
+# Kinds of frames of a server.
 WELCOME: Final = 0
 REPLY: Final = 1
 FAILURE: Final = 2

@@ -1,4 +1,4 @@
-"""Fixtures: a store that is served in the test's process, and clients of it."""
+"""Fixtures: a store that is served in the test's process, and its clients."""
 
 from __future__ import annotations
 

@@ -177,9 +177,12 @@ def test_pops_of_a_client_that_went_away_wait_no_longer(
     server: ServerThread, store: Store, client: ServedStore
 ) -> None:
     gone = kvstore.connect(server.url)
-    thread = threading.Thread(
-        target=lambda: pytest.raises(StoreClosed, gone.pop, "g", "t", 1, 30.0, 60.0)
-    )
+
+    def pop() -> None:
+        with pytest.raises(StoreClosed):
+            gone.pop("g", "t", wait=60)
+
+    thread = threading.Thread(target=pop)
     thread.start()
     until(lambda: inside.waiting(store).topics != {})
     gone.close()
