@@ -137,7 +137,7 @@ class Gatherer:
 
     def _release(self, size: int) -> None:
         self._queued -= size
-        if self._queued < QUEUED_MAX // 2 and self._no_room:
+        if self._queued <= QUEUED_MAX // 2 and self._no_room:
             waiting, self._no_room = self._no_room, []
             for future in waiting:
                 if not future.done():
