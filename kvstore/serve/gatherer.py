@@ -148,7 +148,8 @@ class Gatherer:
     async def _look(self, look: Look, abandoned: Callable[[Looked], None]) -> Looked:
         future = self._looks.join(look, abandoned=abandoned)
         try:
-            return await future
+            looked: Looked = await future
+            return looked
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
                 # The look had ended, and this turn of the loop would have passed its result on.

@@ -50,11 +50,6 @@ REPEATS: Final[dict[str, Repeat]] = {
 }
 """The calls, and what a repeat of each does."""
 
-MADE_OF_OTHERS: Final = frozenset({
-    "put", "put_columns", "pull_columns", "prepare", "transaction", "namespace", "close",
-})  # fmt: skip
-"""Calls of a store that the client makes of others, or for itself."""
-
 HAVE_PROGRESS: Final = frozenset({"segments", "verify"})
 
 

@@ -146,7 +146,9 @@ def _log_to_stderr(log_format: str) -> None:
         else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     )
     logger = logging.getLogger("kvmq")
-    logger.handlers = [handler]
+    for old in logger.handlers[:]:
+        logger.removeHandler(old)
+    logger.addHandler(handler)
     logger.setLevel(logging.INFO)
 
 
