@@ -189,6 +189,7 @@ class ServedCalls:
     create_namespace = _sent(Store.create_namespace)
     delete_namespace = _sent(Store.delete_namespace)
     export_rocketmq = _sent(Store.export_rocketmq)
+    export_rocketmq_store = _sent(Store.export_rocketmq_store)
     import_rocketmq_config = _sent(Store.import_rocketmq_config)
     flush = _sent(Store.flush)
     checkpoint = _sent(Store.checkpoint)

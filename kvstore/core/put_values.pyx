@@ -210,7 +210,12 @@ def put_result_rows(list results not None):
 
 
 def put_results_of(list rows not None):
-    return [PutResult(*row[:6], _status(row[6]), *row[7:]) for row in tuple(rows)]
+    cdef list found = []
+    for row in tuple(rows):
+        message_id, topic, queue, offset, position, size, status, duplicate = row
+        place = message_id, topic, queue, offset, position, size
+        found.append(PutResult(*place, _status(status), duplicate))
+    return found
 
 
 cdef dict _statuses = {status.value: status for status in PutStatus}

@@ -40,7 +40,7 @@ _NEVER: Final = (
     "change_invisible", "redrive", "create_topic", "create_topics", "delete_topic",
     "delete_topics", "create_group", "create_groups", "delete_group", "delete_groups",
     "change_delay", "change_delay_in", "schedule", "delete_schedule", "create_namespace",
-    "delete_namespace", "export_rocketmq",
+    "delete_namespace", "export_rocketmq", "export_rocketmq_store",
 )  # fmt: skip
 
 REPEATS: Final[dict[str, Repeat]] = {
@@ -50,7 +50,7 @@ REPEATS: Final[dict[str, Repeat]] = {
 }
 """The calls, and what a repeat of each does."""
 
-HAVE_PROGRESS: Final = frozenset({"segments", "verify"})
+HAVE_PROGRESS: Final = frozenset({"segments", "verify", "export_rocketmq_store"})
 
 
 @cache

@@ -33,6 +33,7 @@ from tests.core.fuzzing import EDGES, Arguments, Fuzzer
 from tests.core.pending_fuzzers import PENDING_FUZZERS
 from tests.core.popping_fuzzers import POPPING_FUZZERS
 from tests.core.record_fuzzers import RECORD_FUZZERS
+from tests.core.row_fuzzers import ROW_FUZZERS
 from tests.core.test_encoding import encoder
 from tests.reference import group_columns, packing, records, texts
 from tests.support.queue_reading import run_positions
@@ -734,6 +735,7 @@ FUZZERS: Final = {
     **PENDING_FUZZERS,
     **ARROW_FUZZERS,
     **DEDUP_FUZZERS,
+    **ROW_FUZZERS,
     "columns.group_heads.decode_heads": Fuzzer(_to_heads, _heads),
     "columns.text_forms.decode_texts": Fuzzer(_to_texts, _of_forms),
     "columns.hex_ids.extract_ids": Fuzzer(
