@@ -30,6 +30,7 @@ from kvstore.errors import CallerError, shown
 from kvstore.message import PulledBatch, PutResult
 from kvstore.process.forking import refuse_in_child
 from kvstore.read.sql import SqlFilter
+from kvstore.record.validate import check_group
 from kvstore.timing.checks import Ask
 from kvstore.timing.transaction import Transaction
 from kvstore.wire.addresses import read_address
@@ -111,7 +112,7 @@ class ServedCalls:
 
     def transaction(self, *, group: str) -> Transaction:
         """See `kvstore.Store.transaction`."""
-        self.transactions(group, limit=1)  # it says if there can be one
+        check_group(group)
         return Transaction(
             lambda messages, set_id: self.prepare_batch(messages, group=group, set_id=set_id),
             self.commit_batch,
