@@ -225,7 +225,8 @@ class SocketLink:
             raise unreachable(self.address, e) from e
         try:
             reader = FrameReader(REPLY_MAX)
-            with self._lock:
+            # A server that refuses at once has said why, and closed its end.
+            with self._lock, suppress(BrokenPipeError):
                 connection.sendall(self._exchange.hello())
             bodies = deque[bytes]()
             while not bodies:

@@ -57,7 +57,7 @@ def _result_rows(rng: Random) -> Arguments:
 
 
 def _to_put(rng: Random) -> Arguments:
-    given = {
+    given: dict[str, Any] = {
         "queue": rng.choice((None, 0, 3, "x", object())),
         "keys": rng.choice(((), ("a", "b"), ["c"], [5], None)),
         "properties": rng.choice(({"a": "b"}, {5: "b"}, {})),

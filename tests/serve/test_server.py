@@ -106,7 +106,7 @@ def test_what_was_taken_is_made_before_the_server_ends(store: Store) -> None:
         found: list[object] = []
         thread = threading.Thread(target=lambda: found.append(client.pop("g", "t", wait=60)))
         thread.start()
-        until(lambda: store.group("g") and client.bounds("t", 0) == (0, 0))
+        until(lambda: client.bounds("t", 0) == (0, 0))
         server.stop()
         client.close()
         thread.join(20)
@@ -175,7 +175,7 @@ def test_namespaces_and_transactions_work_with_asyncio(server: ServerThread) -> 
             waiting = asyncio.ensure_future(store.pop("g", "u-none"))
             with pytest.raises(kvstore.TopicNotFound):
                 await waiting
-            late = asyncio.ensure_future(store.pop("h", "n%o", wait=50))
+            late = asyncio.ensure_future(store.pop("n%h", "n%o", wait=50))
             await asyncio.sleep(0.05)
             late.cancel()
             with pytest.raises(asyncio.CancelledError):
