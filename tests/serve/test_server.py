@@ -114,7 +114,7 @@ def test_what_was_taken_is_made_before_the_server_ends(store: Store) -> None:
 
 
 def test_a_checker_in_a_client_answers_for_transactions(opens: Opens) -> None:
-    store = opens(settings(transaction_immunity=0.05), "checked")
+    store = opens(settings(transaction_immunity=0.05, transaction_check_interval=0.2), "checked")
     store.create_topic("t", queues=1)
     with serving(store) as server, kvstore.connect(server.url) as client:
         asked: list[bytes] = []

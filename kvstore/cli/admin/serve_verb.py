@@ -50,7 +50,7 @@ class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
         return json.dumps({
-            "at": round(record.created * 1000),
+            "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
