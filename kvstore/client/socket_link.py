@@ -32,6 +32,8 @@ CONNECT_WITHIN: Final = 10.0
 _READ: Final = 256 << 10
 _LOOK: Final = 1.0
 """Seconds after which a waiting thread looks by itself whether anybody reads."""
+_UNSAID: Final = 1 << 20
+"""Bytes of replies whose confirmation does not wait for the next request."""
 _PAUSE: Final = 0.05
 _PAUSE_MAX: Final = 1.0
 """Seconds between two trials to connect: the first pause, and the longest."""
@@ -53,6 +55,8 @@ class SocketLink:
         self._queue: deque[bytes] = deque()
         self._socket: socket.socket | None = None
         self._reader = FrameReader(REPLY_MAX)
+        self._unsaid = 0
+        """Bytes that came since something was written."""
         self._closed = Signal()
         self._has_room = Signal()
         release_in_child(self)
@@ -137,6 +141,7 @@ class SocketLink:
                     connection = self._socket
                     data = b"".join(self._queue)
                     self._queue.clear()
+                    self._unsaid = 0
                 if connection is not None and data:
                     connection.sendall(data)
             except OSError:
@@ -175,9 +180,10 @@ class SocketLink:
             confirmation = self._exchange.confirmation()
             if confirmation:
                 self._queue.append(confirmation)
+            self._unsaid += len(data)
             if was_full and not self._exchange.is_full:
                 self._has_room.set()
-        if confirmation:
+        if self._queue and self._unsaid >= _UNSAID:
             self._write()
 
     def _goodbye(self, error: StoreError) -> None:
