@@ -19,6 +19,7 @@ from types import ModuleType
 from kvstore.api.founding import ImportReport, RebuildReport, import_rocketmq, rebuild
 from kvstore.api.namespace_view import Namespace
 from kvstore.api.store import Store
+from kvstore.client.served_store import ServedStore, connect
 from kvstore.config import ArchiveAccess, Retention, StoreConfig
 from kvstore.core.popping.receipts import Popped
 from kvstore.engine.broker_folder import BrokerExport
@@ -26,11 +27,14 @@ from kvstore.engine.config_exchange import ConfigImport
 from kvstore.engine.stats import SegmentStats, StoreStats, TopicShare
 from kvstore.engine.verification.verify import Problem, VerifyReport
 from kvstore.errors import (
+    AddressInUse,
     ArchiveDamaged,
     ArchiveMissing,
     ArchiveUnavailable,
     CallerError,
+    Cancelled,
     ConfigError,
+    ConnectionLost,
     Damaged,
     DelayEnded,
     DiskFull,
@@ -52,8 +56,10 @@ from kvstore.errors import (
     MessageTooLarge,
     NamespaceExists,
     NamespaceNotFound,
+    NotPermitted,
     OffsetNotFound,
     PropertiesTooLarge,
+    ProtocolMismatch,
     PutRefused,
     QueueNotEmpty,
     QueueNotFound,
@@ -71,6 +77,7 @@ from kvstore.errors import (
     StoreLocked,
     StoreNotFound,
     StoreReadOnly,
+    StoreServed,
     TopicExists,
     TopicNotFound,
     TransactionEnded,
@@ -134,6 +141,7 @@ def __getattr__(name: str) -> ModuleType:
 
 
 __all__ = [
+    "AddressInUse",
     "ArchiveAccess",
     "ArchiveDamaged",
     "ArchiveMissing",
@@ -141,11 +149,13 @@ __all__ = [
     "Bounds",
     "BrokerExport",
     "CallerError",
+    "Cancelled",
     "Checker",
     "ColumnBatch",
     "ColumnsPut",
     "ConfigError",
     "ConfigImport",
+    "ConnectionLost",
     "Damaged",
     "DelayEnded",
     "DelayStats",
@@ -178,6 +188,7 @@ __all__ = [
     "Namespace",
     "NamespaceExists",
     "NamespaceNotFound",
+    "NotPermitted",
     "OffsetCommit",
     "OffsetNotFound",
     "Popped",
@@ -186,6 +197,7 @@ __all__ = [
     "Problem",
     "Progress",
     "PropertiesTooLarge",
+    "ProtocolMismatch",
     "PullResult",
     "PullStatus",
     "PulledBatch",
@@ -206,6 +218,7 @@ __all__ = [
     "ScheduleNotFound",
     "SegmentDamaged",
     "SegmentStats",
+    "ServedStore",
     "SqlFilter",
     "Store",
     "StoreBusy",
@@ -216,6 +229,7 @@ __all__ = [
     "StoreLocked",
     "StoreNotFound",
     "StoreReadOnly",
+    "StoreServed",
     "StoreStats",
     "StoredMessage",
     "TopicConfig",
@@ -226,6 +240,7 @@ __all__ = [
     "Transaction",
     "TransactionEnded",
     "VerifyReport",
+    "connect",
     "import_rocketmq",
     "open",
     "rebuild",

@@ -8,9 +8,7 @@
 
 The idea: a call may wait for a lock or the disk, so it runs in a thread. The threads are the
 store's own, because the loop's threads are few and serve other work, like name look-ups, and
-because closing has to wait for just these calls. A pop that waits has no thread: it stands among
-the store's waiters like a thread would, but its wake-up sets a future. One timer for each group and
-topic serves all pops that wait for the next lock there to run out.
+because closing has to wait for just these calls. A pop that waits has no thread (`api.loop_pops`).
 
 Invariants: a pop that waits holds no thread; a cancelled pop leaves no waiter behind, and the
 messages that it took meanwhile are given back at once, as if they had not been handed out; after
@@ -22,41 +20,45 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
+from kvstore.api.loop_pops import Look, Looked, LoopPops
 from kvstore.api.namespace_view import Namespace as SyncNamespace
 from kvstore.api.namespace_view import own_form
 from kvstore.api.store import Store as SyncStore
+from kvstore.client.loop_link import LoopBridge, LoopLink
+from kvstore.client.served_calls import Requests, message_of, result_of_call
+from kvstore.client.served_store import RECONNECT_FOR, check_reconnect
+from kvstore.client.served_store import ServedStore as SyncServedStore
+from kvstore.clock import SystemClock
 from kvstore.config import StoreConfig
 from kvstore.core.popping.receipts import Popped
 from kvstore.errors import CallerError, StoreClosed, StoreError, shown
 from kvstore.message import PutResult, StoredMessage
 from kvstore.meta.namespaces import speak_own_names, wrap
 from kvstore.opening.recovery import Progress, RecoveryReport
-from kvstore.pop.inflight.table import InflightTable
-from kvstore.pop.pop import Poll
 from kvstore.process.forking import refuse_in_child
 from kvstore.read.sql import SqlFilter
 from kvstore.timing.checks import Answer, Ask, Checker
 from kvstore.timing.transaction import Transaction as SyncTransaction
+from kvstore.wire.addresses import read_address
+from kvstore.wire.call_table import REPEATS
 
 THREADS: Final = 16
 """Calls that run at a time: more than processors, since puts that wait for the disk share a sync.
 """
 _THREADS_MAX: Final = 1024
-_TIMER_MAX: Final = 24 * 3600.0
-"""Seconds of the longest timer."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
 AsyncAsk = Callable[[StoredMessage], Coroutine[Any, Any, Answer]]
-Looked = tuple[list[Popped], Poll | None]
+H = TypeVar("H", bound="Store | ServedStore")
 
 
 def _awaited(
@@ -66,8 +68,8 @@ def _awaited(
     name = method.__name__
 
     async def awaited(self: _Calls, /, *args: P.args, **more: P.kwargs) -> R:
-        call: Callable[..., R] = getattr(self._sync, name)
-        return await self._run(functools.partial(call, *args, **more))
+        result: R = await self._make(name, args, more)
+        return result
 
     functools.update_wrapper(awaited, method)
     return awaited
@@ -83,44 +85,6 @@ def _ask_in(loop: asyncio.AbstractEventLoop, checker: AsyncAsk, message: StoredM
         raise
 
 
-class _Bell:
-    """Wakes one coroutine, from any thread."""
-
-    __slots__ = ("_future", "_loop", "_rung")
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._future: asyncio.Future[None] | None = None
-        self._rung = False
-
-    def ring(self) -> None:
-        """Ring from any thread."""
-        with suppress(RuntimeError):  # the loop is gone, and its waiters with it
-            self._loop.call_soon_threadsafe(self.ring_here)
-
-    def ring_here(self) -> None:
-        """Ring from the loop's thread."""
-        self._rung = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
-
-    async def wait(self, seconds: float) -> bool:
-        """Waits until it rings, or has rung since the last wait; False if the time passes first."""
-        if not self._rung:
-            self._future = self._loop.create_future()
-            timer = self._loop.call_later(min(seconds, _TIMER_MAX), self._wake)
-            try:
-                await self._future
-            finally:
-                timer.cancel()
-                self._future = None
-        rang, self._rung = self._rung, False
-        return rang
-
-
 class _Calls:
     """The calls that a store and a namespace's view share; `_sync` is the synchronous twin."""
 
@@ -128,6 +92,10 @@ class _Calls:
 
     async def _run(self, work: Callable[[], R]) -> R:
         raise NotImplementedError
+
+    async def _make(self, name: str, args: Sequence[Any], more: Mapping[str, Any]) -> Any:
+        """Makes a call by its name."""
+        return await self._run(functools.partial(getattr(self._sync, name), *args, **more))
 
     def transaction(self, *, group: str) -> Transaction:
         """See `kvstore.Store.transaction`; for `async with`."""
@@ -200,15 +168,45 @@ class _Calls:
     delete_schedule = _awaited(SyncStore.delete_schedule)
 
 
-class Store(_Calls):
+class _WholeStore(_Calls):
+    """The calls that only a whole store has."""
+
+    find_in = _awaited(SyncStore.find_in)
+    commit_in = _awaited(SyncStore.commit_in)
+    rollback_in = _awaited(SyncStore.rollback_in)
+    transactions_in = _awaited(SyncStore.transactions_in)
+    prepared_in = _awaited(SyncStore.prepared_in)
+    cancel_in = _awaited(SyncStore.cancel_in)
+    change_delay_in = _awaited(SyncStore.change_delay_in)
+    timer_in = _awaited(SyncStore.timer_in)
+    timers_in = _awaited(SyncStore.timers_in)
+    schedules_in = _awaited(SyncStore.schedules_in)
+    topics_of = _awaited(SyncStore.topics_of)
+    groups_of = _awaited(SyncStore.groups_of)
+    create_namespace = _awaited(SyncStore.create_namespace)
+    namespaces = _awaited(SyncStore.namespaces)
+    delete_namespace = _awaited(SyncStore.delete_namespace)
+    export_rocketmq = _awaited(SyncStore.export_rocketmq)
+    export_rocketmq_store = _awaited(SyncStore.export_rocketmq_store)
+    import_rocketmq_config = _awaited(SyncStore.import_rocketmq_config)
+    flush = _awaited(SyncStore.flush)
+    checkpoint = _awaited(SyncStore.checkpoint)
+    seal = _awaited(SyncStore.seal)
+    apply_retention = _awaited(SyncStore.apply_retention)
+    stats = _awaited(SyncStore.stats)
+    segments = _awaited(SyncStore.segments)
+    catalog = _awaited(SyncStore.catalog)
+    verify = _awaited(SyncStore.verify)
+
+
+class Store(_WholeStore):
     """An open store, see `kvstore.Store`; made by `open`, for the loop it is opened in."""
 
     def __init__(self, store: SyncStore, threads: ThreadPoolExecutor) -> None:
         self._sync = self._store = store
         self._threads = threads
         self._closing: asyncio.Future[None] | None = None
-        self._bells: set[_Bell] = set()
-        self._alarms: dict[InflightTable, asyncio.TimerHandle] = {}
+        self._pops = LoopPops(store, asyncio.get_running_loop(), self._look)
         refuse_in_child(self)
 
     def __repr__(self) -> str:
@@ -265,32 +263,22 @@ class Store(_Calls):
         unless it has an `attempt_id`, by which it can be had again. `StoreClosed` if the store is
         closed meanwhile.
         """
-        bell = _Bell()
-        asked = (limit, max_bytes, invisible_for, queue, filter, attempt_id)
-        begin = functools.partial(self._store._begin_pop, bell.ring, group, topic, wait, *asked)
-        poll: Poll | None = None
-        try:
-            found, poll = await self._look(begin, keep=attempt_id is not None)
-            while poll is not None and not found and poll.left() > 0:
-                self._bells.add(bell)
-                if poll.due_in:
-                    self._set_alarm(poll)
-                    # The alarm rings when a lock runs out: one alarm serves all waiting pops.
-                    while (nap := poll.nap(until_due=False)) > 0 and not await bell.wait(nap):
-                        poll.rested()
-                again = functools.partial(_look_again, poll)
-                found, _ = await self._look(again, keep=attempt_id is not None)
-            return found
-        finally:
-            if poll is not None:
-                self._bells.discard(bell)
-                poll.end()
-                if not poll.table.waiters:
-                    self._stop_alarm(poll.table)
+        return await self._pops.pop(
+            group,
+            topic,
+            wait,
+            limit,
+            max_bytes,
+            invisible_for,
+            queue,
+            filter,
+            attempt_id,
+            keep=attempt_id is not None,
+        )
 
-    async def _look(self, look: Callable[[], Looked], *, keep: bool) -> Looked:
-        """Looks in a thread. If the pop is cancelled meanwhile, the messages that the look takes
-        are given back.
+    async def _look(self, look: Look, abandon: Callable[[Looked], None]) -> Looked:
+        """Looks in a thread. If the pop is cancelled meanwhile, the look is abandoned: what it
+        takes is given back.
         """
         future = self._submit(look)
         try:
@@ -298,86 +286,27 @@ class Store(_Calls):
         except asyncio.CancelledError:
             # The callback runs at once if the look has ended, and not in a thread if it never
             # began.
-            future.add_done_callback(functools.partial(self._abandon, keep))
+            future.add_done_callback(functools.partial(self._abandoned, abandon))
             raise
 
-    def _abandon(self, keep: bool, future: Future[Looked]) -> None:
+    def _abandoned(self, abandon: Callable[[Looked], None], future: Future[Looked]) -> None:
         # An exception would end the thread, and the pool starts no other in its place. After one
         # the work is done again: a waiter that never left would take wake-ups from others.
         try:
-            self._undo(keep, future)
+            self._undo(abandon, future)
         except BaseException:
             with suppress(BaseException):
-                self._undo(keep, future)
+                self._undo(abandon, future)
 
-    def _undo(self, keep: bool, future: Future[Looked]) -> None:
+    def _undo(self, abandon: Callable[[Looked], None], future: Future[Looked]) -> None:
         """Undoes an abandoned look; the second time does nothing more."""
         if future.cancelled() or future.exception() is not None:
             return
-        found, poll = future.result()
-        if poll is not None:
-            poll.end()
-        if found and not keep:
-            try:
-                self._threads.submit(self._give_back, found)
-            except RuntimeError:  # they end; this is one of them, or the last to be there
-                self._give_back(found)
-
-    def _give_back(self, found: list[Popped]) -> None:
-        # A message that can't be given back comes back when its lock runs out.
-        with suppress(StoreError):
-            self._store._give_back(found)
-
-    def _set_alarm(self, poll: Poll) -> None:
-        """Sets the alarm for the first lock of the in-flight table to run out, as this poll found
-        it. A pop that finds something wakes the next by leaving; one that doesn't sets the alarm
-        anew.
-        """
-        if poll.due_in > _TIMER_MAX:
-            return
-        loop, table = asyncio.get_running_loop(), poll.table
-        when, alarm = loop.time() + poll.due_in, self._alarms.get(table)
-        if alarm is None or alarm.when() > when:
-            self._stop_alarm(table)
-            self._alarms[table] = loop.call_at(when, self._alarmed, table)
-
-    def _alarmed(self, table: InflightTable) -> None:
-        del self._alarms[table]
-        self._store._engine.waiting.freed(table, 1)
-
-    def _stop_alarm(self, table: InflightTable) -> None:
-        alarm = self._alarms.pop(table, None)
-        if alarm is not None:
-            alarm.cancel()
-
-    # --- calls that only a store has ---
-
-    find_in = _awaited(SyncStore.find_in)
-    commit_in = _awaited(SyncStore.commit_in)
-    rollback_in = _awaited(SyncStore.rollback_in)
-    transactions_in = _awaited(SyncStore.transactions_in)
-    prepared_in = _awaited(SyncStore.prepared_in)
-    cancel_in = _awaited(SyncStore.cancel_in)
-    change_delay_in = _awaited(SyncStore.change_delay_in)
-    timer_in = _awaited(SyncStore.timer_in)
-    timers_in = _awaited(SyncStore.timers_in)
-    schedules_in = _awaited(SyncStore.schedules_in)
-    topics_of = _awaited(SyncStore.topics_of)
-    groups_of = _awaited(SyncStore.groups_of)
-    create_namespace = _awaited(SyncStore.create_namespace)
-    namespaces = _awaited(SyncStore.namespaces)
-    delete_namespace = _awaited(SyncStore.delete_namespace)
-    export_rocketmq = _awaited(SyncStore.export_rocketmq)
-    export_rocketmq_store = _awaited(SyncStore.export_rocketmq_store)
-    import_rocketmq_config = _awaited(SyncStore.import_rocketmq_config)
-    flush = _awaited(SyncStore.flush)
-    checkpoint = _awaited(SyncStore.checkpoint)
-    seal = _awaited(SyncStore.seal)
-    apply_retention = _awaited(SyncStore.apply_retention)
-    stats = _awaited(SyncStore.stats)
-    segments = _awaited(SyncStore.segments)
-    catalog = _awaited(SyncStore.catalog)
-    verify = _awaited(SyncStore.verify)
+        looked = future.result()
+        try:
+            self._threads.submit(abandon, looked)
+        except RuntimeError:  # they end; this is one of them, or the last to be there
+            abandon(looked)
 
     # --- the end ---
 
@@ -389,10 +318,7 @@ class Store(_Calls):
             loop = asyncio.get_running_loop()
             # In a thread of the loop: the store's own threads are to end.
             self._closing = loop.run_in_executor(None, self._close)
-            for bell in self._bells:
-                bell.ring_here()
-            for table in list(self._alarms):
-                self._stop_alarm(table)
+            self._pops.ring()
         # Closing goes on even if its caller is cancelled.
         await asyncio.shield(self._closing)
 
@@ -414,14 +340,10 @@ class Store(_Calls):
         await self.close()
 
 
-def _look_again(poll: Poll) -> Looked:
-    return poll.look(), None
-
-
 class Namespace(_Calls):
     """A namespace's calls, see `kvstore.Namespace`."""
 
-    def __init__(self, store: Store, view: SyncNamespace) -> None:
+    def __init__(self, store: Store | ServedStore, view: SyncNamespace) -> None:
         self.name = view.name
         self._store = store
         self._sync = view
@@ -490,30 +412,91 @@ class Transaction:
         await self._run(functools.partial(self._sync.__exit__, kind, value, trace))
 
 
-class _Opening:
-    """The result of `open`: to be awaited, or entered by `async with`."""
+class ServedStore(_WholeStore):
+    """A store that another process serves, see `kvstore.ServedStore`; made by `connect`, for the
+    loop it is connected in.
+    """
 
-    def __init__(self, opens: Callable[[], SyncStore], threads: int) -> None:
+    def __init__(self, link: LoopLink) -> None:
+        self._link = link
+        self._requests = Requests(SystemClock())
+        bridge = LoopBridge(link, asyncio.get_running_loop())
+        self._sync = SyncServedStore(bridge, self._requests, link.address.url)
+        """The calls that are made of several others use it in a thread."""
+        self.url = link.address.url
+
+    def __repr__(self) -> str:
+        return f"<kvstore.aio.ServedStore {self.url}>"
+
+    @property
+    def path(self) -> Path:
+        """The store's folder, as the server names it."""
+        return Path(self._link.folder)
+
+    def namespace(self, name: str) -> Namespace:
+        """See `kvstore.Store.namespace`."""
+        return Namespace(self, self._sync.namespace(name))
+
+    async def put(
+        self, topic: str, body: bytes | bytearray | memoryview, **fields: Any
+    ) -> PutResult:
+        """See `kvstore.Store.put`."""
+        results: list[PutResult] = await self._make(
+            "put_batch", ([message_of(topic, body, fields)],), {}
+        )
+        return results[0]
+
+    async def ack(self, receipt: str) -> None:
+        """See `kvstore.Store.ack`."""
+        (result,) = await self._make("ack_batch", ([receipt],), {})
+        if result is not True:
+            raise result
+
+    async def pop(self, group: str, topic: str, *args: Any, **more: Any) -> list[Popped]:
+        """See `kvstore.Store.pop`. Waiting costs no thread, here and in the server. If it is
+        cancelled, what it took is given back, as `kvstore.aio.Store.pop` says.
+        """
+        found: list[Popped] = await self._make("pop", (group, topic, *args), more)
+        return found
+
+    async def _make(self, name: str, args: Sequence[Any], more: Mapping[str, Any]) -> Any:
+        if name not in REPEATS or name == "on_check" or more.get("progress"):
+            return await super()._make(name, args, more)
+        sent = self._requests.make(name, args, more)
+        await self._link.call(sent)
+        return result_of_call(sent)
+
+    async def _run(self, work: Callable[[], R]) -> R:
+        return await asyncio.to_thread(work)
+
+    async def close(self) -> None:
+        """Ends the connection; calls that are under way raise `StoreClosed`."""
+        await self._link.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class _Opening(Generic[H]):
+    """The result of `open` and `connect`: to be awaited, or entered by `async with`."""
+
+    def __init__(self, opens: Callable[[], Coroutine[Any, Any, H]]) -> None:
         self._opens = opens
-        self._threads = threads
-        self._opened: Store | None = None
+        self._opened: H | None = None
 
-    def __await__(self) -> Generator[Any, None, Store]:
-        return self._open().__await__()
+    def __await__(self) -> Generator[Any, None, H]:
+        return self._opens().__await__()
 
-    async def _open(self) -> Store:
-        threads = ThreadPoolExecutor(self._threads, thread_name_prefix="kvmq-aio")
-        future = threads.submit(self._opens)
-        try:
-            return Store(await asyncio.wrap_future(future), threads)
-        except BaseException:
-            # The caller was cancelled: the opened store is closed again.
-            future.add_done_callback(_close_unseen)
-            threads.shutdown(wait=False)
-            raise
-
-    async def __aenter__(self) -> Store:
-        self._opened = await self._open()
+    async def __aenter__(self) -> H:
+        self._opened = await self._opens()
         return self._opened
 
     async def __aexit__(
@@ -524,6 +507,18 @@ class _Opening:
     ) -> None:
         assert self._opened is not None, "it is left after it was entered"
         await self._opened.close()
+
+
+async def _open_store(opens: Callable[[], SyncStore], threads: int) -> Store:
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="kvmq-aio")
+    future = pool.submit(opens)
+    try:
+        return Store(await asyncio.wrap_future(future), pool)
+    except BaseException:
+        # The caller was cancelled: the opened store is closed again.
+        future.add_done_callback(_close_unseen)
+        pool.shutdown(wait=False)
+        raise
 
 
 def _close_unseen(future: Future[SyncStore]) -> None:
@@ -538,7 +533,7 @@ def open(
     read_only: bool = False,
     progress: Progress | None = None,
     threads: int = THREADS,
-) -> _Opening:
+) -> _Opening[Store]:
     """Opens a store, see `kvstore.open`: `async with kvstore.aio.open(...) as store`, or
     `store = await kvstore.aio.open(...)`. `progress` is called by a thread. Up to `threads` calls
     run at a time, the others stand in line; a pop that waits doesn't count.
@@ -550,4 +545,22 @@ def open(
     if type(threads) is not int or not 1 <= threads <= _THREADS_MAX:
         raise CallerError(f"threads is {shown(threads)}; it must be 1 to {_THREADS_MAX}")
     opens = functools.partial(SyncStore, path, config, read_only=read_only, progress=progress)
-    return _Opening(opens, threads)
+    return _Opening(functools.partial(_open_store, opens, threads))
+
+
+def connect(url: str | Path, *, reconnect_for: float = RECONNECT_FOR) -> _Opening[ServedStore]:
+    """Connects to a served store, see `kvstore.connect`: `async with kvstore.aio.connect(...)`, or
+    `store = await kvstore.aio.connect(...)`.
+
+    >>> async def first(url: str) -> bytes:
+    ...     async with kvstore.aio.connect(url) as store:
+    ...         return (await store.get("orders", queue=0, offset=0)).body
+    """
+    address, seconds = read_address(url), check_reconnect(reconnect_for)
+
+    async def connected() -> ServedStore:
+        link = LoopLink(address, seconds)
+        await link.connect()
+        return ServedStore(link)
+
+    return _Opening(connected)

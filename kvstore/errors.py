@@ -85,6 +85,45 @@ class StoreLocked(StoreError):
         self.pid = pid
 
 
+class StoreServed(StoreLocked):
+    """Another process serves the store in the folder: `kvstore.connect(url)` is the way in. `url`
+    is where, `pid` the server's process id.
+    """
+
+    def __init__(self, message: str, pid: int | None = None, url: str = "") -> None:
+        super().__init__(message, pid)
+        self.url = url
+
+
+class ConnectionLost(StoreError):
+    """A served store can't be reached, or went away: a call that changes the store may have been
+    made or not.
+    """
+
+
+class ProtocolMismatch(StoreError):
+    """The other side of a connection speaks another protocol, or another version than this one;
+    `found` and `supported` are versions.
+    """
+
+    def __init__(self, message: str, found: int = 0, supported: int = 0) -> None:
+        super().__init__(message)
+        self.found = found
+        self.supported = supported
+
+
+class Cancelled(StoreError):
+    """A call was taken back by its caller before it was made."""
+
+
+class AddressInUse(StoreError):
+    """Another process listens at the address of a door."""
+
+
+class NotPermitted(StoreError):
+    """The server's settings, or the rights of the client, do not allow it."""
+
+
 class StoreForked(StoreError):
     """The store was opened before this process was forked from the one that opened it, or RocksDB
     was in use there. It is the parent's alone; this process holds no part of the store.

@@ -24,8 +24,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import ClassVar, Final, Protocol
 
-from kvstore.errors import CallerError, DiskFull, SegmentDamaged, StoreLocked, shown
+from kvstore.errors import CallerError, DiskFull, SegmentDamaged, shown
 from kvstore.process.forking import module_lock, release_in_child
+from kvstore.process.lock_holders import lock_holder, locked_error
 
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 """One slash, because a Path has lost the second."""
@@ -108,10 +109,15 @@ class FolderLock(Protocol):
     """
 
     def acquire(self) -> None:
-        """Takes the lock for this process alone; `StoreLocked` names the pid that holds it."""
+        """Takes the lock for this process alone; `StoreLocked` names the pid that holds it, and
+        `StoreServed` the URL as well.
+        """
 
     def mark(self) -> None:
         """Writes into the lock file, for good, that the folder is a kvmq store."""
+
+    def say_served(self, url: str) -> None:
+        """Writes into the lock file where the folder is served; nothing if that is empty."""
 
     def release(self) -> None:
         """Releases the lock; nothing if it is not held."""
@@ -502,6 +508,7 @@ class LocalLock:
         self._path = path
         self._fd = -1
         self._word = ""
+        self._url = ""
         self._identity = _NO_FILE
         release_in_child(self)
 
@@ -510,7 +517,7 @@ class LocalLock:
         with self._guard:
             holder = self._held.get(_identity(self._path))
             if holder is not None:
-                raise _locked(self._path, holder)
+                raise locked_error(self._path, holder, lock_holder(self._path)[1])
             try:
                 self._take()
                 self._identity = _identity(self._path)
@@ -527,7 +534,7 @@ class LocalLock:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
-            raise _locked(self._path, _holder(self._fd)) from e
+            raise locked_error(self._path, *lock_holder(self._path)) from e
         self._word = (
             LOCK_MARK
             if os.pread(self._fd, len(LOCK_MARK), 0) == LOCK_MARK.encode()
@@ -546,8 +553,13 @@ class LocalLock:
         self._word = LOCK_MARK
         self._write()
 
+    def say_served(self, url: str) -> None:
+        """See `FolderLock.say_served`."""
+        self._url = url
+        self._write()
+
     def _write(self) -> None:
-        said = f"{self._word} {os.getpid()}\n".encode()
+        said = f"{self._word} {os.getpid()} {self._url}".rstrip().encode() + b"\n"
         with _made(None, f"for {self._path}"):
             # Written over what is there, and cut behind: a full disk must not cost the mark.
             os.pwrite(self._fd, said, 0)
@@ -580,18 +592,3 @@ def _identity(path: Path) -> tuple[int, int]:
     except FileNotFoundError:
         return _NO_FILE
     return found.st_dev, found.st_ino
-
-
-def _locked(path: Path, pid: int | None) -> StoreLocked:
-    who = f"process {pid}" if pid else "another process"
-    if pid == os.getpid():
-        who = f"this process ({pid}) already"
-    return StoreLocked(
-        f"{path.parent} is held open by {who}; close it there, or open it here with read_only=True",
-        pid,
-    )
-
-
-def _holder(fd: int) -> int | None:
-    words = os.pread(fd, 64, 0).split()
-    return int(words[1]) if len(words) == 2 and words[1].isdigit() else None

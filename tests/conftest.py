@@ -23,6 +23,7 @@ from tests.support.clock import VirtualClock
 from tests.support.disk import half_full
 from tests.support.memory import stores_in_memory
 from tests.support.pools import quick_pools
+from tests.support.served import open_served
 from tests.support.stores import SMALL, Opens, furnish, openings
 
 # Else a failure there does not say what was found.
@@ -71,6 +72,36 @@ LONG: Final = (
     "tests/tiering/worker/test_threads.py",
 )
 """Long models, crash campaigns and Spark, which `make test` leaves to `make test-all`."""
+
+
+SERVED: Final = (
+    "tests/api/test_columns.py",
+    "tests/api/test_hostile_values.py",
+    "tests/api/test_namespaces.py",
+    "tests/api/test_put_batches.py",
+    "tests/api/test_put_fields.py",
+    "tests/meta/test_topics.py",
+    "tests/pop/test_dead_letters.py",
+    "tests/pop/test_locks.py",
+    "tests/pop/test_pop.py",
+    "tests/pop/test_redrive.py",
+    "tests/pop/test_waiting.py",
+    "tests/read/test_filters.py",
+    "tests/read/test_reads.py",
+    "tests/timing/test_delays.py",
+    "tests/timing/test_schedules.py",
+    "tests/timing/test_transactions.py",
+)
+"""Tests of the API that run once more with a store that is served: the calls, their results and
+their errors are the same.
+"""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Gives the tests of `SERVED` both kinds of stores."""
+    path = metafunc.definition.path.relative_to(metafunc.config.rootpath)
+    if "opens" in metafunc.fixturenames and str(path) in SERVED:
+        metafunc.parametrize("opens", ["embedded", "served"], indirect=True)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -125,13 +156,17 @@ def clock() -> VirtualClock:
 
 
 @pytest.fixture
-def opens(tmp_path: Path) -> Iterator[Opens]:
-    """Opens the store in `name` under the test's folder; all are closed at the end."""
+def opens(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Opens]:
+    """Opens the store in `name` under the test's folder; all are closed at the end. In tests of
+    `SERVED` a second time by a server.
+    """
+    is_served = getattr(request, "param", "embedded") == "served"
 
     def open_store(
         config: StoreConfig = SMALL, name: str = "store", *, read_only: bool = False
     ) -> Store:
-        return kvstore.open(tmp_path / name, config, read_only=read_only)
+        opens = open_served if is_served else kvstore.open
+        return opens(tmp_path / name, config, read_only=read_only)
 
     with openings(open_store) as opening:
         yield opening

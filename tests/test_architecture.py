@@ -46,6 +46,8 @@ KVSTORE: Final = (
     ("opening",),
     ("engine",),
     ("api",),
+    ("wire",),
+    ("client", "serve"),
     ("aio",),
     ("serve",),
     ("cli",),
@@ -125,7 +127,8 @@ PAST_THE_SEAMS: Final = frozenset(
 # A class, so it may be named as a type; of the functions no use is harmless, called or not.
 TYPES: Final = frozenset({"mmap.mmap"})
 # The command puts the null device in the place of a pipe that broke.
-EXCEPTIONS: Final = frozenset({("cli", "os.open")})
+# A folder's descriptor makes a short name for a socket.
+EXCEPTIONS: Final = frozenset({("cli", "os.open"), ("wire", "os.open")})
 
 # The command's main thread handles signals itself, and Spark's threads get none.
 HAVE_NO_CALLER: Final = ("kvstore.cli.", "tiering.spark.")

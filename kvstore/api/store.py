@@ -239,7 +239,14 @@ class Store(Calls):
             self.checkpoint()
         return verify(self._engine.context, progress, archives=archives)
 
-    # --- for `kvstore.aio` ---
+    # --- for `kvstore.aio` and `kvmq serve` ---
+
+    def _say_served(self, url: str) -> None:
+        """Makes an opening of the folder elsewhere raise `StoreServed` with a URL, as long as this
+        store is open; an empty one: no longer.
+        """
+        self._engine.log.check_writable()
+        self._engine.folder_lock.say_served(url)
 
     def _begin_pop(
         self, wake: Callable[[], None], group: str, topic: str, wait: float, *asked: Any

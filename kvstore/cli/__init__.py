@@ -141,6 +141,10 @@ _VERBS: Final[dict[str, tuple[str, str]]] = {
         "kvstore.cli.admin.schedule_verbs",
         "Messages at set times: create, list, pause, resume or delete schedules.",
     ),
+    "serve": (
+        "kvstore.cli.admin.serve_verb",
+        "Serve a store to other processes, until a signal.",
+    ),
     "top": ("kvstore.cli.admin.top", "A live screen of rates, lag, and what is in flight."),
     "stats": (
         "kvstore.cli.admin.stores",

@@ -1,6 +1,6 @@
 """Messages as the log holds them; see messages.pyx."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, final
 
 import numpy as np
@@ -110,6 +110,17 @@ class StoredMessage:
     @property
     def store_host(self) -> tuple[str, int]:
         """Address and port of the store that wrote the record."""
+
+def stored_row(message: StoredMessage) -> tuple[object, ...]:
+    """The fields of a message, in the order of `StoredMessage.__match_args__`."""
+
+def stored_rows(messages: list[StoredMessage]) -> list[tuple[object, ...]]:
+    """The fields of each message."""
+
+def stored_of(row: Sequence[object]) -> StoredMessage:
+    """The message of such a row. Raises TypeError, ValueError and OverflowError for one that is
+    none.
+    """
 
 def any_expired(messages: list[StoredMessage], now: int) -> bool:
     """Whether one of the messages has expired at a time, in ms since the epoch."""

@@ -240,6 +240,35 @@ cdef class StoredMessage:
         return unpack_host(self.raw_store_host)
 
 
+def stored_row(StoredMessage message not None):
+    return (
+        message.topic, message.queue, message.offset, message.position, message.size, message.body,
+        message._raw_properties, message.flags, message.system_flags, message.born_at,
+        message.stored_at, message.raw_born_host, message.raw_store_host, message.reconsume_times,
+        message.prepared_position, message.body_crc, message.version,
+    )
+
+
+def stored_of(row not None):
+    cdef StoredMessage message = StoredMessage.__new__(StoredMessage)
+    (
+        message.topic, message.queue, message.offset, message.position, message.size, message.body,
+        raw_properties, message.flags, message.system_flags, message.born_at, message.stored_at,
+        message.raw_born_host, message.raw_store_host, message.reconsume_times,
+        message.prepared_position, message.body_crc, message.version,
+    ) = row
+    message.raw_properties = raw_properties
+    if message.topic is None or message.body is None:
+        raise TypeError("a message has a topic and a body")
+    if message.raw_born_host is None or message.raw_store_host is None:
+        raise TypeError("a message has hosts")
+    return message
+
+
+def stored_rows(list messages not None):
+    return [stored_row(message) for message in tuple(messages)]
+
+
 cpdef bint any_expired(list messages, int64_t now) except -1:
     cdef int64_t time
     for message in messages:

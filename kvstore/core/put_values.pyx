@@ -143,3 +143,84 @@ cdef class PutResult:
 
     def __reduce__(self):
         return type(self), fields_of(self)
+
+
+# --- rows: the fields of many values, for a protocol ---
+
+cdef bint _is_plain(object value):
+    # Whether a protocol takes a value as it is, and gives it back as the same.
+    cdef object kind = type(value)
+    if (
+        value is None or kind is str or kind is bytes or kind is int or kind is bool
+        or kind is float or kind is bytearray
+    ):
+        return True
+    if kind is tuple or kind is list:
+        for one in value:
+            if type(one) is not str:
+                return False
+        return True
+    if kind is dict:
+        for name, one in (<dict>value).items():
+            if type(name) is not str or type(one) is not str:
+                return False
+        return True
+    return False
+
+
+cdef object _row_of(Message message, object own_id):
+    cdef object properties = message.properties
+    if properties is NO_PROPERTIES:
+        properties = {}
+    row = (
+        message.topic, message.body, message.queue, message.tag, message.keys, properties,
+        message.message_group, message.flags,
+        own_id if message.message_id is None else message.message_id, message.born_at,
+        message.deliver_at, message.delay, message.delay_level, message.expires_at,
+        message.dedup_id,
+    )
+    for value in row:
+        if not _is_plain(value):
+            return None
+    return row
+
+
+def message_rows(list messages not None, list ids not None):
+    cdef tuple given = tuple(messages)
+    if len(given) != len(ids):
+        raise ValueError(f"{len(given)} messages have {len(ids)} ids")
+    return [
+        _row_of(<Message>message, own_id) if type(message) is Message else None
+        for message, own_id in zip(given, tuple(ids))
+    ]
+
+
+def put_result_rows(list results not None):
+    cdef PutResult result
+    cdef list rows = []
+    for one in tuple(results):
+        if type(one) is not PutResult:
+            raise TypeError(f"{type(one).__name__} is no result of a put")
+        result = <PutResult>one
+        rows.append((
+            result.message_id, result.topic, result.queue, result.offset, result.position,
+            result.size, str.__str__(result.status), bool(result.duplicate),
+        ))
+    return rows
+
+
+def put_results_of(list rows not None):
+    cdef list found = []
+    for row in tuple(rows):
+        message_id, topic, queue, offset, position, size, status, duplicate = row
+        place = message_id, topic, queue, offset, position, size
+        found.append(PutResult(*place, _status(status), duplicate))
+    return found
+
+
+cdef dict _statuses = {status.value: status for status in PutStatus}
+
+
+cdef object _status(object text):
+    cdef object found = _statuses.get(text)
+    return PutStatus(text) if found is None else found

@@ -104,7 +104,7 @@ class Engine:
         others.
         """
         found = store_folder.look(path, config)
-        lock = store_folder.folder_lock(path, config)
+        self.folder_lock = lock = store_folder.folder_lock(path, config)
         self._ending.callback(lock.release)
         try:
             if not read_only:

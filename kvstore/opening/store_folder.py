@@ -29,6 +29,7 @@ from kvstore.index.families import Batch, check_format, check_writable_here
 from kvstore.index.index import Index
 from kvstore.index.keys import FORMAT, FORMAT_VERSION, META, SEGMENT_SIZE, STORE_ID, U32, U64
 from kvstore.log.segments import named_position
+from kvstore.process.lock_holders import lock_holder
 
 LOCK: Final = "lock"
 COMMITLOG: Final = "commitlog"
@@ -96,6 +97,16 @@ def is_marked(path: Path, config: StoreConfig) -> bool:
 def has_log(path: Path, config: StoreConfig) -> bool:
     """Whether there are segments."""
     return any(named_position(name) is not None for name in config.files.list_dir(path / COMMITLOG))
+
+
+def served_url(path: Path) -> str:
+    """Where the store in a folder is served, as its lock says; nothing if it is not. A server that
+    was killed has left what it said.
+    """
+    try:
+        return lock_holder(path / LOCK)[1]
+    except OSError:
+        return ""
 
 
 def folder_lock(path: Path, config: StoreConfig) -> FolderLock:

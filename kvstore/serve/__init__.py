@@ -1,5 +1,7 @@
 """The server: one process that has the store open, and serves it to others.
 
-In here: HTTP/2 and gRPC calls (`http2`). Not in here: the calls themselves (`api`). Begin with
-`http2`. May import `api` and the rooms below it.
+In here: the `gatherer`, which makes the calls of all doors together, by `lanes`; the `server`,
+which starts and stops doors; the door of the local protocol (`local_door`); and calls of gRPC over
+HTTP/2 (`http2`). Not in here: the calls themselves (`api`), and the protocol's frames and values
+(`wire`). Begin with `gatherer`, then `door` and `server`. May import `wire` and the rooms below it.
 """

@@ -22,7 +22,7 @@ READ_ONLY: Final = {
     "topic list", "topic show", "tx list", "tx show", "verify",
 }  # fmt: skip
 NOT_OF_A_STORE: Final = {
-    "bench", "demo", "import", "rebuild", "restore", "tier key list", "tier key make",
+    "bench", "demo", "import", "rebuild", "restore", "serve", "tier key list", "tier key make",
 }  # fmt: skip
 CALLS: Final[dict[tuple[str, ...], str]] = {
     ("put", "DIR", "t", "--body", "x"): "store.put_batch([kvstore.Message(...), ...])",

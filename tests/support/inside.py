@@ -43,6 +43,7 @@ from kvstore.process.locks import Signal
 from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
 from kvstore.record.put.put_routes import PutRoutes
+from kvstore.serve.gatherer import Gatherer
 from tiering import Worker
 from tiering.worker.context import WorkContext
 from tiering.worker.run_due import Relocator
@@ -352,12 +353,17 @@ def behind(store: kvstore.aio.Store) -> Store:
 
 def bells(store: kvstore.aio.Store) -> Collection[object]:
     """The pops of an asyncio store that wait, and hear of new messages."""
-    return store._bells
+    return store._pops.bells
 
 
 def alarms(store: kvstore.aio.Store) -> Collection[object]:
     """The groups and topics that an asyncio store looks at again when a lock runs out."""
-    return store._alarms
+    return store._pops.alarms
+
+
+def waiting_polls(gatherer: Gatherer) -> Collection[object]:
+    """The pops of a server that wait."""
+    return gatherer._pops.bells
 
 
 def store_path(worker: Worker) -> Path:

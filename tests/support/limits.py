@@ -52,6 +52,14 @@ LET_OUT: Final = {
     "engine.upkeep._PARTS_MAX": "tests/engine/test_checkpoints.py",
     "timing.checks.LINE_MAX": "tests/timing/test_transactions.py",
     "index.archived.FETCHED_MAX": "tests/tiering/catalog/test_same_answers.py",
+    "client.exchange.CONFIRM_BYTES": "tests/serve/test_serving_limits.py",
+    "client.exchange.OUTSTANDING_MAX": "tests/serve/test_serving_limits.py",
+    "client.exchange.REQUEST_MAX": "tests/serve/test_serving_limits.py",
+    "serve.client_requests.REPLY_MAX": "tests/serve/test_serving_limits.py",
+    "serve.gatherer.QUEUED_MAX": "tests/serve/test_serving_limits.py",
+    "serve.local_connection.CONNECTIONS_MAX": "tests/serve/test_serving_limits.py",
+    "serve.sessions.UNCONFIRMED_MAX": "tests/serve/test_serving_limits.py",
+    "serve.sessions.UNDER_WAY_MAX": "tests/serve/test_serving_limits.py",
     "timing.prepared_message.SET_MAX": "it is no cache, but the messages that one put takes: "
     "tests/timing/test_transactions.py",
     "pop.ordered.PARKED_MAX": "it is no cache: what is parked waits, so the model would not "
@@ -76,7 +84,7 @@ NO_LIMITS_OF_MEMORY: Final = frozenset(
         "NAME_MAX",
         "PROPERTIES_MAX", "SCAN_MAX", "TOPIC_MAX", "_DIGITS_MAX", "_DISK_CHECK_BYTES",
         "_ID_CHARACTERS_MAX",
-        "_INTEGER_LENGTH_MAX", "_PROBLEMS_KEPT", "_PROBLEMS_MAX", "_SHOWN_MAX",
+        "_INTEGER_LENGTH_MAX", "_PATH_MAX", "_PROBLEMS_KEPT", "_PROBLEMS_MAX", "_SHOWN_MAX",
         # Of tiering: what one archive, one batch, one name or one plot may have.
         "BATCH_BYTES", "INPUTS_MAX", "KEY_BYTES_MAX", "MESSAGES_MAX", "PART_BYTES_MAX",
         "TOPICS_MAX", "_CONSTANTS_MAX", "_NAME_MAX", "_RUN_MAX",

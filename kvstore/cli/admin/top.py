@@ -15,14 +15,20 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import click
 import msgspec
 
 import kvstore
 from kvstore import GroupStats, Store
-from kvstore.cli.terminal.opening import Seconds, folder_argument, require_store, time_text
+from kvstore.cli.terminal.opening import (
+    Seconds,
+    connect_if_served,
+    folder_argument,
+    require_store,
+    time_text,
+)
 from kvstore.cli.terminal.output import Output, output_option, size_text
 from kvstore.clock import SystemClock
 from kvstore.errors import Damaged
@@ -114,8 +120,9 @@ def take_snapshot(folder: Path) -> Snapshot:
         try:
             # Before the store is opened: what becomes due meanwhile is not late.
             at = clock.now_ms()
-            with kvstore.open(folder, read_only=True) as store:
-                return _snapshot(store, at, clock)
+            served = connect_if_served(folder)
+            with served or kvstore.open(folder, read_only=True) as store:
+                return _snapshot(cast(Store, store), at, clock)
         except (Damaged, FileNotFoundError):
             # The writer may have replaced files between listing and opening them.
             if attempt == _TRIES - 1:

@@ -41,6 +41,7 @@ from kvstore.cli.terminal.opening import (
 from kvstore.cli.terminal.options import Access, access_options
 from kvstore.cli.terminal.output import Output, Report, output_option
 from kvstore.clock import SystemClock
+from kvstore.opening.store_folder import served_url
 from kvstore.pop.popped import INVISIBLE_MAX
 
 _WAIT: Final = 3600.0
@@ -128,7 +129,11 @@ def work(
     clock = SystemClock()
 
     async def run(report: Report) -> tuple[_Worker, float]:
-        async with kvstore.aio.open(folder, config, progress=report) as store:
+        url = served_url(folder)
+        opening = (
+            kvstore.aio.connect(url) if url else kvstore.aio.open(folder, config, progress=report)
+        )
+        async with opening as store:
             calls = store if namespace is None else store.namespace(namespace)
             worker = _Worker(calls, plan, report)
             begin = clock.monotonic()
@@ -152,7 +157,7 @@ class _Worker:
 
     def __init__(
         self,
-        store: kvstore.aio.Store | kvstore.aio.Namespace,
+        store: kvstore.aio.Store | kvstore.aio.ServedStore | kvstore.aio.Namespace,
         plan: Plan,
         report: Report,
     ) -> None:

@@ -1,7 +1,8 @@
 """Opening: how verbs name and open a store, with the arguments that they share.
 
-The idea: `DIR` and `--config` are declared once. A verb that only reads opens read-only, and can do
-so while another process writes. Nothing but `topic create`, `put --create` and `import` makes a
+The idea: `DIR` and `--config` are declared once. A verb uses a store that is served through its
+socket, with the server's settings. Else one that only reads opens read-only, and can do so while
+another process writes. Nothing but `topic create`, `put --create` and `import` makes a
 folder: a mistyped one is an error, not a new empty store.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, cast
 
 import click
 
@@ -20,7 +21,8 @@ import kvstore
 from kvstore import StoreConfig
 from kvstore.cli.terminal.options import Access, LocalPath, Option, listed
 from kvstore.cli.terminal.output import Output
-from kvstore.errors import StoreLocked, StoreNotFound
+from kvstore.errors import ConnectionLost, StoreLocked, StoreNotFound
+from kvstore.opening.store_folder import served_url
 from kvstore.record.put.explain import DELAY_MAX
 
 folder_argument: Option = click.argument("folder", metavar="DIR", type=LocalPath(file_okay=False))
@@ -40,6 +42,10 @@ config_option: Option = click.option(
 namespace_option: Option = click.option(
     "--namespace", metavar="NAME", help="Work in this namespace: names are those it has in it."
 )
+
+
+_RECONNECT_FOR: Final = 5.0
+"""Seconds that a verb waits for a server that went away."""
 
 
 class Instant(click.ParamType[int]):
@@ -116,11 +122,18 @@ def open_store(
     read_only: bool = False,
     create: bool = False,
     does: str = "",
+    own: bool = False,
 ) -> Iterator[kvstore.Store]:
-    """An open store for the time of the block; a long recovery shows its progress. A verb that
-    writes names in `does` the program's call for the same (`call_text`).
+    """An open store for the time of the block, or the calls of a served one, unless the verb needs
+    its `own`; a long recovery shows its progress. A verb that writes names in `does` the program's
+    call for the same (`call_text`).
     """
     assert read_only or does, "the error for an open store names the calls to use instead"
+    served = None if own else connect_if_served(folder)
+    if served is not None:
+        with served:
+            yield cast(kvstore.Store, served)
+        return
     if not create:
         require_store(folder)
     config = read_config(config_file, access)
@@ -128,6 +141,17 @@ def open_store(
         store = kvstore.open(folder, config=config, read_only=read_only, progress=report)
     with store:
         yield store
+
+
+def connect_if_served(folder: Path) -> kvstore.ServedStore | None:
+    """The store in a folder by its server; None if it has none."""
+    url = served_url(folder)
+    if not url:
+        return None
+    try:
+        return kvstore.connect(url, reconnect_for=_RECONNECT_FOR)
+    except ConnectionLost:
+        return None  # the server was killed: opening says what is there
 
 
 def within(store: kvstore.Store, namespace: str | None) -> kvstore.Store | kvstore.Namespace:

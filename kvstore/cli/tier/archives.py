@@ -40,7 +40,7 @@ def list_(out: Output, folder: Path, config_file: Path | None) -> None:
     from tiering.catalog.catalog import decode_rows
     from tiering.places.work_folder import FILE, WORK, read_waits
 
-    with open_store(out, folder, config_file, read_only=True) as store:
+    with open_store(out, folder, config_file, read_only=True, own=True) as store:
         rows = decode_rows(store.catalog().rows)
         waits = read_waits(folder / WORK / FILE, store.config.files)
     columns = ("archive", "tier", "place", "class", "messages", "records", "bytes", "stored until")
@@ -117,7 +117,7 @@ def verify(job: Job, remove_orphans: bool, grace: float, places: tuple[str, ...]
     out = job.out
     opened = open_store(
         out, job.folder, job.config_file, access=job.access, read_only=not remove_orphans,
-        does=worker_call("verify", remove_orphans=True),
+        does=worker_call("verify", remove_orphans=True), own=True,
     )  # fmt: skip
     with opened as store, out.progress() as progress, job.executor() as executor:
         place_of, others = places_of(store, places)
@@ -186,7 +186,9 @@ def attach(job: Job, source: str, topics: tuple[str, ...], store_id: str | None)
             "options": None if store_id is None else {"store_id": store_id},
         },
     )  # fmt: skip
-    opened = open_store(job.out, job.folder, job.config_file, access=job.access, does=does)
+    opened = open_store(
+        job.out, job.folder, job.config_file, access=job.access, does=does, own=True
+    )
     with opened as store, job.out.progress() as progress:
         report = tiering.attach(
             store, source, topics=topics or None, options=job.access.place_options(store_id),

@@ -111,7 +111,7 @@ def plan(
     policy = read_policy(policy_file)
     prices = storage.of(policy.prices, requests=price_requests, transfer=price_transfer)
     policy = msgspec.structs.replace(policy, prices=prices)
-    store_open = open_store(out, folder, config_file, access=access, read_only=True)
+    store_open = open_store(out, folder, config_file, access=access, read_only=True, own=True)
     with store_open as store, out.progress() as report:
         made = plan_of(store, policy, ratio=ratio, read_share=read_share, progress=report)
     if plot is not None:

@@ -73,7 +73,9 @@ class Job(NamedTuple):
         if policy is None:
             assert self.policy_file is not None, "the verb asks for one"
             policy = read_policy(self.policy_file)
-        opened = open_store(self.out, self.folder, self.config_file, access=self.access, does=does)
+        opened = open_store(
+            self.out, self.folder, self.config_file, access=self.access, does=does, own=True
+        )
         with (
             opened as store,
             self.out.progress() as report,

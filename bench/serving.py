@@ -1,0 +1,216 @@
+"""A served store: calls of other processes over its socket, and what serving costs its own calls.
+
+The server is another process, and so is each client; all share this machine's processors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any, Final
+
+import kvstore
+import kvstore.aio
+from bench.figure import Figure, Options
+from kvstore import Message
+from kvstore.serve.local_door import LocalDoor
+from kvstore.serve.server import Server
+from kvstore.wire.addresses import socket_of
+
+_PROCESSES: Final = 4
+_BATCH: Final = 32
+_IN_FLIGHT: Final = 32
+_POLLS: Final = 10_000
+_QUEUES: Final = 8
+_spawn: Final = multiprocessing.get_context("spawn")
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[int]:
+    """A server of a new store with topic "t" and group "g"; its process id."""
+    with kvstore.open(folder) as store:
+        store.create_topic("t", queues=_QUEUES)
+        store.create_group("g")
+    command = [sys.executable, "-m", "kvstore", "serve", str(folder), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process.pid
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def run_puts(folder: Path, options: Options) -> list[Figure]:
+    """Puts of 32 from 4 processes, and puts of one with 32 in flight, over the socket."""
+    count, size = options.messages or 320_000, options.size or 1024
+    with served(folder / "s"):
+        batches = _rate(folder / "s", count, _put_batches, size)
+        single = asyncio.run(_put_in_flight(folder / "s", count // 4, size))
+    return [
+        Figure(f"put {_BATCH} from {_PROCESSES} processes", batches, "messages/s", 200_000),
+        Figure(f"put 1 with {_IN_FLIGHT} in flight", single, "messages/s", 80_000),
+    ]
+
+
+def run_pops(folder: Path, options: Options) -> list[Figure]:
+    """Pops of 32, each acked in one call, from 4 processes over the socket."""
+    count, size = options.messages or 320_000, options.size or 1024
+    with served(folder / "s"):
+        _rate(folder / "s", count, _put_batches, size)
+        rate = _rate(folder / "s", count, _pop_batches, size)
+    return [
+        Figure(f"pop {_BATCH} and ack from {_PROCESSES} processes", rate, "messages/s", 200_000)
+    ]
+
+
+def run_latency(folder: Path, options: Options) -> list[Figure]:
+    """One call at a time over the socket."""
+    count, size = options.messages or 20_000, options.size or 1024
+    with served(folder / "s"), kvstore.connect(folder / "s") as store:
+        body = bytes(size)
+        spent = []
+        for _ in range(count):
+            begin = time.perf_counter()
+            store.put("t", body)
+            spent.append(1000 * (time.perf_counter() - begin))
+    spent.sort()
+    return [
+        Figure("one put at a time, p50", spent[count // 2], "ms", 0.12, better="lower"),
+        Figure("one put at a time, p99", spent[count * 99 // 100], "ms", 0.3, better="lower"),
+    ]
+
+
+def run_polls(folder: Path, options: Options) -> list[Figure]:
+    """The processor time of a server in which 10,000 pops wait, on one connection."""
+    seconds = 10.0
+    with served(folder / "s") as pid:
+        share = asyncio.run(_idle_share(folder / "s", pid, options.messages or _POLLS, seconds))
+    return [Figure("10,000 idle long polls", share, "% of a core", 1.0, better="lower")]
+
+
+def run_beside(folder: Path, options: Options) -> list[Figure]:
+    """Puts of 32 in a process without a server, and beside one that nobody uses, in turns."""
+    count, size = options.messages or 320_000, options.size or 1024
+    with kvstore.open(folder / "s") as store:
+        store.create_topic("t", queues=_QUEUES)
+        rates: tuple[list[float], list[float]] = ([], [])
+        for turn in range(8):
+            if turn % 2:
+                with _server_beside(store):
+                    rates[1].append(_embedded_rate(store, count // 8, size))
+            else:
+                rates[0].append(_embedded_rate(store, count // 8, size))
+    lost = 100 * (1 - sorted(rates[1])[2] / sorted(rates[0])[2])
+    return [Figure("embedded puts lose beside a server", lost, "%", 5.0, better="lower")]
+
+
+# --- clients ---
+
+
+def _put_batches(folder: Path, count: int, size: int, start: Barrier) -> None:
+    with kvstore.connect(folder) as store:
+        batch = [Message("t", os.urandom(size)) for _ in range(_BATCH)]
+        start.wait()
+        for _ in range(count // _BATCH):
+            store.put_batch(batch)
+
+
+def _pop_batches(folder: Path, count: int, size: int, start: Barrier) -> None:
+    with kvstore.connect(folder) as store:
+        start.wait()
+        left = count
+        while left > 0:
+            found = store.pop("g", "t", _BATCH)
+            store.ack_batch([one.receipt for one in found])
+            if not found:
+                break
+            left -= len(found)
+
+
+def _rate(folder: Path, count: int, client: Callable[..., None], size: int) -> float:
+    """Messages a second of several processes that each do a part, from their common start on."""
+    start = _spawn.Barrier(_PROCESSES + 1)
+    parts = [
+        _spawn.Process(target=client, args=(folder, count // _PROCESSES, size, start))
+        for _ in range(_PROCESSES)
+    ]
+    for part in parts:
+        part.start()
+    start.wait()
+    begin = time.perf_counter()
+    for part in parts:
+        part.join()
+    return count / (time.perf_counter() - begin)
+
+
+async def _put_in_flight(folder: Path, count: int, size: int) -> float:
+    async with kvstore.aio.connect(folder) as store:
+        body, left = os.urandom(size), itertools.repeat(None, count)
+
+        async def put() -> None:
+            for _ in left:
+                await store.put("t", body)
+
+        begin = time.perf_counter()
+        await asyncio.gather(*(put() for _ in range(_IN_FLIGHT)))
+        return count / (time.perf_counter() - begin)
+
+
+async def _idle_share(folder: Path, pid: int, polls: int, seconds: float) -> float:
+    async with kvstore.aio.connect(folder) as store:
+        waiting = [asyncio.ensure_future(store.pop("g", "t", wait=600)) for _ in range(polls)]
+        await asyncio.sleep(5)
+        before = _cpu_seconds(pid)
+        await asyncio.sleep(seconds)
+        spent = _cpu_seconds(pid) - before
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    return 100 * spent / seconds
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def _server_beside(store: kvstore.Store) -> Iterator[None]:
+    """A server of the store in a thread of this process."""
+    ready, made = threading.Event(), list[Any]()
+
+    async def serve() -> None:
+        server = Server(store, [partial(LocalDoor, socket_of(store.path))])
+        made.extend((asyncio.get_running_loop(), server))
+        await server.run(lambda _: ready.set())
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    ready.wait()
+    loop, server = made
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(server.stop)
+        thread.join()
+
+
+def _embedded_rate(store: kvstore.Store, count: int, size: int) -> float:
+    batch = [Message("t", os.urandom(size)) for _ in range(_BATCH)]
+    begin = time.perf_counter()
+    for _ in range(count // _BATCH):
+        store.put_batch(batch)
+    return count / (time.perf_counter() - begin)

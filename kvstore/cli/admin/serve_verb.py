@@ -1,0 +1,160 @@
+"""The verb `serve`: has a store open, and serves it to other processes until a signal ends it.
+
+The idea: doors are made of options. The first one's URL stands in the folder's lock, so that other
+openings and the other verbs find it.
+
+Invariants: a line for each door is printed when clients can connect; SIGTERM and SIGINT end it by
+draining: what was taken is made and answered, and the store is closed with a checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import click
+
+import kvstore
+from kvstore.cli.terminal.opening import (
+    config_option,
+    folder_argument,
+    read_config,
+    require_store,
+)
+from kvstore.cli.terminal.options import Access, access_options, policy_option_at_need, read_policy
+from kvstore.cli.terminal.output import Output, output_option
+from kvstore.serve.door import Door, MakesDoor
+from kvstore.serve.local_door import LocalDoor
+from kvstore.serve.server import Server
+from kvstore.wire.addresses import read_address, socket_of
+
+_log = logging.getLogger("kvmq.serve")
+_YOUNG: Final = 50_000
+"""Objects after which Python looks for garbage: what calls make goes by itself."""
+
+
+class _JsonFormatter(logging.Formatter):
+    """A line of JSON for each record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter`."""
+        return json.dumps({
+            "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        })  # fmt: skip
+
+
+@click.command()
+@folder_argument
+@click.option("--listen", "urls", metavar="URL", multiple=True,
+              help="kvmq+unix:///PATH or kvmq://HOST:PORT; without it DIR/kvmq.sock.")  # fmt: skip
+@click.option("--create", is_flag=True, help="Make the store if there is none in DIR.")
+@click.option("--log-format", type=click.Choice(["people", "json"]), default="people",
+              show_default=True, help="Of the log, which goes to stderr.")  # fmt: skip
+@policy_option_at_need
+@access_options
+@config_option
+@output_option
+def serve(
+    out: Output,
+    folder: Path,
+    urls: tuple[str, ...],
+    create: bool,
+    log_format: str,
+    policy_file: Path | None,
+    access: Access,
+    config_file: Path | None,
+) -> None:
+    """Serve the store in DIR to other processes, until SIGTERM or ctrl-C.
+
+    They connect with kvstore.connect(URL); the other verbs of kvmq do by themselves. With --policy
+    old segments are archived meanwhile, as by `kvmq tier run --watch`. Without --listen the socket
+    is DIR/kvmq.sock, which only its owner may use. With --json a line for each door.
+    """
+    addresses = [read_address(url) for url in urls] or [socket_of(folder)]
+    if not create:
+        require_store(folder)
+    _log_to_stderr(log_format)
+    _allow_many_files()
+    config = read_config(config_file, access)
+    with out.progress() as report:
+        store = kvstore.open(folder, config, progress=report)
+    with store, _archiving(store, policy_file):
+        makers: list[MakesDoor] = [partial(LocalDoor, address) for address in addresses]
+        asyncio.run(_serve(out, store, makers))
+        _log.info("drained; closing the store")
+    _log.info("closed")
+
+
+async def _serve(out: Output, store: kvstore.Store, makers: list[MakesDoor]) -> None:
+    server = Server(store, makers)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # Another thread than the main one gets no signals; its caller stops the server otherwise.
+        with suppress(RuntimeError, ValueError):
+            loop.add_signal_handler(number, _stop, server, number)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG, 20, 100)
+    await server.run(partial(_ready, out, store))
+
+
+def _stop(server: Server, number: int) -> None:
+    _log.info("%s: draining", signal.Signals(number).name)
+    server.stop()
+
+
+def _ready(out: Output, store: kvstore.Store, door: Door) -> None:
+    if out.json:
+        out.line({"door": door.name, "url": door.url, "pid": os.getpid()})
+    else:
+        out.text(f"{store.path} is served by the {door.name} at {door.url}")
+    sys.stdout.flush()
+
+
+@contextmanager
+def _archiving(store: kvstore.Store, policy_file: Path | None) -> Iterator[None]:
+    """The tiering worker, for the time of the block, if there is a policy."""
+    if policy_file is None:
+        yield
+        return
+    from tiering.operations.worker import Worker
+
+    with Worker(store, read_policy(policy_file)) as worker:
+        worker.start()
+        yield
+
+
+def _log_to_stderr(log_format: str) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        _JsonFormatter()
+        if log_format == "json"
+        else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    )
+    logger = logging.getLogger("kvmq")
+    for old in logger.handlers[:]:
+        logger.removeHandler(old)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+
+def _allow_many_files() -> None:
+    """Each connection takes a descriptor."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,235 @@
+"""A client's side of a session: its requests until their replies, over any number of connections.
+
+The idea: no sockets here. A connection asks for the hello and what is to be sent, and gives the
+bodies of frames that came; so threads and asyncio share all rules of docs/protocol.md.
+
+Invariants: a request is sent to one server once, however often the connection breaks; to a new
+server it is sent again only as the table of calls allows; a reply belongs to one request.
+"""
+
+from __future__ import annotations
+
+import copy
+import secrets
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from kvstore.errors import ConnectionLost, FormatError, ProtocolMismatch, StoreError, shown
+from kvstore.wire.call_table import REPEATS
+from kvstore.wire.failures import make_error
+from kvstore.wire.frames import (
+    BYE,
+    CANCEL,
+    CONFIRM_BYTES,
+    EVENT,
+    FAILURE,
+    GOODBYE,
+    HELLO,
+    NAME,
+    OUTSTANDING_MAX,
+    RECEIVED,
+    REPLY,
+    REQUEST,
+    REQUEST_MAX,
+    SESSION_SIZE,
+    VERSION,
+    WELCOME,
+    elements,
+    frame,
+    framed,
+    reply_parts,
+)
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_HEAD: Final = bytes([0x96, REQUEST])
+_FALSE: Final = b"\xc2"
+_TRUE: Final = b"\xc3"
+_WELCOME_MAX: Final = 8 << 20
+"""Bytes of a welcome, which may list many pops."""
+
+
+class Sent:
+    """A request: what is sent, and what came back. `changed` is called when something came."""
+
+    __slots__ = (
+        "changed", "error", "events", "has_events", "is_done", "method", "number", "parts",
+        "result", "was_sent",
+    )  # fmt: skip
+
+    def __init__(self, method: str, given: bytes, named: bytes, *, has_events: bool) -> None:
+        self.method = method
+        self.parts = b"".join((_encode(method), given, named))
+        self.number = 0
+        self.was_sent = False
+        self.is_done = False
+        self.result: msgspec.Raw | None = None
+        self.error: Exception | None = None
+        self.has_events = has_events
+        self.events: deque[Any] = deque()
+        self.changed: Callable[[], object] | None = None
+
+    def frame(self, *, again: bool) -> bytes:
+        """The request's frame."""
+        number, last = _encode(self.number), _TRUE if again else _FALSE
+        return frame(b"".join((_HEAD, number, self.parts, last)))
+
+    def end(self, error: Exception | None) -> None:
+        """Notes that nothing more will come."""
+        self.error = error
+        self.is_done = True
+        if self.changed is not None:
+            self.changed()
+
+
+class Exchange:
+    """See the module. The caller lets one thread in at a time."""
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(SESSION_SIZE)
+        self._next = 1
+        self._received = 0
+        self._unconfirmed_bytes = 0
+        self.outstanding: dict[int, Sent] = {}
+        self._outstanding_bytes = 0
+        self.folder = ""
+        """The served store's, as the last welcome said."""
+
+    # --- connecting ---
+
+    def hello(self) -> bytes:
+        """The first frame of a connection."""
+        self._unconfirmed_bytes = 0
+        return framed(HELLO, NAME, VERSION, self._key, self._received)
+
+    def welcome(self, body: bytes) -> list[bytes]:
+        """Takes the server's first frame; returns what is to be sent now. `ProtocolMismatch`, or
+        the error of a goodbye.
+        """
+        match elements(body, _WELCOME_MAX):
+            case [kind, error] if kind == GOODBYE:
+                raise goodbye(error)
+            case [kind, *said, bool(known), int(last), list(cut), int(), str(folder)] if (
+                kind == WELCOME and said == [NAME, VERSION]
+            ):
+                self.folder = folder
+                return self._go_on(last, set(cut)) if known else self._begin_anew()
+            case found:
+                raise ProtocolMismatch(f"the server's welcome is {shown(found)}", 0, VERSION)
+
+    def _go_on(self, last: int, cut: set[int]) -> list[bytes]:
+        frames: list[bytes] = []
+        for number, sent in self.outstanding.items():
+            if number > last or number in cut:
+                sent.was_sent = True
+                frames.append(sent.frame(again=False))
+        return frames
+
+    def _begin_anew(self) -> list[bytes]:
+        self._received = 0
+        frames: list[bytes] = []
+        for sent in list(self.outstanding.values()):
+            if sent.was_sent and REPEATS.get(sent.method, "again") == "never":
+                self._forget(sent)
+                sent.end(
+                    ConnectionLost(
+                        f"the server went away while {sent.method} was under way: it may have been "
+                        "done or not; look before you call it again"
+                    )
+                )
+                continue
+            frames.append(sent.frame(again=sent.was_sent))
+            sent.was_sent = True
+        return frames
+
+    # --- requests ---
+
+    @property
+    def is_full(self) -> bool:
+        """Whether requests have to wait for replies."""
+        return self._outstanding_bytes >= OUTSTANDING_MAX
+
+    def add(self, sent: Sent) -> None:
+        """Adds a request, to be sent behind all that were added before."""
+        if len(sent.parts) + _HEAD_MAX > REQUEST_MAX:
+            raise FormatError(
+                f"the arguments of {sent.method} take {len(sent.parts)} bytes; a request has "
+                f"{REQUEST_MAX} at most: use several"
+            )
+        sent.number = self._next
+        self._next += 1
+        self.outstanding[sent.number] = sent
+        self._outstanding_bytes += len(sent.parts)
+
+    def _forget(self, sent: Sent) -> None:
+        if self.outstanding.pop(sent.number, None) is not None:
+            self._outstanding_bytes -= len(sent.parts)
+
+    def fail(self, error: StoreError) -> None:
+        """Ends all requests with an error."""
+        for sent in list(self.outstanding.values()):
+            self._forget(sent)
+            sent.end(copy.copy(error))  # each caller adds its own traceback
+
+    # --- what came ---
+
+    def take(self, body: bytes) -> None:
+        """Takes a frame behind the welcome; raises the error of a goodbye, `FormatError`."""
+        parts = reply_parts(body)
+        if parts is None:
+            match elements(body):
+                case [kind, error] if kind == GOODBYE:
+                    raise goodbye(error)
+            raise FormatError("the server sent a frame that is none")
+        kind, number, value = parts
+        self._received += 1
+        self._unconfirmed_bytes += len(body)
+        sent = self.outstanding.get(number)
+        if sent is None:
+            return  # its caller has given up
+        if kind == EVENT:
+            sent.events.append(value)
+            if sent.changed is not None:
+                sent.changed()
+            return
+        self._forget(sent)
+        if kind == REPLY:
+            sent.result = value
+            sent.end(None)
+        elif kind == FAILURE:
+            sent.end(make_error(msgspec.msgpack.decode(value)))
+        else:
+            sent.end(FormatError(f"the server sent a frame of kind {kind}"))
+
+    def confirmation(self) -> bytes:
+        """A frame that confirms what came, if it is time for one; else nothing."""
+        if self._unconfirmed_bytes < CONFIRM_BYTES:
+            return b""
+        self._unconfirmed_bytes = 0
+        return framed(RECEIVED, self._received)
+
+
+_HEAD_MAX: Final = 64
+
+
+def goodbye(packed: Any) -> StoreError:
+    """The error of a server's goodbye."""
+    error = make_error(packed)
+    return error if isinstance(error, StoreError) else StoreError(str(error))
+
+
+def cancel_frame(sent: Sent) -> bytes:
+    """A frame that takes a request back."""
+    return framed(CANCEL, sent.number)
+
+
+def bye_frame() -> bytes:
+    """A frame that ends the session."""
+    return framed(BYE)
+
+
+def is_final(error: StoreError) -> bool:
+    """Whether connecting again would end in the same way."""
+    return isinstance(error, ProtocolMismatch | FormatError)

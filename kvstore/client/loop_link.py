@@ -1,0 +1,276 @@
+"""A connection for asyncio: calls of many tasks are under way at a time, and none has a thread.
+
+Invariants: all is in the loop's thread; what tasks send in one turn of the loop is one write; a
+connection that breaks is made again, for `reconnect_for` seconds, while the calls wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from typing import Final
+
+from kvstore.client.exchange import Exchange, Sent, bye_frame, cancel_frame, is_final
+from kvstore.client.socket_link import CONNECT_WITHIN, unreachable
+from kvstore.errors import StoreClosed, StoreError
+from kvstore.wire.addresses import Address, reachable
+from kvstore.wire.frames import REPLY_MAX, FrameReader
+
+_PAUSE: Final = 0.05
+_PAUSE_MAX: Final = 1.0
+
+
+class _Stream(asyncio.Protocol):
+    """A connection of a link; the link takes what comes as long as the connection is its own."""
+
+    def __init__(self, link: LoopLink) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.welcomed = asyncio.get_running_loop().create_future()
+        self.reader = FrameReader(REPLY_MAX)
+        self._link = link
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests can be sent."""
+        return self.welcomed.done() and self.transport is not None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.write(self._link.hello())
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        self._link.received(self, data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._link.lost(self, OSError("the server closed the connection"))
+
+    def end(self) -> None:
+        """Breaks it off."""
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class LoopLink:
+    """See the module; `connect` is to be awaited first."""
+
+    def __init__(self, address: Address, reconnect_for: float) -> None:
+        self.address = address
+        self._reconnect_for = reconnect_for
+        self._loop = asyncio.get_running_loop()
+        self._exchange = Exchange()
+        self._stream: _Stream | None = None
+        self._out: list[bytes] = []
+        self._is_closed = False
+        self._connecting: asyncio.Task[None] | None = None
+        self._no_room: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def folder(self) -> str:
+        """The served store's folder."""
+        return self._exchange.folder
+
+    # --- calls ---
+
+    async def call(self, sent: Sent) -> None:
+        """Sends a request, and returns when it is done, or has an event. A cancelled call is taken
+        back.
+        """
+        await self.begin(sent)
+        try:
+            await self.wait(sent)
+        except asyncio.CancelledError:
+            self.cancel(sent)
+            raise
+
+    async def begin(self, sent: Sent) -> None:
+        """Sends a request, at the end of the loop's turn."""
+        while self._exchange.is_full and not self._is_closed:
+            future = self._loop.create_future()
+            self._no_room.append(future)
+            await future
+        if self._is_closed:
+            raise self._closed()
+        self._exchange.add(sent)
+        if self._stream is None:
+            if self._connecting is None:
+                self._connecting = self._loop.create_task(self._connect_again())
+        elif self._stream.is_ready:
+            sent.was_sent = True
+            self._write(sent.frame(again=False))
+
+    async def wait(self, sent: Sent) -> None:
+        """Returns when a request is done, or has an event."""
+        if sent.is_done or sent.events:
+            return
+        future = self._loop.create_future()
+
+        def changed() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        sent.changed = changed
+        await future
+
+    def cancel(self, sent: Sent) -> None:
+        """Takes a request back, if it is not done."""
+        if self._stream is not None and self._stream.is_ready and not sent.is_done:
+            self._write(cancel_frame(sent))
+
+    # --- the stream ---
+
+    def hello(self) -> bytes:
+        """The first frame of a new stream."""
+        return self._exchange.hello()
+
+    def received(self, stream: _Stream, data: bytes) -> None:
+        """Takes what came by a stream."""
+        if stream is not self._stream:
+            return
+        try:
+            for body in stream.reader.feed(data):
+                if stream.welcomed.done():
+                    self._exchange.take(body)
+                else:
+                    self._out += self._exchange.welcome(body)
+                    stream.welcomed.set_result(None)
+                    self._loop.call_soon(self._flush)
+        except StoreError as e:
+            self.lost(stream, e)
+            return
+        confirmation = self._exchange.confirmation()
+        if confirmation:
+            self._write(confirmation)
+        self._make_room()
+
+    def lost(self, stream: _Stream, why: StoreError | OSError) -> None:
+        """Goes on after the end of a stream."""
+        if stream is not self._stream:
+            return
+        self._stream = None
+        self._out.clear()
+        stream.end()
+        error = unreachable(self.address, why) if isinstance(why, OSError) else why
+        if not stream.welcomed.done():
+            stream.welcomed.set_exception(error)
+            return  # the task that connects goes on
+        if is_final(error):
+            self._exchange.fail(error)
+        if self._exchange.outstanding and not self._is_closed and self._connecting is None:
+            self._connecting = self._loop.create_task(self._connect_again())
+
+    def _write(self, data: bytes) -> None:
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(data)
+
+    def _flush(self) -> None:
+        stream = self._stream
+        if stream is not None and stream.is_ready and stream.transport is not None:
+            out, self._out = self._out, []
+            stream.transport.write(b"".join(out))
+
+    def _make_room(self) -> None:
+        """Lets the next call go on that waits for room, which lets the one behind it go on."""
+        while self._no_room and (self._is_closed or not self._exchange.is_full):
+            future = self._no_room.popleft()
+            if not future.done():
+                future.set_result(None)
+                if not self._is_closed:
+                    self._loop.call_soon(self._make_room)
+                    return
+
+    # --- connecting ---
+
+    async def connect(self) -> None:
+        """`ConnectionLost` if nobody serves there."""
+        self._stream = stream = _Stream(self)
+        self._out.clear()
+        try:
+            async with asyncio.timeout(CONNECT_WITHIN):
+                if self.address.path is None:
+                    host, port = self.address.host, self.address.port
+                    await self._loop.create_connection(lambda: stream, host, port)
+                else:
+                    with reachable(self.address.path) as name:
+                        await self._loop.create_unix_connection(lambda: stream, name)
+                await stream.welcomed
+        except BaseException as e:
+            self._stream = None
+            stream.end()
+            if stream.welcomed.done() and not stream.welcomed.cancelled():
+                stream.welcomed.exception()  # it is known
+            if isinstance(e, OSError | TimeoutError):
+                why = OSError(e.args[1] if len(e.args) > 1 else str(e) or "no answer came")
+                raise unreachable(self.address, why) from e
+            raise
+
+    async def _connect_again(self) -> None:
+        """As `SocketLink` does."""
+        until, pause = self._loop.time() + self._reconnect_for, _PAUSE
+        while True:
+            try:
+                await self.connect()
+                break
+            except StoreError as e:
+                if is_final(e) or self._loop.time() >= until:
+                    self._exchange.fail(e)
+                    break
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _PAUSE_MAX)
+        self._connecting = None
+
+    # --- the end ---
+
+    def _closed(self) -> StoreClosed:
+        return StoreClosed(f"the connection to {self.address.url} was closed; connect again")
+
+    async def close(self) -> None:
+        """Ends the session. Calls that are under way raise `StoreClosed`."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+            with suppress(asyncio.CancelledError, StoreError):
+                await self._connecting
+        stream = self._stream
+        if stream is not None and stream.transport is not None:
+            self._flush()
+            stream.transport.write(bye_frame())
+            stream.transport.close()
+            self._stream = None
+        self._exchange.fail(self._closed())
+        self._make_room()
+
+
+class LoopBridge:
+    """A link in a loop, for the threads of the loop's process: as `SocketLink`."""
+
+    def __init__(self, link: LoopLink, loop: asyncio.AbstractEventLoop) -> None:
+        self._link = link
+        self._loop = loop
+
+    @property
+    def folder(self) -> str:
+        """The served store's folder."""
+        return self._link.folder
+
+    def begin(self, sent: Sent) -> None:
+        """See `SocketLink.begin`."""
+        asyncio.run_coroutine_threadsafe(self._link.begin(sent), self._loop).result()
+
+    def wait(self, sent: Sent) -> None:
+        """See `SocketLink.wait`."""
+        asyncio.run_coroutine_threadsafe(self._link.wait(sent), self._loop).result()
+
+    def cancel(self, sent: Sent) -> None:
+        """See `SocketLink.cancel`."""
+        self._loop.call_soon_threadsafe(self._link.cancel, sent)
+
+    def close(self) -> None:
+        """The link's owner closes it, in the loop."""

@@ -1,0 +1,82 @@
+"""The calls of a served store as requests: what is sent for a call, and what its reply is.
+
+The idea: threads and asyncio send the same requests; they differ in how they wait for replies.
+
+Invariant: a message that is put has an id before it is sent, so that a put whose reply was lost is
+not made twice.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from kvstore.client.exchange import Sent
+from kvstore.clock import Clock
+from kvstore.core.put_values import message_rows
+from kvstore.core.unique_ids import UniqueIds
+from kvstore.message import Message
+from kvstore.record.put.explain import as_batch
+from kvstore.wire.call_table import HAVE_PROGRESS, read_result
+from kvstore.wire.values import encode, message_row, pack_argument
+
+_NO_NAMES: Final = encode({})
+_LOOPBACK: Final = bytes([127, 0, 0, 1])
+_HAVE_MESSAGES: Final = frozenset({"put_batch", "prepare_batch"})
+
+
+class Requests:
+    """Makes the requests of one client."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ids = UniqueIds(_LOOPBACK, os.getpid(), secrets.randbits(32))
+
+    def make(self, method: str, args: Sequence[Any], named: Mapping[str, Any]) -> Sent:
+        """The request for a call; `CallerError` for arguments that can't be sent."""
+        given = list(args)
+        by_name = dict(named)
+        if method in _HAVE_MESSAGES:
+            if given:
+                given[0] = self._rows(given[0])
+            elif "messages" in by_name:
+                given.append(self._rows(by_name.pop("messages")))
+        else:
+            given = [pack_argument(one) for one in given]
+        has_progress = method in HAVE_PROGRESS and by_name.get("progress") is not None
+        if has_progress:
+            by_name["progress"] = True
+        packed = {name: pack_argument(value) for name, value in by_name.items()}
+        names = encode(packed) if packed else _NO_NAMES
+        has_events = has_progress or method == "on_check"
+        return Sent(method, encode(given), names, has_events=has_events)
+
+    def _rows(self, messages: Any) -> list[Any]:
+        batch = as_batch(messages)
+        ids = self._ids.make(self._clock.now_ms(), len(batch))
+        rows = message_rows(list(batch), ids)
+        return [_row(batch[at], ids[at]) if row is None else row for at, row in enumerate(rows)]
+
+
+def _row(message: Any, own: str) -> Any:
+    """A message that has a value which is not sent as it is, or what is no message at all."""
+    if not isinstance(message, Message):
+        return pack_argument(message)  # the store refuses it
+    return message_row(message, own if message.message_id is None else message.message_id)
+
+
+def result_of_call(sent: Sent) -> Any:
+    """The result of a request that is done; raises its error."""
+    if sent.error is not None:
+        raise sent.error
+    return read_result(sent.method, sent.result)
+
+
+def message_of(topic: str, body: Any, fields: Mapping[str, Any]) -> Message:
+    """The message of a `put`; there None stands for no properties."""
+    given = dict(fields)
+    if given.get("properties", given) is None:
+        del given["properties"]
+    return Message(topic, body, **given)

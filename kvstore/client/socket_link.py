@@ -1,0 +1,307 @@
+"""A connection that threads share: calls of many threads are under way at a time.
+
+The idea: there is no thread of its own. One of the threads that wait for replies reads the socket
+for all of them; when it has its own reply, it appoints another. One of the threads that send writes
+what all have to send by then. So a single call costs no switch of threads, and many calls share
+their system calls.
+
+Invariants: as long as a thread waits for a reply, one of them reads, or was woken to do so; a
+connection that breaks is made again by the reading thread, for `reconnect_for` seconds, and no
+other thread notices; an interrupt in a thread costs its own call alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections import deque
+from contextlib import suppress
+from typing import Final
+
+from kvstore.client.exchange import Exchange, Sent, bye_frame, cancel_frame, is_final
+from kvstore.clock import Clock
+from kvstore.errors import ConnectionLost, StoreClosed, StoreError
+from kvstore.process.forking import release_in_child
+from kvstore.process.locks import Signal
+from kvstore.wire.addresses import Address, reachable
+from kvstore.wire.frames import REPLY_MAX, FrameReader
+
+CONNECT_WITHIN: Final = 10.0
+"""Seconds for a connection with its welcome."""
+_READ: Final = 256 << 10
+_LOOK: Final = 1.0
+"""Seconds after which a waiting thread looks by itself whether anybody reads."""
+_UNSAID: Final = 1 << 20
+"""Bytes of replies whose confirmation does not wait for the next request."""
+_PAUSE: Final = 0.05
+_PAUSE_MAX: Final = 1.0
+"""Seconds between two trials to connect: the first pause, and the longest."""
+_log = logging.getLogger("kvmq")
+
+
+class SocketLink:
+    """See the module."""
+
+    def __init__(self, address: Address, clock: Clock, reconnect_for: float) -> None:
+        self.address = address
+        self._clock = clock
+        self._reconnect_for = reconnect_for
+        self._exchange = Exchange()
+        self._lock = threading.Lock()
+        """Around the exchange, the queue and the socket."""
+        self._reading = threading.Lock()
+        self._writing = threading.Lock()
+        self._queue: deque[bytes] = deque()
+        self._socket: socket.socket | None = None
+        self._reader = FrameReader(REPLY_MAX)
+        self._unsaid = 0
+        """Bytes that came since something was written."""
+        self._closed = Signal()
+        self._has_room = Signal()
+        release_in_child(self)
+        self._connect()
+
+    @property
+    def folder(self) -> str:
+        """The served store's folder."""
+        return self._exchange.folder
+
+    # --- calls ---
+
+    def begin(self, sent: Sent) -> None:
+        """Sends a request, soon."""
+        while True:
+            with self._lock:
+                if self._closed.is_set():
+                    raise self._is_closed()
+                if not self._exchange.is_full:
+                    self._exchange.add(sent)
+                    if self._socket is not None:
+                        sent.was_sent = True
+                        self._queue.append(sent.frame(again=False))
+                    break
+                self._has_room.clear()
+            if self._reading.acquire(False):
+                # Those that wait for replies may all wait here.
+                try:
+                    self._read()
+                finally:
+                    self._reading.release()
+                    self._appoint()
+            else:
+                self._has_room.wait(_PAUSE)
+        self._write()
+
+    def wait(self, sent: Sent) -> None:
+        """Returns when a request is done, or has an event."""
+        signal: Signal | None = None
+        try:
+            while not sent.is_done and not sent.events:
+                if self._reading.acquire(False):
+                    try:
+                        while not sent.is_done and not sent.events:
+                            self._read()
+                    finally:
+                        self._reading.release()
+                        self._appoint()
+                elif signal is None:
+                    # From here on the reading thread sets it, so this one looks once more first.
+                    signal = Signal()
+                    sent.changed = signal.set
+                else:
+                    signal.wait(_LOOK)
+                    signal.clear()
+        finally:
+            if not sent.is_done:
+                self._appoint()
+
+    def cancel(self, sent: Sent) -> None:
+        """Takes a request back, if it is not done."""
+        with self._lock:
+            if self._socket is not None and not sent.is_done:
+                self._queue.append(cancel_frame(sent))
+        self._write()
+
+    def _appoint(self) -> None:
+        """Wakes a thread that waits, to read for the others."""
+        with self._lock:
+            for sent in self._exchange.outstanding.values():
+                if sent.changed is not None:
+                    sent.changed()
+                    return
+
+    # --- the socket ---
+
+    def _write(self) -> None:
+        """Writes what is to be sent, unless another thread does."""
+        while self._queue and self._writing.acquire(False):
+            try:
+                with self._lock:
+                    connection = self._socket
+                    data = b"".join(self._queue)
+                    self._queue.clear()
+                    self._unsaid = 0
+                if connection is not None and data:
+                    connection.sendall(data)
+            except OSError:
+                self._break()
+            except BaseException:
+                self._break()  # a part of a frame may be out
+                raise
+            finally:
+                self._writing.release()
+
+    def _read(self) -> None:
+        """Reads once, and hands out what came; connects again if the connection is gone."""
+        connection = self._socket
+        if connection is None:
+            self._connect_again()
+            return
+        try:
+            data = connection.recv(_READ)
+            if data:
+                self._take(data)
+                return
+        except OSError:
+            pass
+        except StoreError as e:
+            self._goodbye(e)
+        except BaseException:
+            self._break()  # what came may be lost; the server sends it again
+            raise
+        self._break()
+
+    def _take(self, data: bytes) -> None:
+        with self._lock:
+            was_full = self._exchange.is_full
+            for body in self._reader.feed(data):
+                self._exchange.take(body)
+            confirmation = self._exchange.confirmation()
+            if confirmation:
+                self._queue.append(confirmation)
+            self._unsaid += len(data)
+            if was_full and not self._exchange.is_full:
+                self._has_room.set()
+        if self._queue and self._unsaid >= _UNSAID:
+            self._write()
+
+    def _goodbye(self, error: StoreError) -> None:
+        """The server ended the connection, and said why."""
+        if is_final(error):
+            with self._lock:
+                self._exchange.fail(error)
+
+    def _break(self) -> None:
+        with self._lock:
+            connection, self._socket = self._socket, None
+            self._queue.clear()
+        if connection is not None:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+    # --- connecting ---
+
+    def _connect_again(self) -> None:
+        """Connects, as soon as the server is there; when it has not come in time, all calls that
+        are under way raise `ConnectionLost`.
+        """
+        until, pause = self._clock.monotonic() + self._reconnect_for, _PAUSE
+        error: StoreError = self._is_closed()
+        while not self._closed.is_set():
+            try:
+                self._connect()
+            except StoreError as e:
+                if is_final(e) or self._clock.monotonic() >= until:
+                    error = e
+                    break
+            else:
+                return
+            self._clock.wait(self._closed, pause)
+            pause = min(2 * pause, _PAUSE_MAX)
+        with self._lock:
+            self._exchange.fail(error)
+
+    def _connect(self) -> None:
+        """`ConnectionLost` if nobody serves there."""
+        try:
+            connection = open_socket(self.address)
+        except OSError as e:
+            raise unreachable(self.address, e) from e
+        try:
+            reader = FrameReader(REPLY_MAX)
+            # A server that refuses at once has said why, and closed its end.
+            with self._lock, suppress(BrokenPipeError):
+                connection.sendall(self._exchange.hello())
+            bodies = deque[bytes]()
+            while not bodies:
+                data = connection.recv(_READ)
+                if not data:
+                    raise OSError("the server closed the connection")
+                bodies.extend(reader.feed(data))
+            connection.settimeout(None)
+            with self._lock:
+                if self._closed.is_set():
+                    raise self._is_closed()
+                self._queue = deque(self._exchange.welcome(bodies.popleft()))
+                for body in bodies:
+                    self._exchange.take(body)
+                self._reader = reader
+                self._socket = connection
+        except OSError as e:
+            connection.close()
+            raise unreachable(self.address, e) from e
+        except BaseException:
+            connection.close()
+            raise
+        self._write()
+
+    # --- the end ---
+
+    def _is_closed(self) -> StoreClosed:
+        return StoreClosed(f"the connection to {self.address.url} was closed; connect again")
+
+    def close(self) -> None:
+        """Ends the session. Calls that are under way raise `StoreClosed`."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        with suppress(OSError), self._writing:
+            if self._socket is not None:
+                self._socket.sendall(bye_frame())
+        self._break()
+        with self._lock:
+            self._exchange.fail(self._is_closed())
+            self._has_room.set()
+
+    def forked(self) -> None:
+        """See `process.forking.Holder`: the connection is the parent's."""
+        if self._socket is not None:
+            self._socket.close()
+
+
+def open_socket(address: Address) -> socket.socket:
+    """A connected socket, with a limit on its waits; OSError."""
+    if address.path is None:
+        connection = socket.create_connection((address.host, address.port), CONNECT_WITHIN)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return connection
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(CONNECT_WITHIN)
+        with reachable(address.path) as name:
+            connection.connect(name)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def unreachable(address: Address, why: OSError) -> ConnectionLost:
+    """The error that nobody serves at an address."""
+    return ConnectionLost(
+        f"there is no served store at {address.url}: {why.strerror or why}; start one with "
+        "`kvmq serve DIR`"
+    )

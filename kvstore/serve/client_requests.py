@@ -1,0 +1,208 @@
+"""Requests of clients: each goes to the gatherer, and its result back to the session.
+
+Invariant: each request has one reply or failure, whatever its arguments are, unless its session has
+ended or its connection broke while it waited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from kvstore.api.store import Store
+from kvstore.clock import SystemClock
+from kvstore.errors import CallerError, Cancelled, FormatError, MessageTooLarge, StoreError, shown
+from kvstore.message import PutResult
+from kvstore.serve.gatherer import Gatherer
+from kvstore.serve.questions import Questions
+from kvstore.serve.repeated import prepare_again, put_again
+from kvstore.serve.sessions import ClientSession, UnderWay
+from kvstore.wire.call_table import HAVE_PROGRESS, REPEATS
+from kvstore.wire.failures import pack_error
+from kvstore.wire.frames import EVENT, FAILURE, REPLY, REPLY_MAX
+from kvstore.wire.values import encode_result, messages_of, read_arguments
+
+_MANY: Final = 128
+"""Messages that a pull or a pop asks for from which on the bytes of its reply are limited."""
+_REPLY_BYTES: Final = 256 << 20
+_PROGRESS_EVERY: Final = 0.1
+"""Seconds between two events of one call's progress."""
+_LIMIT_AT: Final = {"pull": 3, "pop": 2}
+_clock: Final = SystemClock()
+
+
+class Request:
+    """One request; see the module."""
+
+    __slots__ = ("_gatherer", "_loop", "_number", "_session", "_store", "_under_way")
+
+    def __init__(
+        self, store: Store, gatherer: Gatherer, session: ClientSession, number: int, method: str
+    ) -> None:
+        self._store = store
+        self._gatherer = gatherer
+        self._loop = gatherer.loop
+        self._session = session
+        self._number = number
+        self._under_way = UnderWay(method, waits=method == "pop")
+
+    def begin(self, size: int, given: Any, named: Any, *, again: bool) -> None:
+        """Reads the arguments, which took so many bytes, and hands the request to the gatherer."""
+        under_way = self._under_way
+        under_way.size = size
+        self._session.begin(self._number, under_way)
+        try:
+            arguments, by_name = read_arguments(given), read_arguments(named)
+            if type(arguments) is not list or type(by_name) is not dict:
+                raise FormatError(f"the arguments are {shown(arguments)}, {shown(by_name)}")
+            under_way.future = self._call(under_way.method, arguments, by_name, again)
+        except (StoreError, TypeError, ValueError, AttributeError) as e:
+            self._reply(FAILURE, pack_error(e))
+            return
+        if under_way.future is not None:
+            under_way.future.add_done_callback(self._made)
+
+    def _call(
+        self, method: str, given: list[Any], named: dict[str, Any], again: bool
+    ) -> asyncio.Future[Any] | None:
+        hand = _HANDS.get(method)
+        if hand is not None:
+            return hand(self, given, named, again)
+        if method not in REPEATS:
+            raise CallerError(f"a served store has no call {shown(method)}")
+        if method in HAVE_PROGRESS and named.get("progress"):
+            named["progress"] = self._progress()
+        return self._gatherer.call(method, *given, **named)
+
+    # --- calls that the gatherer gathers, and those with messages ---
+
+    def _put(
+        self, given: list[Any], named: dict[str, Any], again: bool
+    ) -> asyncio.Future[list[PutResult]]:
+        if len(given) != 1 or named:
+            raise TypeError("put_batch takes one argument, the messages")
+        messages = messages_of(given[0])
+        if again:
+            return self._gatherer.run(partial(put_again, self._store, messages))
+        return self._gatherer.put(messages, self._under_way.size)
+
+    def _prepare(
+        self, given: list[Any], named: dict[str, Any], again: bool
+    ) -> asyncio.Future[list[PutResult]]:
+        if len(given) != 1:
+            raise TypeError("prepare_batch takes one argument without a name, the messages")
+        prepare = partial(prepare_again, self._store) if again else self._store.prepare_batch
+        return self._gatherer.run(partial(prepare, messages_of(given[0]), **named))
+
+    def _ack(self, given: list[Any], named: dict[str, Any], again: bool) -> asyncio.Future[Any]:
+        if len(given) == 1 and type(given[0]) is list and not named:
+            return self._gatherer.ack(given[0])
+        return self._gatherer.call("ack_batch", *given, **named)  # it says what is wrong
+
+    def _pop(self, given: list[Any], named: dict[str, Any], again: bool) -> asyncio.Future[Any]:
+        _limit_bytes("pop", given, named)
+        return self._gatherer.pop(*given, **named)
+
+    def _pull(self, given: list[Any], named: dict[str, Any], again: bool) -> asyncio.Future[Any]:
+        _limit_bytes("pull", given, named)
+        return self._gatherer.call("pull", *given, **named)
+
+    def _change(self, given: list[Any], named: dict[str, Any], again: bool) -> asyncio.Future[Any]:
+        return self._gatherer.change_invisible(*given, **named)
+
+    # --- replies ---
+
+    def _made(self, future: asyncio.Future[Any]) -> None:
+        """The call has its result."""
+        if self._session.requests.get(self._number) is not self._under_way:
+            if not future.cancelled():
+                future.exception()  # nobody is there to be told
+            return
+        if future.cancelled():
+            self._reply(FAILURE, pack_error(Cancelled("the call was cancelled by its caller")))
+            return
+        error = future.exception()
+        if error is not None:
+            self._reply(FAILURE, pack_error(error))
+        else:
+            self._reply(REPLY, future.result())
+
+    def _reply(self, kind: int, value: Any) -> None:
+        try:
+            body = encode_result(kind, self._number, value)
+            if len(body) > REPLY_MAX:
+                raise MessageTooLarge(
+                    "the reply is larger than a frame; ask for less", len(body), REPLY_MAX
+                )
+        except (StoreError, TypeError, ValueError, OverflowError, NotImplementedError) as e:
+            body = encode_result(FAILURE, self._number, pack_error(e))
+        self._session.ended(self._number)
+        self._session.send(body)
+
+    def _event(self, value: Any) -> None:
+        if self._session.requests.get(self._number) is self._under_way:
+            self._session.send(encode_result(EVENT, self._number, value))
+
+    def _progress(self) -> Callable[[str, int, int], None]:
+        """A function that a thread tells its progress, now and then to be sent."""
+        said = [0.0]
+
+        def progress(what: str, done: int, total: int) -> None:
+            now = _clock.monotonic()
+            if done == total or now - said[0] >= _PROGRESS_EVERY:
+                said[0] = now
+                self._loop.call_soon_threadsafe(self._event, (what, done, total))
+
+        return progress
+
+    # --- questions about transactions ---
+
+    def _ask(self, given: list[Any], named: dict[str, Any], again: bool) -> None:
+        """Registers a checker, whose questions are the request's events."""
+        questions = Questions(self._store.config.transaction_check_interval)
+
+        def send(question: Any) -> None:
+            self._loop.call_soon_threadsafe(self._event, question)
+
+        def end() -> None:
+            questions.close()
+            self._gatherer.run(checker.close)
+            self._reply(REPLY, None)
+
+        (group,) = given
+        checker = self._store.on_check(group, partial(questions.ask, send))
+        self._under_way.questions = questions
+        self._under_way.end = end
+        self._event(None)  # it is registered
+
+    def _answer(self, given: list[Any], named: dict[str, Any], again: bool) -> asyncio.Future[Any]:
+        number, question, answer = given
+        asked = self._session.requests.get(number)
+        if asked is not None and asked.questions is not None:
+            asked.questions.answer(question, answer)
+        future: asyncio.Future[Any] = self._loop.create_future()
+        future.set_result(None)
+        return future
+
+
+def _limit_bytes(method: str, given: list[Any], named: dict[str, Any]) -> None:
+    """Limits the bytes of a reply that may have many messages; it has one at least."""
+    at = _LIMIT_AT[method]
+    limit = given[at] if len(given) > at else named.get("limit")
+    if type(limit) is int and limit > _MANY and named.get("max_bytes") is None:
+        named["max_bytes"] = _REPLY_BYTES
+
+
+_HANDS: Final[dict[str, Callable[..., asyncio.Future[Any] | None]]] = {
+    "put_batch": Request._put,
+    "prepare_batch": Request._prepare,
+    "ack_batch": Request._ack,
+    "pop": Request._pop,
+    "pull": Request._pull,
+    "change_invisible": Request._change,
+    "on_check": Request._ask,
+    "answer": Request._answer,
+}
+"""Calls that go other ways than to the store by their name."""

@@ -1,0 +1,281 @@
+"""The gatherer: the calls of all doors, made together, and never in the loop's thread.
+
+The idea: each door decodes its requests in the loop, and hands them to the gatherer of the store,
+which all doors share. The calls of one turn of the loop become one `put_batch`, one `ack_batch` and
+so on, by a lane for each kind (`serve.lanes`). A pop that finds nothing and waits becomes a
+poll, which costs no thread (`api.loop_pops`).
+
+The contract with doors: all methods are called in the loop's thread, and return at
+once, most of them with a future, to be awaited or given a callback. A future has the result of the
+store's call of that name, or raises the error that this call would have raised.
+
+- Calls that are gathered are as good as alone: an illegal message fails its own `put` and no other;
+  a put of several messages is all or nothing.
+- Puts are written in the order in which they came, and so are acks; a pop may overtake a put.
+- A future may be cancelled. A pop is undone then: what it took, or takes meanwhile, is given back
+  without counting as an attempt, unless it has an `attempt_id`. Any other call may be made or not.
+- Flow control: a put holds the bytes that its caller states until it has ended. A door asks for
+  `room` before it reads more from its connections, and waits if that is a future.
+
+Invariants: no call of the store runs in the loop's thread; of the messages that doors put,
+`QUEUED_MAX` bytes at most wait here, and one call of each connection more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from kvstore.api.loop_pops import Bell, Look, Looked, LoopPops
+from kvstore.api.store import Store
+from kvstore.core.popping.receipts import Popped
+from kvstore.errors import CallerError, StoreClosed, StoreError
+from kvstore.message import Message, PutResult
+from kvstore.pop.ack import AckResult
+from kvstore.read.sql import SqlFilter
+from kvstore.serve.lanes import Lane
+
+QUEUED_MAX: Final = 64 << 20
+"""Bytes of messages that wait to be put, at which doors are to stop reading."""
+_LANE_THREADS: Final = 12
+_CALL_THREADS: Final = 16
+
+T = TypeVar("T")
+Changed = tuple[str, float | None, bool]
+"""A receipt, the seconds and `gives_back` of `Store.change_invisible`."""
+
+
+class Gatherer:
+    """The calls of a store for the doors of a server; see the module. It is made in the loop."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.loop = self._loop = loop = asyncio.get_running_loop()
+        self._lane_threads = ThreadPoolExecutor(_LANE_THREADS, "kvmq-lane")
+        self._call_threads = ThreadPoolExecutor(_CALL_THREADS, "kvmq-call")
+        self._queued = 0
+        self._no_room: list[asyncio.Future[None]] = []
+        self._is_ending = False
+        self._polls: set[asyncio.Task[list[Popped]]] = set()
+        self._calls: set[asyncio.Future[Any]] = set()
+        lane = partial(Lane, loop, self._lane_threads, released=self._release)
+        self._puts: Lane = lane(self._put_all, ordered=True)
+        self._acks: Lane = lane(self._ack_all, ordered=True)
+        self._changes: Lane = lane(self._change_all, ordered=True)
+        self._looks: Lane = lane(_look_all, count_max=64)
+        self._pops = LoopPops(store, loop, self._look)
+
+    # --- calls ---
+
+    def put(self, messages: Sequence[Message], size: int) -> asyncio.Future[list[PutResult]]:
+        """Puts messages, all or none; see `Store.put_batch`. `size` is about the bytes that they
+        take in memory.
+        """
+        self._queued += size
+        return self._puts.join(messages, size)
+
+    def ack(self, receipts: Sequence[str]) -> asyncio.Future[list[AckResult]]:
+        """See `Store.ack_batch`: for each receipt True, or the error."""
+        return self._acks.join(receipts)
+
+    def change_invisible(
+        self, receipt: str, invisible_for: float | None = None, *, gives_back: bool = False
+    ) -> asyncio.Future[str]:
+        """See `Store.change_invisible`."""
+        return self._changes.join((receipt, invisible_for, gives_back))
+
+    def pop(
+        self,
+        group: str,
+        topic: str,
+        limit: int = 1,
+        invisible_for: float = 30.0,
+        wait: float = 0.0,
+        filter: str | SqlFilter | None = None,
+        queue: int | None = None,
+        *,
+        max_bytes: int | None = None,
+        attempt_id: str | None = None,
+    ) -> asyncio.Future[list[Popped]]:
+        """See `Store.pop`. While the server ends, pops that wait get the messages there are, or
+        none, and a new pop is `StoreClosed`.
+        """
+        future = self._loop.create_future()
+        if self._is_ending:
+            future.set_exception(StoreClosed("the server is ending; it hands out nothing more"))
+            return future
+        bell, keep = Bell(self._loop), attempt_id is not None
+        asked = limit, max_bytes, invisible_for, queue, filter, attempt_id
+        look = self._pops.first_look(bell, group, topic, wait, *asked)
+        looked = self._looks.join(look, abandoned=partial(self._pops.abandon, keep))
+        looked.add_done_callback(partial(self._looked, future, bell, keep))
+        future.add_done_callback(partial(_cancel_too, looked))
+        return future
+
+    def call(self, method: str, *given: Any, **named: Any) -> asyncio.Future[Any]:
+        """Makes any other call of the store, by its name, in a thread of its own."""
+        return self.run(partial(getattr(self._store, method), *given, **named))
+
+    def run(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Does any other work with the store in a thread of its own."""
+        future = self._loop.run_in_executor(self._call_threads, work)
+        self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
+        return future
+
+    # --- flow control ---
+
+    def room(self) -> asyncio.Future[None] | None:
+        """None if there is room for more messages; else a future that is done when there is."""
+        if self._queued < QUEUED_MAX:
+            return None
+        self._no_room.append(self._loop.create_future())
+        return self._no_room[-1]
+
+    def _release(self, size: int) -> None:
+        self._queued -= size
+        if self._queued <= QUEUED_MAX // 2 and self._no_room:
+            waiting, self._no_room = self._no_room, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    # --- pops ---
+
+    async def _look(self, look: Look, abandoned: Callable[[Looked], None]) -> Looked:
+        future = self._looks.join(look, abandoned=abandoned)
+        try:
+            looked: Looked = await future
+            return looked
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                # The look had ended, and this turn of the loop would have passed its result on.
+                self._lane_threads.submit(abandoned, future.result())
+            raise
+
+    def _looked(
+        self,
+        future: asyncio.Future[list[Popped]],
+        bell: Bell,
+        keep: bool,
+        looked: asyncio.Future[Looked],
+    ) -> None:
+        """Goes on with a pop that has looked for the first time."""
+        if looked.cancelled():
+            return
+        error = looked.exception()
+        if future.done():
+            if error is None:  # cancelled between the look and this turn
+                self._lane_threads.submit(self._pops.abandon, keep, looked.result())
+        elif error is not None:
+            future.set_exception(error)
+        else:
+            found, poll = looked.result()
+            if poll is None or found or self._is_ending:
+                if poll is not None:
+                    poll.end()
+                future.set_result(found)
+                return
+            task = self._loop.create_task(self._pops.wait(bell, poll, found, keep=keep))
+            self._polls.add(task)
+            task.add_done_callback(partial(self._polled, future, keep))
+            future.add_done_callback(partial(_cancel_too, task))
+
+    def _polled(
+        self, future: asyncio.Future[list[Popped]], keep: bool, task: asyncio.Task[list[Popped]]
+    ) -> None:
+        self._polls.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if future.done():
+            if error is None:  # cancelled between the poll's end and this turn
+                self._lane_threads.submit(self._pops.abandon, keep, (task.result(), None))
+        elif error is None:
+            future.set_result(task.result())
+        else:
+            future.set_exception(error)
+
+    # --- steps of the lanes, in a thread ---
+
+    def _put_all(self, asked: Sequence[Sequence[Message]]) -> list[Any]:
+        """Puts the messages of several calls by one put. If one of them is illegal, each half is
+        put by itself, so that the illegal one ends up alone.
+        """
+        if len(asked) == 1:
+            return [_outcome(self._store.put_batch, asked[0])]
+        together = [message for messages in asked for message in messages]
+        try:
+            results = self._store.put_batch(together)
+        except CallerError:
+            half = len(asked) // 2
+            return self._put_all(asked[:half]) + self._put_all(asked[half:])
+        except StoreError as e:
+            return [e] * len(asked)
+        return _parts(results, asked)
+
+    def _ack_all(self, asked: Sequence[Sequence[str]]) -> list[Any]:
+        if len(asked) == 1:
+            return [_outcome(self._store.ack_batch, asked[0])]
+        together = [receipt for receipts in asked for receipt in receipts]
+        try:
+            results = self._store.ack_batch(together)
+        except StoreError as e:
+            return [e] * len(asked)
+        return _parts(results, asked)
+
+    def _change_all(self, asked: Sequence[Changed]) -> list[Any]:
+        change = self._store.change_invisible
+        return [
+            _outcome(partial(change, gives_back=gives_back), receipt, seconds)
+            for receipt, seconds, gives_back in asked
+        ]
+
+    # --- the end ---
+
+    def end_polls(self) -> None:
+        """Answers the pops that wait; from here on none is taken."""
+        self._is_ending = True
+        self._pops.end()
+
+    async def close(self) -> None:
+        """Waits for all calls that were taken, and ends the threads."""
+        self.end_polls()
+        if self._polls:
+            await asyncio.wait(self._polls)
+        for lane in (self._puts, self._acks, self._changes, self._looks):
+            await lane.idle()
+        if self._calls:
+            await asyncio.wait(self._calls)
+        self._lane_threads.shutdown(wait=False)
+        self._call_threads.shutdown(wait=False)
+
+
+def _look_all(looks: Sequence[Look]) -> list[Any]:
+    return [_outcome(look) for look in looks]
+
+
+def _outcome(call: Callable[..., Any], *given: Any) -> Any:
+    """The result of a call, or its error."""
+    try:
+        return call(*given)
+    except Exception as e:
+        return e
+
+
+def _parts(results: Sequence[T], asked: Sequence[Sequence[Any]]) -> list[Any]:
+    """The results of a call that was made for several callers, for each of them."""
+    parts: list[Any] = []
+    at = 0
+    for one in asked:
+        parts.append(results[at : at + len(one)])
+        at += len(one)
+    return parts
+
+
+def _cancel_too(other: asyncio.Future[Any], future: asyncio.Future[Any]) -> None:
+    if future.cancelled():
+        other.cancel()

@@ -1,0 +1,175 @@
+"""Lanes: calls of one kind that wait for a thread, and are made together.
+
+The idea: a call joins its lane in the loop, and gets a future. When the turn of the loop is over,
+one thread takes all calls that came in it, in one step; while it works, the next ones collect. So a
+busy server makes few large steps, and an idle one answers at once. In an ordered lane one step runs
+at a time. In another one a step that takes longer than `_STUCK` lets the next one begin beside it.
+
+Invariants: calls of an ordered lane are made in the order in which they came; each future gets its
+result or its error in the loop's thread; the result of a call whose future was cancelled goes to
+the call's `abandoned`, if it was made at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+from typing import Any, Final
+
+from kvstore.errors import StoreClosed, StoreError
+
+_STUCK: Final = 0.005
+"""Seconds after which a step is taken to wait for a disk."""
+_SIDE_BY_SIDE: Final = 8
+"""Steps of one lane that run at a time."""
+
+
+class Joined:
+    """A call that joined a lane: what it asks for, the bytes that it holds, and its future."""
+
+    __slots__ = ("abandoned", "asked", "future", "size")
+
+    def __init__(
+        self,
+        asked: Any,
+        size: int,
+        future: asyncio.Future[Any],
+        abandoned: Callable[[Any], None] | None,
+    ) -> None:
+        self.asked = asked
+        self.size = size
+        self.future = future
+        self.abandoned = abandoned
+
+
+Step = Callable[[Sequence[Any]], list[Any]]
+"""Makes calls, given what they ask for; their results, or errors, in order. It does not raise."""
+
+
+class Lane:
+    """The calls of one kind; see the module. A step makes up to `count_max` calls, and those beyond
+    the first only as long as all together hold up to `bytes_max`. `released` is told the bytes of
+    calls that have ended.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        threads: Executor,
+        step: Step,
+        released: Callable[[int], None],
+        *,
+        ordered: bool = False,
+        count_max: int = 1024,
+        bytes_max: int = 4 << 20,
+    ) -> None:
+        self._loop = loop
+        self._threads = threads
+        self._step = step
+        self._released = released
+        self._ordered = ordered
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+        self._waiting: deque[Joined] = deque()
+        self._running = 0
+        self._begun_at = 0.0
+        self._is_due = False
+        self._has_timer = False
+        self._idle: list[asyncio.Future[None]] = []
+
+    def join(
+        self, asked: Any, size: int = 0, abandoned: Callable[[Any], None] | None = None
+    ) -> asyncio.Future[Any]:
+        """Adds a call; called in the loop's thread."""
+        future = self._loop.create_future()
+        self._waiting.append(Joined(asked, size, future, abandoned))
+        if not self._running:
+            if not self._is_due:
+                self._is_due = True
+                # Behind all that is ready in this turn of the loop.
+                self._loop.call_soon(self._begin)
+        elif not self._ordered and not self._has_timer:
+            self._has_timer = True
+            self._loop.call_later(_STUCK, self._look)
+        return future
+
+    async def idle(self) -> None:
+        """Waits until no call is left."""
+        while self._waiting or self._running:
+            future = self._loop.create_future()
+            self._idle.append(future)
+            await future
+
+    def _begin(self) -> None:
+        self._is_due = False
+        joined = self._take()
+        if not joined:
+            return
+        self._running += 1
+        self._begun_at = self._loop.time()
+        try:
+            self._threads.submit(self._run, joined)
+        except RuntimeError:
+            self._ended(joined, [StoreClosed("the server has ended")] * len(joined))
+
+    def _look(self) -> None:
+        """Begins another step if calls wait and the steps under way seem to be stuck."""
+        self._has_timer = False
+        if not self._waiting:
+            return
+        if self._running < _SIDE_BY_SIDE and self._loop.time() - self._begun_at >= _STUCK:
+            self._begin()
+        if self._waiting:
+            self._has_timer = True
+            self._loop.call_later(_STUCK, self._look)
+
+    def _take(self) -> list[Joined]:
+        taken: list[Joined] = []
+        size = 0
+        while self._waiting and len(taken) < self._count_max:
+            size += self._waiting[0].size
+            if taken and size > self._bytes_max:
+                break
+            one = self._waiting.popleft()
+            if one.future.cancelled():
+                self._released(one.size)
+            else:
+                taken.append(one)
+        return taken
+
+    def _run(self, joined: list[Joined]) -> None:
+        """In a thread: one step."""
+        try:
+            results = self._step([one.asked for one in joined])
+        except BaseException as e:
+            results = [e] * len(joined)
+        with suppress(RuntimeError):  # the loop is gone, and its callers with it
+            self._loop.call_soon_threadsafe(self._ended, joined, results)
+
+    def _ended(self, joined: list[Joined], results: list[Any]) -> None:
+        self._running -= 1
+        if self._waiting:
+            self._begin()
+        for one, result in zip(joined, results, strict=True):
+            if one.size:
+                self._released(one.size)
+            if one.future.cancelled():
+                if one.abandoned is not None and not isinstance(result, BaseException):
+                    self._threads.submit(one.abandoned, result)
+            elif isinstance(result, BaseException):
+                # Each caller raises an error of its own: a shared one would collect the tracebacks
+                # of all.
+                one.future.set_exception(
+                    copy.copy(result) if isinstance(result, StoreError) else result
+                )
+            else:
+                one.future.set_result(result)
+        if not self._waiting and not self._running:
+            for idle in self._idle:
+                if not idle.done():
+                    idle.set_result(None)
+            self._idle.clear()

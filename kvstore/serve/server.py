@@ -1,0 +1,55 @@
+"""The server: a store, its gatherer and its doors, from the first `ready` to the last reply.
+
+The idea: doors start one after the other, and stop together. Stopping drains: no new requests, pops
+that wait are answered, what was taken is made; then the store is closed by its owner.
+
+Invariants: if a door can't start, the doors before it are stopped; all that was taken before the
+stop is made, and answered if that takes no longer than `DRAIN` seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from kvstore.api.store import Store
+from kvstore.serve.door import Door, MakesDoor
+from kvstore.serve.gatherer import Gatherer
+
+DRAIN: Final = 8.0
+"""Seconds that requests under way have when the server ends; the store's closing comes behind."""
+
+
+class Server:
+    """Serves a store; see the module. It is made and run in the loop."""
+
+    def __init__(self, store: Store, makers: Iterable[MakesDoor]) -> None:
+        self._store = store
+        self._makers = list(makers)
+        self._stopping = asyncio.Event()
+        self.doors: list[Door] = []
+        """Those that are open."""
+
+    async def run(self, ready: Callable[[Door], None]) -> None:
+        """Opens the doors, calls `ready` with each, and serves until `stop` is called."""
+        gatherer = Gatherer(self._store)
+        loop = asyncio.get_running_loop()
+        try:
+            for make in self._makers:
+                door = make(loop, self._store, gatherer)
+                await door.start()
+                self.doors.append(door)
+                if len(self.doors) == 1:
+                    self._store._say_served(door.url)
+                ready(door)
+            await self._stopping.wait()
+        finally:
+            gatherer.end_polls()
+            await asyncio.gather(*(door.stop(DRAIN) for door in self.doors))
+            self._store._say_served("")
+            await gatherer.close()
+
+    def stop(self) -> None:
+        """Lets `run` drain and end; called in the loop."""
+        self._stopping.set()

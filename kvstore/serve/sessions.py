@@ -1,0 +1,217 @@
+"""Sessions: a server's knowledge of its clients, also while no connection is there.
+
+The idea: a session counts what it sends, and keeps it until the client confirms it, so that a new
+connection goes on where the last one broke (docs/protocol.md).
+
+Invariants: each request is made once, whatever becomes of its connections; a session without a
+connection lets no pop wait, and ends after `SESSION_KEPT`; what is kept for a client has
+`UNCONFIRMED_MAX` bytes at most, and the replies to its requests under way, which are bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from kvstore.errors import FormatError
+from kvstore.serve.questions import Questions
+from kvstore.wire.frames import LENGTH, SESSION_KEPT, UNCONFIRMED_MAX, UNDER_WAY_MAX
+
+_REQUEST_COSTS: Final = 8 << 10
+_POP_COSTS: Final = 1 << 10
+"""Bytes that a request counts as, beside its own: for its reply, and what it holds meanwhile."""
+
+
+class ClientLink(Protocol):
+    """A session's connection."""
+
+    def write(self, data: bytes) -> None:
+        """Sends a frame, soon."""
+
+    def drop(self) -> None:
+        """Breaks it off."""
+
+    def check(self) -> None:
+        """Reads on, or not, as the session is now."""
+
+
+class UnderWay:
+    """A request that is being made. `waits` says that it is a pop, or a checker, that would wait
+    for a client that went away; `end` ends a checker.
+    """
+
+    __slots__ = ("end", "future", "method", "questions", "size", "waits")
+
+    def __init__(self, method: str, *, waits: bool) -> None:
+        self.method = method
+        self.size = 0
+        self.waits = waits
+        self.future: asyncio.Future[Any] | None = None
+        self.end: Callable[[], None] | None = None
+        self.questions: Questions | None = None
+
+
+class ClientSession:
+    """One client, as the server knows it; see the module."""
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.link: ClientLink | None = None
+        self.requests: dict[int, UnderWay] = {}
+        self.under_way_bytes = 0
+        self.last_id = 0
+        """The highest id of a request that came."""
+        self.cut_short: set[int] = set()
+        """Pops that were ended because the connection broke; the client sends them again."""
+        self.end_timer: asyncio.TimerHandle | None = None
+        self._unconfirmed: deque[bytes] = deque()
+        self._unconfirmed_bytes = 0
+        self._confirmed = 0
+        """How many frames the client has confirmed since the session began."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more is to be read from the client for now."""
+        return self.under_way_bytes >= UNDER_WAY_MAX
+
+    def check_confirmed(self, unsent: int) -> None:
+        """`FormatError` if the client reads, but does not confirm; so many bytes were not sent."""
+        if self._unconfirmed_bytes - unsent > UNCONFIRMED_MAX:
+            raise FormatError(
+                f"the client has not confirmed {self._unconfirmed_bytes} bytes of replies; it must "
+                f"confirm before {UNCONFIRMED_MAX}"
+            )
+
+    def send(self, body: bytes) -> None:
+        """Sends a reply, a failure or an event, and keeps it."""
+        framed = LENGTH.pack(len(body)) + body
+        self._unconfirmed.append(framed)
+        self._unconfirmed_bytes += len(framed)
+        if self.link is not None:
+            self.link.write(framed)
+
+    def confirm(self, total: Any) -> None:
+        """Forgets what the client says it has; `FormatError` for a number that can't be."""
+        if type(total) is not int or not (
+            self._confirmed <= total <= self._confirmed + len(self._unconfirmed)
+        ):
+            sent = self._confirmed + len(self._unconfirmed)
+            raise FormatError(f"the client confirms {total!r} frames; it was sent {sent}")
+        while self._confirmed < total:
+            self._unconfirmed_bytes -= len(self._unconfirmed.popleft())
+            self._confirmed += 1
+
+    def send_missing(self, link: ClientLink) -> None:
+        """Sends by a new connection what the last one may have lost."""
+        self.link = link
+        for framed in self._unconfirmed:
+            link.write(framed)
+
+    def is_new(self, number: Any) -> bool:
+        """Whether a request has to be made: its id is higher than all before, or it is a pop that
+        was cut short. `FormatError` for an id that is none.
+        """
+        if type(number) is not int or not 0 < number < 1 << 63:
+            raise FormatError(f"a request has the id {number!r}; it must be a number from 1 on")
+        if number in self.cut_short:
+            self.cut_short.discard(number)
+            return True
+        if number <= self.last_id:
+            return False
+        self.last_id = number
+        return True
+
+    def begin(self, number: int, request: UnderWay) -> None:
+        """Notes a request that is being made."""
+        self.requests[number] = request
+        request.size += _POP_COSTS if request.waits else _REQUEST_COSTS
+        self.under_way_bytes += request.size
+
+    def ended(self, number: int) -> None:
+        """Notes that it is made."""
+        request = self.requests.pop(number, None)
+        if request is not None:
+            was_full = self.is_full
+            self.under_way_bytes -= request.size
+            if was_full and self.link is not None:
+                self.link.check()
+
+    def cancel(self, number: int) -> None:
+        """Takes a request back, if it is under way."""
+        request = self.requests.get(number)
+        if request is None:
+            return
+        if request.end is not None:
+            request.end()
+        elif request.future is not None:
+            request.future.cancel()
+
+    def cut(self) -> None:
+        """The connection is gone: nothing waits for a client that may not come back."""
+        self.link = None
+        for number, request in list(self.requests.items()):
+            if request.waits and request.future is not None and not request.future.done():
+                self.cut_short.add(number)
+                self.ended(number)
+                request.future.cancel()
+
+    def end(self) -> None:
+        """Forgets all; what is under way is made, and its reply goes nowhere."""
+        self.cut()
+        for request in list(self.requests.values()):
+            if request.end is not None:
+                request.end()
+        self.requests.clear()
+        self._unconfirmed.clear()
+        self._unconfirmed_bytes = 0
+
+
+class Sessions:
+    """The sessions of a door."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._by_key: dict[bytes, ClientSession] = {}
+
+    def get(self, key: bytes) -> tuple[ClientSession, bool]:
+        """The session of a client that connects, and whether it was known."""
+        known = self._by_key.get(key)
+        if known is None:
+            known = self._by_key[key] = ClientSession(key)
+            return known, False
+        if known.link is not None:
+            link = known.link
+            known.cut()
+            link.drop()  # the client knows before the server that it is broken
+        if known.end_timer is not None:
+            known.end_timer.cancel()
+        return known, True
+
+    def lost(self, session: ClientSession) -> None:
+        """A session's connection is gone; it is kept for a while."""
+        session.cut()
+        session.end_timer = self._loop.call_later(SESSION_KEPT, self.end, session)
+
+    def end(self, session: ClientSession) -> None:
+        """Ends a session."""
+        if session.end_timer is not None:
+            session.end_timer.cancel()
+        if self._by_key.get(session.key) is session:
+            del self._by_key[session.key]
+        session.end()
+
+    def end_all(self) -> None:
+        """Ends all sessions."""
+        for session in list(self._by_key.values()):
+            self.end(session)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests are under way that will have a reply."""
+        return any(
+            request.end is None
+            for session in self._by_key.values()
+            for request in session.requests.values()
+        )

@@ -1,0 +1,68 @@
+"""The table of calls: which calls of a store go over the protocol, and how.
+
+The idea: the calls are those of `Store`; their results have the types that its signatures say. The
+table says the rest: what a repeat of a call does whose reply was lost, and whether it may run for
+long. A call that is added to `Store` is added here by a line, and a test fails until it is.
+
+Invariant: client and server have the same table, which belongs to the protocol's version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final, Literal, get_type_hints
+
+import msgspec
+
+from kvstore.api.store import Store
+from kvstore.errors import FormatError
+from kvstore.wire.values import ack_results, result_reader
+
+Repeat = Literal["again", "ids", "never"]
+"""The repeat of a call that may have been made: it is made again; messages are looked for by their
+ids first; it is not made.
+"""
+
+_AGAIN: Final = (
+    "get", "pull", "query", "read_at", "find", "find_in", "offset_at", "bounds", "pop",
+    "ack_batch", "group_stats", "topics", "topics_of", "topic", "alter_topic", "groups",
+    "groups_of", "group", "alter_group", "commit_offset", "commit_offsets", "committed_offset",
+    "offset_history", "reset_offset", "lag", "commit", "commit_batch", "commit_in", "rollback",
+    "rollback_batch", "rollback_in", "transactions", "transactions_in", "prepared", "prepared_in",
+    "cancel", "cancel_in", "timer", "timer_in", "timers", "timers_in", "schedules",
+    "schedules_in", "schedule_info", "next_firings", "pause_schedule", "resume_schedule",
+    "namespaces", "import_rocketmq_config", "flush", "checkpoint", "seal", "apply_retention",
+    "stats", "segments", "catalog", "verify", "on_check",
+)  # fmt: skip
+_IDS: Final = ("put_batch", "prepare_batch")
+_NEVER: Final = (
+    "change_invisible", "redrive", "create_topic", "create_topics", "delete_topic",
+    "delete_topics", "create_group", "create_groups", "delete_group", "delete_groups",
+    "change_delay", "change_delay_in", "schedule", "delete_schedule", "create_namespace",
+    "delete_namespace", "export_rocketmq", "export_rocketmq_store",
+)  # fmt: skip
+
+REPEATS: Final[dict[str, Repeat]] = {
+    **dict.fromkeys(_AGAIN, "again"),
+    **dict.fromkeys(_IDS, "ids"),
+    **dict.fromkeys(_NEVER, "never"),
+}
+"""The calls, and what a repeat of each does."""
+
+HAVE_PROGRESS: Final = frozenset({"segments", "verify", "export_rocketmq_store"})
+
+
+@cache
+def _reader(method: str) -> Callable[[Any], Any]:
+    kind = get_type_hints(getattr(Store, method))["return"] if method in REPEATS else None
+    return result_reader(list[Any] if method == "ack_batch" else kind)
+
+
+def read_result(method: str, data: Any) -> Any:
+    """A call's result, of its bytes; `FormatError`."""
+    try:
+        found = _reader(method)(data)
+    except (msgspec.DecodeError, TypeError, ValueError, OverflowError) as e:
+        raise FormatError(f"the result of {method} can't be read: {e}") from None
+    return ack_results(found) if method == "ack_batch" else found

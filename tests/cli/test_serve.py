@@ -1,0 +1,75 @@
+"""`kvmq serve`, and the verbs that find its socket by themselves."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from tests.cli.conftest import Kvmq
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Path]:
+    """A folder with a server."""
+    folder = tmp_path / "s"
+    command = [sys.executable, "-m", "kvstore", "serve", str(folder), "--create", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    ready = json.loads(process.stdout.readline())
+    assert ready == {
+        "door": "local protocol",
+        "url": f"kvmq+unix://{folder}/kvmq.sock",
+        "pid": process.pid,
+    }
+    yield folder
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    assert b"SIGTERM: draining" in process.stderr.read()
+    process.stdout.close()
+    process.stderr.close()
+
+
+def test_verbs_use_the_server_of_a_folder(served: Path, kvmq: Kvmq) -> None:
+    for words in (
+        ("topic", "create", "DIR", "t", "--queues", "1"),
+        ("group", "create", "DIR", "g"),
+        ("put", "DIR", "t", "--body", "hello"),
+        ("topic", "list", "DIR"),
+        ("pull", "DIR", "t", "--queue", "0"),
+        ("stats", "DIR"),
+        ("verify", "DIR"),
+        ("top", "DIR", "--once", "--interval", "0.1"),
+        ("work", "DIR", "g", "t", "--until-empty", "--", "true"),
+    ):
+        ran = kvmq(*(str(served) if word == "DIR" else word for word in words))
+        assert ran.code == 0, (words, ran.err)
+    with kvstore.connect(served) as store:
+        assert store.group_stats("g", "t")[0].lag == 0
+
+
+def test_a_second_start_and_a_verb_that_needs_the_store_say_who_serves(
+    served: Path, kvmq: Kvmq
+) -> None:
+    policy = served.parent / "policy.toml"
+    policy.write_text('hot_for = 1\nwarm = "warm"\n')
+    for words in (("serve", str(served)), ("tier", "run", str(served), "--policy", str(policy))):
+        ran = kvmq(*words, "--json")
+        assert (ran.code, ran.error["error"]) == (1, "StoreServed")
+        assert "kvmq.sock" in ran.error["message"]
+
+
+def test_a_folder_without_a_store_and_an_open_address_are_refused(
+    tmp_path: Path, kvmq: Kvmq
+) -> None:
+    ran = kvmq("serve", str(tmp_path / "none"), "--json")
+    assert (ran.code, ran.error["error"]) == (1, "StoreNotFound")
+    ran = kvmq("serve", str(tmp_path / "s"), "--create", "--listen", "kvmq://0.0.0.0:7", "--json")
+    assert (ran.code, ran.error["error"]) == (1, "NotPermitted")

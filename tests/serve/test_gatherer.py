@@ -1,0 +1,190 @@
+"""The gatherer: calls of many are made together, and each caller gets the answer to its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from kvstore import Message, MessageIllegal, PutResult, ReceiptIllegal, Store, StoreClosed
+from kvstore.serve.gatherer import QUEUED_MAX, Gatherer
+from tests.support import inside
+from tests.support.popping import bodies
+
+pytestmark = pytest.mark.group()
+Served = Callable[[Callable[[Gatherer], Awaitable[Any]]], Any]
+
+
+@pytest.fixture
+def served(store: Store) -> Served:
+    """Runs a coroutine function with a gatherer of the store, and closes that."""
+
+    def run(test: Callable[[Gatherer], Awaitable[Any]]) -> Any:
+        async def main() -> Any:
+            gatherer = Gatherer(store)
+            try:
+                return await test(gatherer)
+            finally:
+                await gatherer.close()
+
+        return asyncio.run(asyncio.wait_for(main(), 60))
+
+    return run
+
+
+@pytest.fixture
+def batches(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the batches that the store was given."""
+    sizes: list[int] = []
+    put = store.put_batch
+
+    def noted(messages: Sequence[Message]) -> list[PutResult]:
+        sizes.append(len(messages))
+        return put(messages)
+
+    monkeypatch.setattr(store, "put_batch", noted)
+    return sizes
+
+
+def message(body: str, **fields: Any) -> Message:
+    return Message("t", body.encode(), queue=0, **fields)
+
+
+def test_the_puts_of_one_turn_of_the_loop_are_one_batch_in_order(
+    served: Served, store: Store, batches: list[int]
+) -> None:
+    async def test(gatherer: Gatherer) -> list[list[PutResult]]:
+        puts = [gatherer.put([message(str(i))] * (i % 3 + 1), 10) for i in range(50)]
+        return await asyncio.gather(*puts)
+
+    found = served(test)
+    assert batches == [sum(i % 3 + 1 for i in range(50))]
+    assert [len(results) for results in found] == [i % 3 + 1 for i in range(50)]
+    offsets = [result.offset for results in found for result in results]
+    assert offsets == list(range(len(offsets)))
+
+
+def test_an_illegal_message_fails_its_own_put_alone(served: Served, store: Store) -> None:
+    async def test(gatherer: Gatherer) -> list[Any]:
+        puts = [gatherer.put([message(str(i), flags=-(i in (3, 7)))], 10) for i in range(10)]
+        return await asyncio.gather(*puts, return_exceptions=True)
+
+    found = served(test)
+    assert [i for i, one in enumerate(found) if isinstance(one, MessageIllegal)] == [3, 7]
+    held = store.pull("t", 0, 0).messages
+    assert [m.body for m in held] == [b"0", b"1", b"2", b"4", b"5", b"6", b"8", b"9"]
+
+
+def test_acks_of_many_callers_go_together_and_each_learns_of_its_own(
+    served: Served, store: Store
+) -> None:
+    store.put_batch([message(str(i)) for i in range(4)])
+
+    async def test(gatherer: Gatherer) -> Any:
+        popped = await gatherer.pop("g", "t", 4)
+        receipts = [p.receipt for p in popped]
+        return await asyncio.gather(
+            gatherer.ack(receipts[:2]), gatherer.ack(["none"]), gatherer.ack(receipts[2:])
+        )
+
+    first, wrong, last = served(test)
+    assert (first, last) == ([True, True], [True, True])
+    assert isinstance(wrong[0], ReceiptIllegal)
+    assert store.group_stats("g", "t")[0].in_flight == 0
+
+
+def test_waiting_pops_hold_no_thread_and_are_woken_by_puts(served: Served, store: Store) -> None:
+    async def test(gatherer: Gatherer) -> list[bytes]:
+        before = threading.active_count()
+        polls = [gatherer.pop("g", "t", wait=50) for _ in range(200)]
+        while len(inside.waiting_polls(gatherer)) < 200:
+            await asyncio.sleep(0.01)
+        assert threading.active_count() - before < 30
+        for i in range(200):
+            await gatherer.put([message(str(i))], 10)
+        return [body for poll in polls for body in bodies(await poll)]
+
+    assert sorted(served(test)) == sorted(str(i).encode() for i in range(200))
+
+
+def test_a_cancelled_pop_gives_back_what_it_would_have_taken(served: Served, store: Store) -> None:
+    async def test(gatherer: Gatherer) -> list[int]:
+        waiting = gatherer.pop("g", "t", wait=50)
+        while not inside.waiting_polls(gatherer):
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+        await gatherer.put([message("x")], 10)
+        early = gatherer.pop("g", "t")
+        await asyncio.sleep(0)
+        early.cancel()
+        return [p.attempt for p in await gatherer.pop("g", "t", wait=5)]
+
+    assert served(test) == [1]
+
+
+def test_pops_that_wait_are_answered_when_the_server_ends_and_later_ones_refused(
+    served: Served,
+) -> None:
+    async def test(gatherer: Gatherer) -> None:
+        waiting = gatherer.pop("g", "t", wait=50)
+        while not inside.waiting_polls(gatherer):
+            await asyncio.sleep(0.01)
+        gatherer.end_polls()
+        assert await waiting == []
+        with pytest.raises(StoreClosed):
+            await gatherer.pop("g", "t")
+
+    served(test)
+
+
+def test_a_door_is_told_to_wait_while_too_many_bytes_wait_to_be_put(
+    served: Served, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = threading.Event()
+    put = store.put_batch
+
+    def slowly(messages: Sequence[Message]) -> list[PutResult]:
+        held.wait(10)
+        return put(messages)
+
+    monkeypatch.setattr(store, "put_batch", slowly)
+
+    async def test(gatherer: Gatherer) -> None:
+        assert gatherer.room() is None
+        first = gatherer.put([message("x")], QUEUED_MAX)
+        room = gatherer.room()
+        assert room is not None
+        held.set()
+        await room
+        await first
+        assert gatherer.room() is None
+
+    served(test)
+
+
+def test_a_call_that_hangs_holds_up_no_other(
+    served: Served, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("t", b"x")
+    held, begin = threading.Event(), inside.begin_pop(store)
+    first = [True]
+
+    def slowly(*given: Any) -> Any:
+        if first.pop() if first else False:
+            held.wait(10)
+        return begin(*given)
+
+    inside.set_begin_pop(store, slowly)
+
+    async def test(gatherer: Gatherer) -> None:
+        stuck = gatherer.pop("g", "t")
+        await asyncio.sleep(0.02)
+        assert len(await gatherer.pop("g", "t")) == 1
+        assert not stuck.done()
+        held.set()
+        assert await stuck == []
+
+    served(test)

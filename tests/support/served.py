@@ -1,0 +1,99 @@
+"""Served stores in the test's own process: the server has a thread, the test is a client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import kvstore
+from kvstore import ServedStore, Store, StoreConfig
+from kvstore.client.served_calls import Requests
+from kvstore.client.socket_link import SocketLink
+from kvstore.clock import SystemClock
+from kvstore.serve.local_door import LocalDoor
+from kvstore.serve.server import Server
+from kvstore.wire.addresses import Address, socket_of
+
+
+class ServerThread:
+    """A server with one door, in a thread of its own."""
+
+    def __init__(self, store: Store, address: Address | None = None) -> None:
+        self.store = store
+        self.url = ""
+        self._address = socket_of(store.path) if address is None else address
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: Server | None = None
+        self._failure: BaseException | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="test-server")
+        self._thread.start()
+        self._ready.wait(30)
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as e:
+            self._failure = e
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._server = Server(self.store, [partial(LocalDoor, self._address)])
+        await self._server.run(lambda door: self._is_ready(door.url))
+
+    def _is_ready(self, url: str) -> None:
+        self.url = url
+        self._ready.set()
+
+    def stop(self) -> None:
+        """Drains it; the store stays open."""
+        if self._loop is not None and self._server is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._server.stop)
+        self._thread.join(30)
+
+
+@contextlib.contextmanager
+def serving(store: Store, address: Address | None = None) -> Iterator[ServerThread]:
+    """A server of an open store, for the time of the block."""
+    server = ServerThread(store, address)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+class OwnServer(ServedStore):
+    """A client of a server of its own; both end together. `store` is the one that is served."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._server = ServerThread(store)
+        clock = SystemClock()
+        link = SocketLink(socket_of(store.path), clock, 30.0)
+        super().__init__(link, Requests(clock), self._server.url)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)  # what is no call is the store's itself
+
+    def close(self) -> None:
+        super().close()
+        self._server.stop()
+        self.store.close()
+
+
+def open_served(path: Path, config: StoreConfig, **given: Any) -> Store:
+    """As `kvstore.open`, by a server of its own; one that is open read-only is not served."""
+    store = kvstore.open(path, config, **given)
+    if given.get("read_only"):
+        return store
+    return cast(Store, OwnServer(store))
