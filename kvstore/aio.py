@@ -104,6 +104,7 @@ class _Calls:
     change_invisible = _awaited(SyncStore.change_invisible)
     redrive = _awaited(SyncStore.redrive)
     group_stats = _awaited(SyncStore.group_stats)
+    group_topics = _awaited(SyncStore.group_topics)
     create_topic = _awaited(SyncStore.create_topic)
     create_topics = _awaited(SyncStore.create_topics)
     topics = _awaited(SyncStore.topics)
