@@ -60,6 +60,7 @@ LONG: Final = (
     "tests/crash/test_threads_of_aio.py",
     "tests/crash/test_torn.py",
     "tests/api/test_states.py",
+    "tests/serve/http/test_admin_page.py",
     "tests/tiering/operations/erase/test_kill.py",
     "tests/tiering/spark",
     "tests/tiering/catalog/test_same_answers.py",
