@@ -65,6 +65,7 @@ DOOR: Final = "HTTP door"
 """The name of the door, for people and for metrics."""
 BODY_MAX: Final = 64 << 10
 _THREADS: Final = 4
+_WATCH_THREADS: Final = 2
 _COOKIE: Final = "kvmq_session"
 _TOKEN: Final = "x-kvmq-token"
 _BEARER: Final = "bearer "
@@ -128,6 +129,8 @@ class HttpApplication:
         self._sessions = PageSessions(clock)
         self._failures = TokenBucket(_SIGN_INS, _SIGN_INS_AT_ONCE, clock)
         self._threads = ThreadPoolExecutor(_THREADS, "kvmq-http")
+        self._watched = ThreadPoolExecutor(_WATCH_THREADS, "kvmq-watch")
+        """For health and metrics: pages that read slow archives must not hold these up."""
         self._live: tuple[float, asyncio.Future[dict[str, Any]]] | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(metrics)
@@ -140,6 +143,7 @@ class HttpApplication:
     def close(self) -> None:
         """Ends the threads, which have no work any more."""
         self._threads.shutdown(wait=False)
+        self._watched.shutdown(wait=False)
 
     def _routes(self) -> Router:
         return Router(
@@ -219,9 +223,9 @@ class HttpApplication:
 
     def _client(self, request: Request) -> tuple[Client, PageSession | None]:
         """Who a request comes from; `NotAuthenticated`, `LimitExceeded`."""
-        authorization = request.headers.get("authorization", "")
-        if authorization.lower().startswith(_BEARER):
-            return self._access.of_token(authorization[len(_BEARER) :].strip()), None
+        if _has_bearer(request):
+            token = request.headers["authorization"][len(_BEARER) :].strip()
+            return self._access.of_token(token), None
         session = self._sessions.find(request.cookies.get(_COOKIE, ""))
         if session is not None:
             self._access.check_current(session.client)
@@ -238,18 +242,21 @@ class HttpApplication:
     async def _in_thread(self, work: Callable[..., T], *given: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *given)
 
+    async def _watch(self, work: Callable[..., T], *given: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._watched, work, *given)
+
     # --- health and metrics ---
 
     async def _health(self, request: Request) -> Response:
         try:
-            await self._in_thread(self._store.stats)
+            await self._watch(self._store.stats)
         except StoreError:
             return PlainTextResponse("not up\n", 503)
         return PlainTextResponse("up\n")
 
     async def _readiness(self, request: Request) -> Response:
         try:
-            refusal = (await self._in_thread(self._store.stats)).refuses_puts
+            refusal = (await self._watch(self._store.stats)).refuses_puts
         except StoreError:
             refusal = "closed"
         if self.is_ending or refusal is not None:
@@ -262,7 +269,7 @@ class HttpApplication:
         self._limits.charge(client.name, 0)
         encoder, kind = choose_encoder(request.headers.get("accept", ""))
         with self._limits.connected(client.name):
-            text = await self._in_thread(encoder, self._registry)
+            text = await self._watch(encoder, self._registry)
         return Response(text, headers={"content-type": kind})
 
     # --- signing in ---
@@ -320,7 +327,7 @@ class HttpApplication:
             with self._limits.connected(client.name):
                 values = await self._in_thread(PAGES[path], self._context, query)
             holder = Response()
-            if session is None:
+            if session is None and not _has_bearer(request):
                 session = self._begin(holder, client)
             values |= {
                 "path": path,
@@ -357,8 +364,7 @@ class HttpApplication:
 
     async def _change(self, request: Request) -> Response:
         client, session = self._admitted(request)
-        is_program = request.headers.get("authorization", "").lower().startswith(_BEARER)
-        if not is_program:
+        if not _has_bearer(request):
             self._check_origin(request)
             if session is None or not session.has_token(request.headers.get(_TOKEN, "")):
                 raise NotAllowed("the change lacks the page's token; load the page again")
@@ -379,6 +385,11 @@ class HttpApplication:
 
 async def _no_such_page(scope: Scope, receive: Receive, send: Send) -> None:
     raise HTTPException(404, "there is no such page")
+
+
+def _has_bearer(request: Request) -> bool:
+    """Whether a program asks, with a token in a header, which no browser adds by itself."""
+    return request.headers.get("authorization", "").lower().startswith(_BEARER)
 
 
 def _wants_page(request: Request) -> bool:

@@ -5,8 +5,10 @@ Else a scrape looks at those that are chosen, and at some of the others, in turn
 that moved since its last look takes the place of the chosen one that has not moved for longest. So
 idle topics make room for busy ones within some scrapes, and a busy topic keeps its series.
 
-Invariants: at most `shown_max` are chosen, whose costs together are at most `costs_max`; a look at
-all costs at most that and `ahead` more; what costs more than `costs_max` by itself is never chosen.
+Invariants: at most `shown_max` are chosen, whose costs together are at most `costs_max`; the others
+that fill the room, and those that are looked at beside, cost at most that and `ahead`, or one
+thing's, more; what costs more than `costs_max` by itself is never chosen; each of the others has
+its turn.
 """
 
 from __future__ import annotations
@@ -74,12 +76,13 @@ class Chosen(Generic[K, V]):
     def _look_ahead(self, read: Read[K, V], values: dict[K, V], idle: list[K]) -> None:
         """Reads some of the others, and chooses those that moved, or for which there is room."""
         used = sum(self._costs[key] for key in self._shown)
-        until = self.looks + self._ahead
+        begun, until = self.looks, self.looks + self._ahead
         for _ in range(len(self._order)):
             key = self._order[self._at % len(self._order)]
             cost = self._costs[key]
             is_other = key not in self._shown and cost <= self._costs_max
-            if is_other and not self._has_room(used + cost) and self.looks + cost > until:
+            is_beyond = self.looks > begun and self.looks + cost > until
+            if is_other and is_beyond and not self._has_room(used + cost):
                 return  # the next look begins with this one
             self._at = (self._at + 1) % len(self._order)
             if not is_other:

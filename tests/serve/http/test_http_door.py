@@ -192,6 +192,12 @@ def test_of_too_many_sessions_the_oldest_ends(
     assert [guarded.ask("/", cookie=one).status for one in sessions] == [401, 200, 200]
 
 
+def test_a_program_with_a_token_gets_no_session(guarded: Serving) -> None:
+    answer = guarded.ask("/topics", authorization=f"Bearer {ADMIN}")
+    assert answer.status == 200
+    assert "set-cookie" not in answer.headers
+
+
 def test_a_client_above_its_limit_is_told_to_wait(
     store: Store, clock: VirtualClock, tmp_path: Path
 ) -> None:

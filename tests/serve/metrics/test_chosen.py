@@ -49,6 +49,17 @@ def test_what_costs_more_than_all_may_is_never_looked_at() -> None:
     assert seen == ["b"]
 
 
+def test_a_large_one_that_does_not_fit_holds_up_no_other() -> None:
+    chosen = Chosen[str, int](2, 3, 1)
+    costs = {"a": 1, "large": 3, "b": 1, "c": 1}
+    at = dict.fromkeys(costs, 0)
+    seen = set[str]()
+    for _ in range(6):
+        at["c"] += 1
+        seen |= chosen.look(costs, lambda k: (0, at[k])).keys()
+    assert "c" in seen
+
+
 @given(AMOUNTS, MOVES, st.integers(1, 6), st.integers(1, 40), st.integers(0, 20))
 def test_a_look_keeps_its_bounds_and_shows_true_values(
     costs: dict[int, int], moves: list[list[int]], shown: int, most: int, ahead: int
@@ -64,9 +75,9 @@ def test_a_look_keeps_its_bounds_and_shows_true_values(
         found = chosen.look(costs, lambda k: None if k in gone else (at[k], at[k]))
         assert len(found) <= shown
         assert sum(costs[key] for key in found) <= most
-        assert chosen.looks <= 2 * most + ahead
+        assert chosen.looks <= 2 * most + max(ahead, most)
         assert found == {key: at[key] for key in found}
         assert not gone & found.keys()
-        fit = [key for key in costs.keys() - gone if costs[key] <= most]
-        if len(fit) <= shown and sum(costs[key] for key in fit) <= most:
+        fit = [key for key in costs if costs[key] <= most]
+        if not gone & costs.keys() and len(fit) <= shown and sum(costs[key] for key in fit) <= most:
             assert found.keys() == set(fit)
