@@ -5,10 +5,12 @@ Else a scrape looks at those that are chosen, and at some of the others, in turn
 that moved since its last look takes the place of the chosen one that has not moved for longest. So
 idle topics make room for busy ones within some scrapes, and a busy topic keeps its series.
 
-Invariants: at most `shown_max` are chosen, whose costs together are at most `costs_max`; the others
-that fill the room, and those that are looked at beside, cost at most that and `ahead`, or one
-thing's, more; what costs more than `costs_max` by itself is never chosen; each of the others has
-its turn.
+Invariants:
+
+- At most `shown_max` are chosen, whose costs together are at most `costs_max`.
+- A look at others, beyond those that fill the room, costs at most `ahead`, or one thing's cost.
+- A thing that costs more than `costs_max` by itself is never chosen.
+- Each of the others has its turn.
 """
 
 from __future__ import annotations
