@@ -17,7 +17,7 @@ SOURCES = $(wildcard kvstore tiering pyspark_kvmq tests bench build_backend)
 
 COMPILED = $(wildcard kvstore/core/*.p[yx][xd] kvstore/core/*/*.p[yx][xd] build_backend/*.py)
 
-.PHONY: setup test test-all check demo bench bench-peers profiles mutants fuzz sanitize wheel clean
+.PHONY: setup test test-all check demo bench bench-peers pictures profiles mutants fuzz sanitize wheel clean
 .DELETE_ON_ERROR:
 
 setup: $(BUILT)
@@ -67,6 +67,10 @@ bench-peers: setup
 # Where the time goes, native frames included; writes docs/profiles.md.
 profiles: setup
 	$(BIN)/python -m bench.profiles $(ARGS)
+
+# Of the admin page, by a browser that the machine has; writes docs/admin-*.png.
+pictures: setup
+	$(BIN)/python -m tests.serve.http.pictures
 
 # Small faults, one at a time, that tests must notice; by hand, since it takes long. For instance:
 # make mutants ARGS=log

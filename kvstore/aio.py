@@ -193,6 +193,7 @@ class _WholeStore(_Calls):
     checkpoint = _awaited(SyncStore.checkpoint)
     seal = _awaited(SyncStore.seal)
     apply_retention = _awaited(SyncStore.apply_retention)
+    group_topics = _awaited(SyncStore.group_topics)
     stats = _awaited(SyncStore.stats)
     segments = _awaited(SyncStore.segments)
     catalog = _awaited(SyncStore.catalog)

@@ -322,6 +322,39 @@ class MessageNotFound(StoreError, LookupError):
     """No message has that id, or none begins at that position."""
 
 
+# --- a served store -------------------------------------------------------------------------
+
+
+class NotAuthenticated(StoreError):
+    """The server does not know who calls: credentials are missing, wrong, expired or changed."""
+
+
+class NotAllowed(CallerError):
+    """A known client has no right to do this. `action` is the right that it lacks, for `topic` and
+    `group`, each empty if it is not about one.
+    """
+
+    def __init__(self, message: str, action: str = "", topic: str = "", group: str = "") -> None:
+        super().__init__(message)
+        self.action = action
+        self.topic = topic
+        self.group = group
+
+
+class ExposureRefused(ConfigError):
+    """A door would listen beyond loopback without credentials or without TLS."""
+
+
+class LimitExceeded(StoreError):
+    """A client is above a limit of the server. `retry_after` are the seconds after which the same
+    request may go through; 0.0 if time alone does not help.
+    """
+
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 # --- damage ---------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from kvstore.api.calls import Calls
 from kvstore.api.namespace_view import Namespace
 from kvstore.config import StoreConfig
 from kvstore.core.popping.receipts import Popped
-from kvstore.engine import config_exchange, topic_changes
+from kvstore.engine import config_exchange, group_offsets, topic_changes
 from kvstore.engine.broker_folder import BrokerExport, export_broker_folder
 from kvstore.engine.config_exchange import ConfigImport
 from kvstore.engine.engine import Engine, ReadingEngine
@@ -38,6 +38,7 @@ from kvstore.opening.adopting import Adoption
 from kvstore.opening.recovery import Progress
 from kvstore.pop.pop import Poll
 from kvstore.pop.popped import check_wait
+from kvstore.process.durations import DurationStats
 from kvstore.process.forking import refuse_in_child
 from kvstore.rocketmq.export import ExportReport
 
@@ -209,12 +210,33 @@ class Store(Calls):
         self._check_open()
         engine = self._engine
         unread, delays = 0, engine.timer_rows.stats
+        appended, checkpoints = 0, DurationStats()
         if engine.log.writable:
             unread, delays = engine.upkeep.deleted_unread, engine.timers.stats
+            appended = engine.upkeep.appended()
+            checkpoints = engine.upkeep.checkpoint_durations.stats()
         expired = engine.group_progress.tables.expired
         return collect(
-            engine.context, self.recovery, engine.tiers, unread, expired, self.threads, delays()
+            engine.context,
+            self.recovery,
+            engine.tiers,
+            unread,
+            expired,
+            self.threads,
+            delays(),
+            appended,
+            checkpoints,
         )
+
+    def group_topics(self, group: str) -> list[str]:
+        """The names of the topics in which a group ever popped or committed, but for its own
+        dead-letter topics; `GroupNotFound`. A seek in RocksDB for each.
+
+        >>> store.group_topics("billing")  # doctest: +SKIP
+        ['orders']
+        """
+        self._check_open()
+        return group_offsets.topics_of(self._engine, group)
 
     def catalog(self) -> Catalog:
         """Which archives there are; `tiering` reads the rows."""

@@ -145,6 +145,10 @@ _VERBS: Final[dict[str, tuple[str, str]]] = {
         "kvstore.cli.admin.serve_verb",
         "Serve a store to other processes, until a signal.",
     ),
+    "token": (
+        "kvstore.cli.admin.token_verb",
+        "A token for a client of a served store.",
+    ),
     "top": ("kvstore.cli.admin.top", "A live screen of rates, lag, and what is in flight."),
     "stats": (
         "kvstore.cli.admin.stores",

@@ -137,6 +137,7 @@ class ServedCalls:
     change_invisible = _sent(Store.change_invisible)
     redrive = _sent(Store.redrive)
     group_stats = _sent(Store.group_stats)
+    group_topics = _sent(Store.group_topics)
     create_topic = _sent(Store.create_topic)
     create_topics = _sent(Store.create_topics)
     topics = _sent(Store.topics)

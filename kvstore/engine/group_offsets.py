@@ -160,12 +160,19 @@ def _topics_of(engine: Engine, group: GroupInfo, topic: str | None) -> list[Topi
     A group's own dead letters are not its work, so their topics are asked for by name: a redrive
     commits there too, and would add them to the others.
     """
-    if topic is not None:
-        return [engine.topics.get(topic)]
+    wanted = _names_of(engine, group) if topic is None else [topic]
+    return [engine.topics.get(name) for name in wanted]
+
+
+def topics_of(engine: Engine, group: str) -> list[str]:
+    """See `Store.group_topics`."""
+    return _names_of(engine, engine.groups.get(group))
+
+
+def _names_of(engine: Engine, group: GroupInfo) -> list[str]:
     names = map(engine.topics.name_of, engine.offsets.topics(group.id))
     letters = group.dead_letter_topics
-    wanted = sorted(name for name in names if name is not None and name not in letters)
-    return [engine.topics.get(name) for name in wanted]
+    return sorted(name for name in names if name is not None and name not in letters)
 
 
 def _lags(engine: Engine, group: GroupInfo, topic: Topic) -> Iterable[Lag]:

@@ -23,6 +23,7 @@ from kvstore.index.keys import RUNS, read_run_key, segment_range
 from kvstore.index.runs import HEADER, count_of, unpack_many
 from kvstore.opening.recovery import Progress, RecoveryReport
 from kvstore.process.background import Background, ThreadStats
+from kvstore.process.durations import DurationStats
 from kvstore.timing.delayed_message import DelayStats
 
 _ENTRIES: Final = 1 << 17
@@ -39,7 +40,9 @@ class StoreStats(msgspec.Struct, frozen=True):
     that pops passed over since then because they had expired. `recovery` is what opening the store
     did. `tiers` are the archives' (the log's is not among them). `threads` are those that work by
     themselves in this process; a store that is opened read-only has none. `delays` are of delayed
-    messages."""
+    messages. `appended` counts the records that came since the opening, of the topics that the
+    store writes for itself too, and with those that recovery found. `sync_durations` are of putting
+    the log on the disk, `checkpoint_durations` of checkpoints that had something to do."""
 
     path: str
     topics: int
@@ -62,6 +65,9 @@ class StoreStats(msgspec.Struct, frozen=True):
     expired: int = 0
     threads: list[ThreadStats] = []
     delays: DelayStats = DelayStats()
+    appended: int = 0
+    sync_durations: DurationStats = DurationStats()
+    checkpoint_durations: DurationStats = DurationStats()
 
 
 def collect(
@@ -72,6 +78,8 @@ def collect(
     expired: int,
     threads: Sequence[Background],
     delays: DelayStats,
+    appended: int,
+    checkpoints: DurationStats,
 ) -> StoreStats:
     """Collects all figures once."""
     log, index = context.log, context.index
@@ -99,6 +107,9 @@ def collect(
         expired=expired,
         threads=[thread.stats() for thread in threads],
         delays=delays,
+        appended=appended,
+        sync_durations=log.sync_durations.stats(),
+        checkpoint_durations=checkpoints,
     )
 
 

@@ -35,6 +35,7 @@ from kvstore.index.index import Index
 from kvstore.index.keys import Checkpoint
 from kvstore.log.commitlog import CommitLog
 from kvstore.process.background import Background, traced
+from kvstore.process.durations import Durations
 
 HOUSEKEEPING_INTERVAL: Final = 0.5
 """Seconds from one turn to the next."""
@@ -137,6 +138,8 @@ class Upkeep:
         self._longest_dedup_window = context.topics.longest_dedup_window
         self.deleted_unread = 0
         """Messages that went with their segments and that no group had taken, since the opening."""
+        self.checkpoint_durations = Durations()
+        self._checkpointed = self._appended = 0
         self._has_told_of_disk = False
         """Whether it was logged that the disk fills and nothing may be deleted."""
         self._last_stored = 0
@@ -173,10 +176,13 @@ class Upkeep:
         position = active.start
         log.sync_to_end()
         if frozen is not None or position != before.position or clean != before.clean:
+            began = self._config.clock.monotonic()
             index.write_checkpoint(
                 Checkpoint(position, log.durable, before.epoch + 1, self._last_stored, clean),
                 sync=clean,
             )
+            self.checkpoint_durations.add(self._config.clock.monotonic() - began)
+            self._checkpointed += 0 if frozen is None else len(frozen)
 
     def _keep_up(self, added: Tail) -> None:
         """Bounds the parts of the key index, after a checkpoint has added the keys of a tail:
@@ -195,6 +201,14 @@ class Upkeep:
                 if len(index.keys.parts()) <= _PARTS_MAX:
                     break
                 index.merge_next()
+
+    def appended(self) -> int:
+        """The records that came since the opening, with those that recovery found. It never falls,
+        though a tail has left the index a little before its entries are counted as checkpointed.
+        """
+        tails = self._index.tails.oldest_first()
+        self._appended = max(self._appended, self._checkpointed + sum(map(len, tails)))
+        return self._appended
 
     def checkpoint_due(self) -> bool:
         """Whether enough of the log, or something for long enough, is not checkpointed."""

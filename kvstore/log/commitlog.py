@@ -37,6 +37,7 @@ from kvstore.errors import (
 from kvstore.files import Files, MappedFile
 from kvstore.log.segments import Segments, disk_errors
 from kvstore.log.staging import Staging
+from kvstore.process.durations import Durations
 from kvstore.process.locks import Signal, is_mine
 from kvstore.record.layout import BLANK, BLANK_MAGIC
 
@@ -69,6 +70,8 @@ class CommitLog:
         self.lock = threading.RLock()
         self._sync_lock = threading.Lock()
         self.syncs = 0
+        self.sync_durations = Durations()
+        """How long it took to put everything on the disk, each time that something was to be."""
         self.segments = Segments(
             folder, config.files, config.segment_size, writable=writable, gone=gone
         )
@@ -394,11 +397,13 @@ class CommitLog:
                 if self.staging is None
                 else self.staging.drain(lock or self.lock, lambda: self.end)
             )
+            began = self.clock.monotonic()
             if end > self.durable:
                 size = self.segment_size
                 for number in range(self.durable // size, (end - 1) // size + 1):
                     self.segments.sync(number)
                     self.syncs += 1
+                self.sync_durations.add(self.clock.monotonic() - began)
                 self.durable = end
                 self.segments.writable_from = max(self.segments.writable_from, end // size)
         except (OSError, SegmentDamaged, DiskFull) as e:

@@ -1,7 +1,9 @@
 """The server: one process that has the store open, and serves it to others.
 
 In here: the `gatherer`, which makes the calls of all doors together, by `lanes`; the `server`,
-which starts and stops doors; the door of the local protocol (`local_door`); and calls of gRPC over
-HTTP/2 (`http2`). Not in here: the calls themselves (`api`), and the protocol's frames and values
+which starts and stops doors; and the door of the local protocol (`local_door`). In rooms of their
+own: calls of gRPC over HTTP/2 (`http2`), who may call (`access`), what Prometheus is told
+(`metrics`), and the HTTP door with the admin page (`http`). Not in here: the calls themselves
+(`api`), and the protocol's frames and values
 (`wire`). Begin with `gatherer`, then `door` and `server`. May import `wire` and the rooms below it.
 """

@@ -37,6 +37,7 @@ from kvstore.message import Message, PutResult
 from kvstore.pop.ack import AckResult
 from kvstore.read.sql import SqlFilter
 from kvstore.serve.lanes import Lane
+from kvstore.serve.metrics.server_counts import GATHERED, ServerCounts
 
 QUEUED_MAX: Final = 64 << 20
 """Bytes of messages that wait to be put, at which doors are to stop reading."""
@@ -53,6 +54,8 @@ class Gatherer:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.counts = counts = ServerCounts()
+        """The server's calls and connections, for its metrics."""
         self.loop = self._loop = loop = asyncio.get_running_loop()
         self._lane_threads = ThreadPoolExecutor(_LANE_THREADS, "kvmq-lane")
         self._call_threads = ThreadPoolExecutor(_CALL_THREADS, "kvmq-call")
@@ -62,10 +65,11 @@ class Gatherer:
         self._polls: set[asyncio.Task[list[Popped]]] = set()
         self._calls: set[asyncio.Future[Any]] = set()
         lane = partial(Lane, loop, self._lane_threads, released=self._release)
-        self._puts: Lane = lane(self._put_all, ordered=True)
-        self._acks: Lane = lane(self._ack_all, ordered=True)
-        self._changes: Lane = lane(self._change_all, ordered=True)
-        self._looks: Lane = lane(_look_all, count_max=64)
+        told = counts.gathered
+        self._puts: Lane = lane(self._put_all, ordered=True, told=told("put_batch"))
+        self._acks: Lane = lane(self._ack_all, ordered=True, told=told("ack_batch"))
+        self._changes: Lane = lane(self._change_all, ordered=True, told=told("change_invisible"))
+        self._looks: Lane = lane(_look_all, count_max=64, told=told("pop"))
         self._pops = LoopPops(store, loop, self._look)
 
     # --- calls ---
@@ -117,7 +121,13 @@ class Gatherer:
 
     def call(self, method: str, *given: Any, **named: Any) -> asyncio.Future[Any]:
         """Makes any other call of the store, by its name, in a thread of its own."""
-        return self.run(partial(getattr(self._store, method), *given, **named))
+        future = self.run(partial(getattr(self._store, method), *given, **named))
+        future.add_done_callback(partial(self._called, method))
+        return future
+
+    def _called(self, method: str, future: asyncio.Future[Any]) -> None:
+        if not future.cancelled():
+            self.counts.called(GATHERED, method, future.exception())
 
     def run(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Does any other work with the store in a thread of its own."""
@@ -146,7 +156,7 @@ class Gatherer:
     # --- pops ---
 
     async def _look(self, look: Look, abandoned: Callable[[Looked], None]) -> Looked:
-        future = self._looks.join(look, abandoned=abandoned)
+        future: asyncio.Future[Looked] = self._looks.join(look, abandoned=abandoned)
         try:
             looked: Looked = await future
             return looked

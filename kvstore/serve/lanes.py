@@ -53,7 +53,7 @@ Step = Callable[[Sequence[Any]], list[Any]]
 class Lane:
     """The calls of one kind; see the module. A step makes up to `count_max` calls, and those beyond
     the first only as long as all together hold up to `bytes_max`. `released` is told the bytes of
-    calls that have ended.
+    calls that have ended, `told` the results of each step.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Lane:
         ordered: bool = False,
         count_max: int = 1024,
         bytes_max: int = 4 << 20,
+        told: Callable[[Sequence[Any]], None] = lambda results: None,
     ) -> None:
         self._loop = loop
         self._threads = threads
@@ -74,6 +75,7 @@ class Lane:
         self._ordered = ordered
         self._count_max = count_max
         self._bytes_max = bytes_max
+        self._told = told
         self._waiting: deque[Joined] = deque()
         self._running = 0
         self._begun_at = 0.0
@@ -154,6 +156,7 @@ class Lane:
         self._running -= 1
         if self._waiting:
             self._begin()
+        self._told(results)
         for one, result in zip(joined, results, strict=True):
             if one.size:
                 self._released(one.size)

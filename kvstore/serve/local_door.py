@@ -52,6 +52,11 @@ class LocalDoor:
         """See `serve.door.Door`."""
         return self._address.url
 
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return len(self._connections)
+
     async def start(self) -> None:
         """See `serve.door.Door`. `NotPermitted` for an address that other machines can reach."""
         address = self._address

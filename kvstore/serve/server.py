@@ -40,6 +40,7 @@ class Server:
                 door = make(loop, self._store, gatherer)
                 await door.start()
                 self.doors.append(door)
+                gatherer.counts.watch(door)
                 if len(self.doors) == 1:
                     self._store._say_served(door.url)
                 ready(door)

@@ -26,9 +26,10 @@ ids first; it is not made.
 
 _AGAIN: Final = (
     "get", "pull", "query", "read_at", "find", "find_in", "offset_at", "bounds", "pop",
-    "ack_batch", "group_stats", "topics", "topics_of", "topic", "alter_topic", "groups",
-    "groups_of", "group", "alter_group", "commit_offset", "commit_offsets", "committed_offset",
-    "offset_history", "reset_offset", "lag", "commit", "commit_batch", "commit_in", "rollback",
+    "ack_batch", "group_stats", "group_topics", "topics", "topics_of", "topic", "alter_topic",
+    "groups", "groups_of", "group", "alter_group", "commit_offset", "commit_offsets",
+    "committed_offset", "offset_history", "reset_offset", "lag", "commit", "commit_batch",
+    "commit_in", "rollback",
     "rollback_batch", "rollback_in", "transactions", "transactions_in", "prepared", "prepared_in",
     "cancel", "cancel_in", "timer", "timer_in", "timers", "timers_in", "schedules",
     "schedules_in", "schedule_info", "next_firings", "pause_schedule", "resume_schedule",

@@ -314,6 +314,14 @@ def _gone_cold(held: Iterable[_Held], comes: Iterable[_Comes], at_ms: float, now
     return total
 
 
+def storage_costs(prices: Prices, stored: Amounts) -> dict[str, float]:
+    """The cost of these bytes for a month, by tier."""
+    return {
+        tier: getattr(stored, tier) / GB * getattr(prices, tier).gb_month
+        for tier in Amounts.__struct_fields__
+    }
+
+
 class _View(NamedTuple):
     """The parameters that turn bytes into costs."""
 
@@ -326,10 +334,7 @@ class _View(NamedTuple):
         """A month in which `uploaded` raw bytes went cold and at whose end there are `raw`."""
         prices, ratio = self.prices, self.ratio
         tiers = Amounts(raw.hot, raw.warm * ratio, raw.cold * ratio)
-        storage = sum(
-            getattr(tiers, tier) / GB * getattr(prices, tier).gb_month
-            for tier in Amounts.__struct_fields__
-        )
+        storage = sum(storage_costs(prices, tiers).values())
         sent = uploaded * ratio
         # Each part is put, and read back to verify it; a read request is as large as a put.
         read = sent + tiers.cold * self.read_share

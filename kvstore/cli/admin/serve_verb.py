@@ -21,11 +21,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 import kvstore
+from kvstore.cli.admin.door_options import DoorOptions, door_options
 from kvstore.cli.terminal.opening import (
     config_option,
     folder_argument,
@@ -34,10 +35,15 @@ from kvstore.cli.terminal.opening import (
 )
 from kvstore.cli.terminal.options import Access, access_options, policy_option_at_need, read_policy
 from kvstore.cli.terminal.output import Output, output_option
+from kvstore.errors import ConfigError
+from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.door import Door, MakesDoor
 from kvstore.serve.local_door import LocalDoor
 from kvstore.serve.server import Server
 from kvstore.wire.addresses import read_address, socket_of
+
+if TYPE_CHECKING:
+    from tiering.policy.policy import Policy
 
 _log = logging.getLogger("kvmq.serve")
 _YOUNG: Final = 50_000
@@ -64,6 +70,7 @@ class _JsonFormatter(logging.Formatter):
 @click.option("--create", is_flag=True, help="Make the store if there is none in DIR.")
 @click.option("--log-format", type=click.Choice(["people", "json"]), default="people",
               show_default=True, help="Of the log, which goes to stderr.")  # fmt: skip
+@door_options
 @policy_option_at_need
 @access_options
 @config_option
@@ -77,12 +84,14 @@ def serve(
     policy_file: Path | None,
     access: Access,
     config_file: Path | None,
+    doors: DoorOptions,
 ) -> None:
     """Serve the store in DIR to other processes, until SIGTERM or ctrl-C.
 
     They connect with kvstore.connect(URL); the other verbs of kvmq do by themselves. With --policy
     old segments are archived meanwhile, as by `kvmq tier run --watch`. Without --listen the socket
-    is DIR/kvmq.sock, which only its owner may use. With --json a line for each door.
+    is DIR/kvmq.sock, which only its owner may use. A door that other machines can reach takes
+    --credentials and TLS. With --json a line for each door.
     """
     addresses = [read_address(url) for url in urls] or [socket_of(folder)]
     if not create:
@@ -90,22 +99,29 @@ def serve(
     _log_to_stderr(log_format)
     _allow_many_files()
     config = read_config(config_file, access)
+    open_to = doors.read(config)
+    policy = None if policy_file is None else read_policy(policy_file)
+    makers: list[MakesDoor] = [partial(LocalDoor, address) for address in addresses]
+    makers += open_to.makers(policy)
     with out.progress() as report:
         store = kvstore.open(folder, config, progress=report)
-    with store, _archiving(store, policy_file):
-        makers: list[MakesDoor] = [partial(LocalDoor, address) for address in addresses]
-        asyncio.run(_serve(out, store, makers))
+    with store, _archiving(store, policy):
+        asyncio.run(_serve(out, store, makers, open_to.access))
         _log.info("drained; closing the store")
     _log.info("closed")
 
 
-async def _serve(out: Output, store: kvstore.Store, makers: list[MakesDoor]) -> None:
+async def _serve(
+    out: Output, store: kvstore.Store, makers: list[MakesDoor], access: AccessControl
+) -> None:
     server = Server(store, makers)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         # Another thread than the main one gets no signals; its caller stops the server otherwise.
         with suppress(RuntimeError, ValueError):
             loop.add_signal_handler(number, _stop, server, number)
+    with suppress(RuntimeError, ValueError):
+        loop.add_signal_handler(signal.SIGHUP, _read_again, access)
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, 20, 100)
@@ -117,6 +133,15 @@ def _stop(server: Server, number: int) -> None:
     server.stop()
 
 
+def _read_again(access: AccessControl) -> None:
+    try:
+        access.reload()
+    except ConfigError as e:
+        _log.error("SIGHUP: the credentials stay as they were: %s", str(e))
+    else:
+        _log.info("SIGHUP: the credentials were read again")
+
+
 def _ready(out: Output, store: kvstore.Store, door: Door) -> None:
     if out.json:
         out.line({"door": door.name, "url": door.url, "pid": os.getpid()})
@@ -126,14 +151,14 @@ def _ready(out: Output, store: kvstore.Store, door: Door) -> None:
 
 
 @contextmanager
-def _archiving(store: kvstore.Store, policy_file: Path | None) -> Iterator[None]:
+def _archiving(store: kvstore.Store, policy: Policy | None) -> Iterator[None]:
     """The tiering worker, for the time of the block, if there is a policy."""
-    if policy_file is None:
+    if policy is None:
         yield
         return
     from tiering.operations.worker import Worker
 
-    with Worker(store, read_policy(policy_file)) as worker:
+    with Worker(store, policy) as worker:
         worker.start()
         yield
 

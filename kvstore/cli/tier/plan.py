@@ -22,8 +22,10 @@ from kvstore.cli.terminal.options import (
 from kvstore.cli.terminal.output import Output, output_option, size_text
 
 if TYPE_CHECKING:
+    from kvstore import StoreStats
+    from kvstore.serve.metrics.store_metrics import TierCosts
     from tiering.policy.plan import Plan
-    from tiering.policy.policy import Prices
+    from tiering.policy.policy import Policy, Prices
 
 PRICE: Final = click.FloatRange(min=0)
 
@@ -67,6 +69,20 @@ storage_prices: Option = one_argument(
 )  # fmt: skip
 """The options `--price-hot`, `-warm`, `-cold` and `--currency`, as the argument `storage`."""
 _SHARE = click.FloatRange(0, 1)
+
+
+def tier_costs(policy: Policy) -> TierCosts:
+    """The cost of the bytes stored in each tier for a month, as `plan` counts it, for metrics."""
+    from tiering.policy.plan import Amounts, storage_costs
+
+    prices = policy.prices
+
+    def costs(stats: StoreStats) -> tuple[str, dict[str, float]]:
+        archived = {tier.tier: tier.bytes for tier in stats.tiers}
+        stored = Amounts(stats.log_bytes, archived.get("warm", 0), archived.get("cold", 0))
+        return prices.currency, storage_costs(prices, stored)
+
+    return costs
 
 
 @click.command()

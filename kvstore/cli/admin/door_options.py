@@ -1,0 +1,122 @@
+"""Door options: how `serve` is told of doors beside its socket, and who may come in by them.
+
+The idea: the options that several doors share (credentials, TLS) are read once; each door of the
+server is made of them. A door's packages are imported when it is asked for.
+
+Invariant: a door that would be open to other machines without credentials and TLS is refused before
+the store is opened.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from kvstore import __version__
+from kvstore.cli.terminal.options import LocalPath, Option, one_argument
+from kvstore.config import StoreConfig
+from kvstore.errors import CallerError
+from kvstore.serve.access.access_control import AccessControl
+from kvstore.serve.access.exposure import check_exposure, tls_context
+from kvstore.serve.access.limits import ClientLimits
+
+if TYPE_CHECKING:
+    from kvstore.serve.door import MakesDoor
+    from tiering.policy.policy import Policy
+
+
+class HostAndPort(click.ParamType[tuple[str, int]]):
+    """HOST:PORT; an IPv6 address stands in brackets."""
+
+    name = "HOST:PORT"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int]:
+        """See `click.ParamType`."""
+        host, colon, port = str(value).rpartition(":")
+        is_number = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
+        if not colon or not is_number or (":" in host and not host.startswith("[")):
+            self.fail(f"{value!r} is not like 127.0.0.1:9876 or [::1]:9876", param, ctx)
+        return host.strip("[]"), int(port)
+
+
+class DoorOptions(NamedTuple):
+    """The doors that were asked for, and what they share; None: not given."""
+
+    http: tuple[str, int] | None
+    credentials: Path | None
+    certificate: Path | None
+    key: Path | None
+
+    def read(self, config: StoreConfig) -> OpenTo:
+        """Reads the files that were named; `ConfigError`, `ExposureRefused`."""
+        files = config.files
+        if (self.certificate is None) != (self.key is None):
+            raise CallerError("--tls-certificate and --tls-key go together; one of them is missing")
+        access = AccessControl(self.credentials, files, config.clock)
+        tls = None
+        if self.certificate is not None and self.key is not None:
+            tls = tls_context(files, self.certificate, self.key)
+        if self.http is not None:
+            check_exposure(
+                "--http",
+                self.http[0],
+                has_credentials=access.has_credentials,
+                has_tls=tls is not None,
+            )
+        return OpenTo(self, config, access, ClientLimits(access.limits, config.clock), tls)
+
+
+class OpenTo(NamedTuple):
+    """Who may come in, and by which doors."""
+
+    asked: DoorOptions
+    config: StoreConfig
+    access: AccessControl
+    limits: ClientLimits
+    tls: Any
+
+    def makers(self, policy: Policy | None) -> list[MakesDoor]:
+        """Makes the doors that were asked for."""
+        if self.asked.http is None:
+            return []
+        try:
+            from kvstore.serve.http.http_door import HttpDoor, HttpSettings
+        except ModuleNotFoundError as e:
+            raise CallerError(
+                f"the door --http takes {e.name}, which is not installed: pip install 'kvmq[serve]'"
+            ) from e
+        from kvstore.cli.tier.plan import tier_costs
+
+        host, port = self.asked.http
+        settings = HttpSettings(
+            host,
+            port,
+            self.access,
+            self.limits,
+            self.config.clock,
+            __version__,
+            self.tls,
+            None if policy is None else tier_costs(policy),
+        )
+        return [partial(HttpDoor, settings)]
+
+
+door_options: Option = one_argument(
+    "doors",
+    DoorOptions,
+    http=click.option("--http", type=HostAndPort(), metavar="HOST:PORT",
+                      help="Metrics, health and the admin page, by HTTP."),
+    credentials=click.option("--credentials", metavar="FILE",
+                             type=LocalPath(dir_okay=False),
+                             help="The clients and their rights; SIGHUP reads it again."),
+    certificate=click.option("--tls-certificate", "certificate", metavar="FILE",
+                             type=LocalPath(dir_okay=False), help="Of TLS, in PEM."),
+    key=click.option("--tls-key", "key", metavar="FILE", type=LocalPath(dir_okay=False),
+                     help="The key of the certificate, in PEM."),
+)  # fmt: skip
+"""The options of doors, as the argument `doors`."""

@@ -1,0 +1,175 @@
+"""The HTTP door: HTTP/1.1 in the server's loop.
+
+The idea: uvicorn speaks HTTP on a socket that the door has bound, and hands requests to the
+application. It installs no signal handlers, writes no log of requests, and does not poll.
+
+Invariants: the door does not open beyond loopback without credentials and TLS; at most
+`CONNECTIONS_MAX` connections and requests are served, others get 503; `stop` takes no new ones and
+lets those that were taken end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Final
+
+import uvicorn
+
+from kvstore.api.store import Store
+from kvstore.clock import Clock
+from kvstore.errors import AddressInUse
+from kvstore.serve.access.access_control import AccessControl
+from kvstore.serve.access.exposure import check_exposure, is_loopback
+from kvstore.serve.access.limits import ClientLimits
+from kvstore.serve.gatherer import Gatherer
+from kvstore.serve.http.application import DOOR, HttpApplication
+from kvstore.serve.metrics.store_metrics import StoreMetrics, TierCosts
+
+CONNECTIONS_MAX: Final = 512
+_HEADERS_MAX: Final = 16 << 10
+_KEEP_ALIVE: Final = 15
+"""Seconds that an idle connection stays open."""
+_BACKLOG: Final = 128
+_LOOK: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """The parts of the door. Port 0 is any free one; `tls` None is plain HTTP."""
+
+    host: str
+    port: int
+    access: AccessControl
+    limits: ClientLimits
+    clock: Clock
+    version: str
+    tls: ssl.SSLContext | None = None
+    costs: TierCosts | None = None
+
+
+class HttpDoor:
+    """The door; see the module and `serve.door`."""
+
+    name = DOOR
+
+    def __init__(
+        self,
+        settings: HttpSettings,
+        loop: asyncio.AbstractEventLoop,
+        store: Store,
+        gatherer: Gatherer,
+    ) -> None:
+        self._settings = settings
+        self._loop = loop
+        self._port = settings.port
+        metrics = StoreMetrics(
+            store, gatherer.counts, settings.clock, settings.version, settings.costs
+        )
+        self._application = HttpApplication(
+            store,
+            settings.access,
+            metrics,
+            gatherer.counts,
+            settings.limits,
+            settings.clock,
+            is_loopback_only=is_loopback(settings.host) and not settings.access.has_credentials,
+            has_tls=settings.tls is not None,
+        )
+        self._server: _Uvicorn | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """See `serve.door.Door`."""
+        host = self._settings.host
+        shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
+        return f"http{'s' if self._settings.tls else ''}://{shown}:{self._port}"
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return 0 if self._server is None else len(self._server.server_state.connections)
+
+    async def start(self) -> None:
+        """See `serve.door.Door`. `ExposureRefused` for an address that other machines can reach,
+        without credentials and TLS.
+        """
+        settings = self._settings
+        check_exposure(
+            "--http",
+            settings.host,
+            has_credentials=settings.access.has_credentials,
+            has_tls=settings.tls is not None,
+        )
+        bound = await self._bind()
+        self._port = bound.getsockname()[1]
+        config = uvicorn.Config(
+            self._application.app, http="h11", ws="none", lifespan="off", log_config=None,
+            access_log=False, proxy_headers=False, server_header=False, date_header=False,
+            limit_concurrency=CONNECTIONS_MAX, h11_max_incomplete_event_size=_HEADERS_MAX,
+            timeout_keep_alive=_KEEP_ALIVE, backlog=_BACKLOG,
+        )  # fmt: skip
+        config.load()
+        config.ssl = settings.tls
+        self._server = _Uvicorn(config)
+        self._serving = self._loop.create_task(self._server.serve([bound]))
+
+    async def _bind(self) -> socket.socket:
+        host = self._settings.host.strip("[]")
+        try:
+            found = await self._loop.getaddrinfo(
+                host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            family, _, _, _, address = found[0]
+            made = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                made.bind(address)
+                made.listen(_BACKLOG)
+                made.setblocking(False)
+            except BaseException:
+                made.close()
+                raise
+        except OSError as e:
+            raise AddressInUse(
+                f"{self.url} can't be opened: {e.strerror or e}; choose another port"
+            ) from e
+        return made
+
+    async def stop(self, drain: float) -> None:
+        """See `serve.door.Door`."""
+        self._application.is_ending = True
+        if self._server is None or self._serving is None:
+            return
+        self._server.ending.set()
+        try:
+            await asyncio.wait_for(asyncio.shield(self._serving), drain)
+        except TimeoutError:
+            self._server.force_exit = True
+            for task in list(self._server.server_state.tasks):
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._serving
+        self._application.close()
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn's server without its signal handlers, and without its loop that looks ten times a
+    second.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ending = asyncio.Event()
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]  # same use
+        """See `uvicorn.Server`: the verb handles signals."""
+        return nullcontext()
+
+    async def main_loop(self) -> None:
+        """See `uvicorn.Server`."""
+        await self.ending.wait()

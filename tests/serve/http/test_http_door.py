@@ -1,0 +1,494 @@
+"""The HTTP door: health, metrics, who may see the admin page, and who may change the store."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvstore import Message, Store, StoreConfig
+from kvstore.errors import AddressInUse, ExposureRefused
+from kvstore.files import LocalFiles
+from kvstore.serve.access.credentials import sha256_of
+from kvstore.serve.access.exposure import tls_context
+from kvstore.serve.access.limits import AccessLimits
+from kvstore.serve.http import page_sessions
+from tests.serve.http.serving import Answer, Serving, serving
+from tests.support.clock import VirtualClock
+from tests.support.stores import Opens
+from tests.support.waiting import until
+
+ADMIN, SHOP, SCRAPER = "kvmq_admin-token", "kvmq_shop-token", "kvmq_scraper-token"
+SECRETS = (ADMIN, SHOP, SCRAPER)
+FILE = f"""
+[[clients]]
+name = "operator"
+token_sha256 = "{sha256_of(ADMIN)}"
+admin = ["*"]
+
+[[clients]]
+name = "shop"
+token_sha256 = "{sha256_of(SHOP)}"
+admin = ["orders*"]
+produce = ["*"]
+
+[[clients]]
+name = "prometheus"
+token_sha256 = "{sha256_of(SCRAPER)}"
+metrics = true
+"""
+
+
+@pytest.fixture
+def store(opens: Opens, clock: VirtualClock) -> Store:
+    """A store with two dead letters of a group, and something of each kind that waits."""
+    store = opens(StoreConfig(segment_size=1 << 20, clock=clock))
+    store.create_topic("orders", queues=2)
+    store.create_topic("paid", kind="transaction")
+    store.create_group("billing", max_attempts=1)
+    store.put_batch([Message("orders", b"box %d" % n, keys=["o-1"]) for n in range(4)])
+    for popped in store.pop("billing", "orders", limit=2):
+        store.change_invisible(popped.receipt, 0)
+    clock.advance(1)
+    store.pop("billing", "orders", limit=1)
+    store.put("orders", b"later", delay=600)
+    store.prepare("paid", b"maybe", group="pay")
+    store.schedule("nightly", "orders", b"count", cron="0 4 * * *")
+    return store
+
+
+@pytest.fixture
+def served(store: Store, clock: VirtualClock) -> Iterator[Serving]:
+    with serving(store, clock) as found:
+        yield found
+
+
+@pytest.fixture
+def guarded(store: Store, clock: VirtualClock, tmp_path: Path) -> Iterator[Serving]:
+    """A door with credentials."""
+    with serving(store, clock, credentials=credentials(tmp_path)) as found:
+        yield found
+
+
+def credentials(folder: Path) -> Path:
+    path = folder / "credentials.toml"
+    path.write_text(FILE)
+    path.chmod(0o600)
+    return path
+
+
+def session_of(answer: Answer) -> str:
+    return answer.headers["set-cookie"].partition(";")[0]
+
+
+def token_of(answer: Answer) -> str:
+    found = re.search(r'name="kvmq-token" content="([^"]+)"', answer.text)
+    assert found is not None
+    return found[1]
+
+
+def change(served: Serving, name: str, given: object, **headers: str) -> Answer:
+    return served.ask(f"/do/{name}", json.dumps(given), **headers)
+
+
+# --- health and metrics ---
+
+
+def test_health_and_readiness_say_up_and_ready(served: Serving) -> None:
+    assert served.ask("/healthz").text == "up\n"
+    assert served.ask("/readyz").text == "ready\n"
+
+
+def test_a_closed_store_is_neither_up_nor_ready(served: Serving, store: Store) -> None:
+    store.close()
+    assert [served.ask(path).status for path in ("/healthz", "/readyz")] == [503, 503]
+    assert served.ask("/").status == 503
+
+
+def test_health_needs_no_credentials_and_says_no_more(guarded: Serving) -> None:
+    assert guarded.ask("/healthz").text == "up\n"
+    assert guarded.ask("/readyz").text == "ready\n"
+
+
+def test_metrics_are_read_by_prometheus_and_count_their_own_calls(served: Serving) -> None:
+    served.ask("/metrics")
+    answer = served.ask("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    samples = [s for f in text_string_to_metric_families(answer.text) for s in f.samples]
+    found = {s.name: s.value for s in samples}
+    assert found["kvmq_delayed_messages"] == 2.0
+    assert found["kvmq_server_connections"] == 1.0
+    assert found["process_resident_memory_bytes"] > 0
+    calls = [s for s in samples if s.name == "kvmq_server_calls_total"]
+    assert {s.labels["call"]: s.value for s in calls} == {"metrics": 1}
+
+
+def test_metrics_need_a_client_that_may_read_them(guarded: Serving) -> None:
+    assert guarded.ask("/metrics").status == 401
+    assert guarded.ask("/metrics").headers["www-authenticate"] == "Bearer"
+    for token, status in ((SCRAPER, 200), (ADMIN, 200), (SHOP, 403), ("kvmq_wrong", 401)):
+        assert guarded.ask("/metrics", authorization=f"Bearer {token}").status == status
+    assert guarded.ask("/", authorization=f"Bearer {SCRAPER}").status == 403
+
+
+# --- who may see the page ---
+
+
+def test_a_browser_signs_in_with_a_token_in_a_forms_body(guarded: Serving) -> None:
+    before = guarded.ask("/topics", accept="text/html")
+    assert (before.status, before.headers["location"]) == (303, "/sign-in")
+    answer = guarded.ask("/sign-in", f"token={ADMIN}")
+    assert answer.headers["location"] == "/"
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    page = guarded.ask("/topics", cookie=session_of(answer))
+    assert page.status == 200
+    assert "operator" in page.text
+    out = guarded.ask("/sign-out", "", cookie=session_of(answer))
+    assert out.headers["location"] == "/sign-in"
+    assert guarded.ask("/topics", cookie=session_of(answer)).status == 401
+
+
+@pytest.mark.parametrize("token", [SHOP, SCRAPER, "kvmq_wrong", "", "%ff"])
+def test_a_token_that_may_not_administer_the_store_does_not_sign_in(
+    guarded: Serving, token: str
+) -> None:
+    answer = guarded.ask("/sign-in", f"token={token}")
+    assert answer.status == 403
+    assert "set-cookie" not in answer.headers
+
+
+def test_many_failed_sign_ins_have_to_wait(guarded: Serving, clock: VirtualClock) -> None:
+    statuses = [guarded.ask("/sign-in", "token=guess").status for _ in range(12)]
+    assert statuses == [403] * 10 + [429] * 2
+    clock.advance(3)
+    assert guarded.ask("/sign-in", f"token={ADMIN}").status == 303
+
+
+def test_a_session_ends_after_its_time(guarded: Serving, clock: VirtualClock) -> None:
+    session = session_of(guarded.ask("/sign-in", f"token={ADMIN}"))
+    clock.advance(12 * 3600 - 1)
+    assert guarded.ask("/", cookie=session).status == 200
+    clock.advance(1)
+    assert guarded.ask("/", cookie=session).status == 401
+
+
+def test_of_too_many_sessions_the_oldest_ends(
+    guarded: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_sessions, "SESSIONS_MAX", 2)
+    sessions = [session_of(guarded.ask("/sign-in", f"token={ADMIN}")) for _ in range(3)]
+    assert [guarded.ask("/", cookie=one).status for one in sessions] == [401, 200, 200]
+
+
+def test_a_program_with_a_token_gets_no_session(guarded: Serving) -> None:
+    answer = guarded.ask("/topics", authorization=f"Bearer {ADMIN}")
+    assert answer.status == 200
+    assert "set-cookie" not in answer.headers
+
+
+def test_a_client_above_its_limit_is_told_to_wait(
+    store: Store, clock: VirtualClock, tmp_path: Path
+) -> None:
+    limits = AccessLimits(client_requests=3)
+    with serving(store, clock, credentials=credentials(tmp_path), limits=limits) as found:
+        asked = [found.ask("/live", authorization=f"Bearer {ADMIN}") for _ in range(4)]
+        assert [a.status for a in asked] == [200] * 3 + [429]
+        assert int(asked[-1].headers["retry-after"]) >= 1
+        assert found.ask("/metrics", authorization=f"Bearer {SCRAPER}").status == 200
+
+
+# --- changes ---
+
+
+def test_a_change_needs_the_pages_own_token(served: Serving, store: Store) -> None:
+    page = served.ask("/timers")
+    session, token = session_of(page), token_of(page)
+    delayed = store.timers("orders").messages[0].message_id
+    given = {"id": delayed}
+    for headers in ({}, {"cookie": session}, {"x_kvmq_token": token},
+                    {"cookie": session, "x_kvmq_token": "wrong"},
+                    {"cookie": "kvmq_session=wrong", "x_kvmq_token": token}):  # fmt: skip
+        answer = change(served, "cancel", given, **headers)
+        assert answer.status == 403, headers
+    assert store.timers("orders").count == 2
+    answer = change(served, "cancel", given, cookie=session, x_kvmq_token=token)
+    assert "will not be delivered" in json.loads(answer.text)["done"]
+    assert store.timers("orders").count == 1
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"origin": "https://evil.example"}, {"origin": "null"}, {"sec_fetch_site": "cross-site"},
+     {"sec_fetch_site": "same-site"}],
+)  # fmt: skip
+def test_a_page_of_another_site_changes_nothing(
+    served: Serving, store: Store, headers: dict[str, str]
+) -> None:
+    page = served.ask("/")
+    named = {"cookie": session_of(page), "x_kvmq_token": token_of(page), **headers}
+    answer = change(served, "pause", {"name": "nightly"}, **named)
+    assert answer.status == 403
+    assert not store.schedule_info("nightly").is_paused
+
+
+def test_every_change_does_what_its_button_says(guarded: Serving, store: Store) -> None:
+    bearer = {"authorization": f"Bearer {ADMIN}"}
+
+    def done(asked: str, /, **given: str) -> str:
+        answer = change(guarded, asked, given, **bearer)
+        assert answer.status == 200, answer.text
+        told: str = json.loads(answer.text)["done"]
+        return told
+
+    prepared = store.transactions().messages[0].message_id
+    assert store.group_stats("billing", "orders")[0].dead_letters == 2
+    assert done("redrive", group="billing").startswith("2 dead letters")
+    assert store.group_stats("billing", "orders")[0].dead_letters == 0
+    assert done("commit", id=prepared).startswith("committed to paid")
+    again = store.prepare("paid", b"no", group="pay").message_id
+    assert done("rollback", id=again).endswith("was rolled back")
+    assert store.transactions().count == 0
+    assert done("pause", name="nightly") == "schedule nightly is paused"
+    assert store.schedule_info("nightly").is_paused
+    assert done("resume", name="nightly") == "schedule nightly goes on"
+    assert done("delete-schedule", name="nightly") == "schedule nightly was deleted"
+    assert store.schedules() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "status"),
+    [("redrive", '{"group": "none"}', 400), ("redrive", "{}", 400), ("redrive", "[]", 400),
+     ("redrive", '{"group": 3}', 400), ("redrive", "not JSON", 400), ("unknown", "{}", 404),
+     ("cancel", '{"id": "0"}', 404), ("commit", '{"id": "x"}', 404),
+     ("redrive", '{"group": "' + "x" * 70_000 + '"}', 413)],
+)  # fmt: skip
+def test_a_wrong_change_is_refused_and_says_why(
+    served: Serving, name: str, body: str, status: int
+) -> None:
+    page = served.ask("/")
+    named = {"cookie": session_of(page), "x_kvmq_token": token_of(page)}
+    answer = served.ask(f"/do/{name}", body, **named)
+    assert (answer.status, len(json.loads(answer.text)["error"]) > 10) == (status, True)
+
+
+def test_a_client_without_the_right_changes_nothing(guarded: Serving, store: Store) -> None:
+    for token in (SHOP, SCRAPER, "kvmq_wrong"):
+        answer = change(guarded, "pause", {"name": "nightly"}, authorization=f"Bearer {token}")
+        assert answer.status in (401, 403)
+    assert not store.schedule_info("nightly").is_paused
+
+
+def test_a_change_is_not_made_by_a_link(served: Serving) -> None:
+    assert served.ask("/do/redrive?group=billing").status == 405
+
+
+# --- pages ---
+
+
+PAGES = ["/", "/topics", "/topic?topic=orders", "/groups", "/group?group=billing", "/messages",
+         "/messages?topic=orders&key=o-1", "/messages?topic=orders&queue=1&offset=0",
+         "/message?topic=orders&queue=0&offset=0", "/dead-letters", "/timers", "/transactions",
+         "/schedules", "/tiers", "/sign-in"]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_is_whole_and_forbids_what_it_does_not_need(served: Serving, path: str) -> None:
+    answer = served.ask(path)
+    assert answer.status == 200
+    assert answer.text.rstrip().endswith("</html>")
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert not re.search(
+        r"<script(?! type=\"module\" src=)|\son\w+=|\sstyle=|javascript:", answer.text
+    )
+
+
+def test_hostile_texts_are_shown_and_not_run(served: Serving, store: Store) -> None:
+    evil = '"><script>alert(1)</script>\u202e{{1234*1000}}'
+    result = store.put("orders", evil.encode(), tag="<b>", keys=["<i>"], properties={"<u>": evil})
+    paths = (f"/message?topic=orders&queue={result.queue}&offset={result.offset}",
+             "/topic?topic=orders", f"/topics?find={quote(evil)}", f"/messages?id={quote(evil)}",
+             f"/messages?topic={quote(evil)}&key={quote(evil)}")  # fmt: skip
+    for path in paths:
+        text = served.ask(path, accept="text/html").text
+        assert "alert" in text
+        for part in ("<script>", "<b>", "<i>", "<u>", "\u202e", "1234000"):
+            assert part not in text.replace("<b id", ""), (path, part)
+
+
+def test_a_binary_body_is_shown_as_hex_and_a_large_one_in_part(
+    served: Serving, store: Store
+) -> None:
+    binary = store.put("orders", bytes(range(256)) * 40, queue=0)
+    large = store.put("orders", b"ab\n" * 100_000, queue=0)
+    page = served.ask(f"/message?topic=orders&queue=0&offset={binary.offset}").text
+    assert "00000ff0  f0 f1 f2" in page
+    assert "The first 4.0 KiB are shown." in page
+    page = served.ask(f"/message?topic=orders&queue=0&offset={large.offset}").text
+    assert "The first 64.0 KiB are shown." in page
+    assert len(page) < 100_000
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/topic", 400), ("/topic?topic=none", 404), ("/group?group=none", 400),
+     ("/message?topic=orders&queue=0&offset=99", 404), ("/message?topic=orders&queue=9", 400),
+     ("/message?topic=orders&queue=x", 400), ("/messages?id=x", 404), ("/nothing", 404),
+     ("/timers?after=x-y", 400), ("/messages?topic=orders&queue=-1&offset=0", 400),
+     ("/message?topic=orders&queue=0&offset=99999999999999999999", 400),
+     ("/static/../application.py", 404), ("/static/%2e%2e/application.py", 404)],
+)  # fmt: skip
+def test_a_wrong_address_says_what_is_wrong(served: Serving, path: str, status: int) -> None:
+    answer = served.ask(path, accept="text/html")
+    assert answer.status == status
+    assert "Traceback" not in answer.text
+
+
+def test_pages_of_very_many_topics_are_bounded(served: Serving, store: Store) -> None:
+    for n in range(150):
+        store.create_topic(f"many-{n:03}", queues=100)
+    page = served.ask("/topics?find=many").text
+    assert page.count("many-") == 2 * 100 + 1
+    last = re.search(r"after=([^\"]+)\"", page)
+    assert last is not None
+    assert served.ask(f"/topics?find=many&after={last[1]}").text.count("many-") == 2 * 50
+
+
+def test_live_figures_are_numbers(served: Serving) -> None:
+    found = json.loads(served.ask("/live").text)
+    assert found["delayed"] == 2
+    assert found["dead"] == 2
+    assert all(isinstance(value, int) for value in found.values())
+
+
+# --- names, addresses, connections ---
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
+def test_a_foreign_name_for_this_machine_reaches_nothing(served: Serving, host: str) -> None:
+    answer = served.ask("/", host=host)
+    assert answer.status == 403
+    assert "set-cookie" not in answer.headers
+    port = urlsplit(served.url).port
+    assert served.ask("/", host=f"localhost:{port}").status == 200
+
+
+def test_beyond_loopback_it_opens_only_with_credentials_and_tls(
+    store: Store, clock: VirtualClock, tmp_path: Path
+) -> None:
+    given = credentials(tmp_path)
+    for found in (None, given):
+        opening = serving(store, clock, host="0.0.0.0", credentials=found)
+        with pytest.raises(ExposureRefused, match="--http would listen"), opening:
+            pass
+
+
+def test_it_speaks_tls_and_its_cookie_is_secure_then(
+    store: Store, clock: VirtualClock, tmp_path: Path
+) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+         "-nodes", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
+         "-days", "2", "-keyout", key, "-out", certificate],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    key.chmod(0o600)
+    tls = tls_context(LocalFiles(), certificate, key)
+    with serving(store, clock, credentials=credentials(tmp_path), tls=tls) as found:
+        found.tls = ssl.create_default_context(cafile=certificate)
+        assert found.url.startswith("https://")
+        answer = found.ask("/sign-in", f"token={ADMIN}")
+        assert "; secure" in answer.headers["set-cookie"].lower()
+        assert found.ask("/tiers", cookie=session_of(answer)).status == 200
+
+
+def test_a_port_that_is_taken_is_said(store: Store, clock: VirtualClock) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(AddressInUse, match=f"{port} can't be opened"),
+            serving(store, clock, port=port),
+        ):
+            pass
+
+
+def test_broken_and_huge_requests_end_their_own_connection_alone(served: Serving) -> None:
+    port = urlsplit(served.url).port
+    for sent in (b"\x16\x03\x01\x02\x00", b"GET / HTTP/9.9\r\n\r\n", b"\r\n\r\n\r\n" * 100,
+                 b"GET / HTTP/1.1\r\nx: " + b"y" * 100_000 + b"\r\n\r\n",
+                 b"POST /do/redrive HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999\r\n"
+                 b"\r\n" + b"z" * 70_000):  # fmt: skip
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
+            try:
+                while connection.recv(4096):
+                    pass
+            except ConnectionResetError:
+                pass
+    assert served.ask("/healthz").text == "up\n"
+
+
+def test_a_client_that_sends_nothing_holds_up_nobody(served: Serving) -> None:
+    port = urlsplit(served.url).port
+    with socket.create_connection(("127.0.0.1", port)) as idle:
+        idle.sendall(b"GET /heal")
+        assert served.ask("/healthz").status == 200
+        until(lambda: served.counts.connections()["HTTP door"] >= 1)
+        served.stop.set()
+    until(lambda: served.counts.connections()["HTTP door"] == 0)
+
+
+def test_requests_side_by_side_are_all_answered(served: Serving) -> None:
+    statuses: list[int] = []
+
+    def ask() -> None:
+        statuses.extend(served.ask(path).status for path in ("/", "/metrics", "/live", "/topics"))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert statuses == [200] * 32
+
+
+def test_secrets_are_in_no_log_answer_metric_or_url(
+    guarded: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    signed = guarded.ask("/sign-in", f"token={ADMIN}")
+    session = session_of(signed)
+    page = guarded.ask("/", cookie=session)
+    named = {"cookie": session, "x_kvmq_token": token_of(page)}
+    answers = [
+        guarded.ask("/sign-in", f"token={SHOP}"),
+        guarded.ask("/sign-in", f"token={ADMIN}x"),
+        guarded.ask("/metrics", authorization=f"Bearer {SCRAPER}"),
+        guarded.ask("/metrics", authorization=f"Bearer {SHOP}"),
+        change(guarded, "redrive", {"group": "none"}, **named),
+        change(guarded, "pause", {"name": "nightly"}, **named),
+    ]
+    told = "\n".join(f"{a.headers} {a.text}" for a in answers) + caplog.text
+    told += f"{signed.headers['location']} {page.text.replace(token_of(page), '')}"
+    for secret in (*SECRETS, *map(sha256_of, SECRETS), token_of(page), session):
+        assert secret not in told
+    assert "operator, by the admin page: schedule nightly is paused" in caplog.text

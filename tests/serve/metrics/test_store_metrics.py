@@ -1,0 +1,303 @@
+"""The metrics of a store: their values, page and dashboard, and that a scrape stays short."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Final
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from kvstore import GroupConfig, Message, Store, StoreConfig, TopicConfig
+from kvstore.errors import GroupNotFound, StoreBusy
+from kvstore.serve.gatherer import Gatherer
+from kvstore.serve.metrics import store_metrics
+from kvstore.serve.metrics.server_counts import ServerCounts
+from kvstore.serve.metrics.store_metrics import StoreMetrics
+from tests.support.clock import VirtualClock
+from tests.support.stores import SMALL, Opens
+
+DOCS: Final = Path(__file__).resolve().parents[3] / "docs"
+
+
+class Scraped:
+    """A store's metrics, as Prometheus would have read them."""
+
+    def __init__(self, store: Store, clock: VirtualClock) -> None:
+        self.counts = ServerCounts()
+        self.collector = StoreMetrics(
+            store, self.counts, clock, "1.2.3", lambda stats: ("EUR", {"hot": 0.5})
+        )
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self.collector)
+        self.samples: list[Sample] = []
+
+    def scrape(self) -> Scraped:
+        text = generate_latest(self._registry).decode()
+        families = text_string_to_metric_families(text)
+        self.samples = [sample for family in families for sample in family.samples]
+        return self
+
+    def value(self, name: str, **labels: str) -> float | None:
+        found = [s.value for s in self.samples if s.name == name and s.labels == labels]
+        return found[0] if found else None
+
+    def labels(self, name: str) -> list[dict[str, str]]:
+        return [s.labels for s in self.samples if s.name == name]
+
+    def names(self) -> dict[str, set[str]]:
+        """The names that are exported, each with its labels."""
+        found: dict[str, set[str]] = {}
+        for sample in self.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+        return found
+
+
+Opened = Callable[[], tuple[Store, Scraped]]
+
+
+@pytest.fixture
+def opened(opens: Opens, clock: VirtualClock) -> Opened:
+    """Opens a store on the test's clock, with its metrics."""
+
+    def make() -> tuple[Store, Scraped]:
+        store = opens(StoreConfig(segment_size=SMALL.segment_size, clock=clock))
+        return store, Scraped(store, clock)
+
+    return make
+
+
+def test_progress_of_a_group_is_read_at_the_scrape(opened: Opened, clock: VirtualClock) -> None:
+    store, found = opened()
+    store.create_topic("orders", queues=2)
+    store.create_group("billing")
+    store.put_batch([Message("orders", b"x")] * 5)
+    first, second = store.pop("billing", "orders", limit=2, invisible_for=10)
+    store.ack(first.receipt)
+    found.scrape()
+    pair = {"group": "billing", "topic": "orders"}
+    assert found.value("kvmq_topic_put_messages_total", topic="orders") == 5
+    assert found.value("kvmq_topic_held_messages", topic="orders") == 5
+    assert found.value("kvmq_group_popped_messages_total", **pair) == 2
+    assert found.value("kvmq_group_done_messages_total", **pair) == 1
+    assert found.value("kvmq_group_in_flight_messages", **pair) == 1
+    assert found.value("kvmq_group_lag_messages", **pair) == 4
+    assert found.value("kvmq_group_overdue_seconds", **pair) == 0
+    clock.advance(13)
+    assert found.scrape().value("kvmq_group_overdue_seconds", **pair) == 3
+    assert found.value("kvmq_group_due_messages", **pair) == 1
+    assert second.attempt == 1
+
+
+def test_figures_of_the_store_and_of_what_waits(opened: Opened, clock: VirtualClock) -> None:
+    store, found = opened()
+    store.create_topic("orders")
+    store.create_topic("paid", kind="transaction")
+    store.put("orders", b"later", delay=60)
+    store.prepare("paid", b"maybe", group="pay")
+    store.flush()
+    store.checkpoint()
+    found.scrape()
+    assert found.value("kvmq_delayed_messages") == 1
+    assert found.value("kvmq_prepared_messages") == 1
+    assert found.value("kvmq_store_appended_messages_total") == 2
+    assert found.value("kvmq_store_appended_bytes_total") == store.stats().end_position
+    assert found.value("kvmq_store_refuses_puts") == 0
+    assert found.value("kvmq_tier_bytes", tier="hot") == store.stats().log_bytes
+    assert found.value("kvmq_tier_cost_per_month", tier="hot", currency="EUR") == 0.5
+    assert found.value("kvmq_store_checkpoint_duration_seconds_count") == 1
+    assert found.value("kvmq_build_info", version="1.2.3") == 1
+
+
+def test_calls_of_the_server_are_counted_by_name_and_result(opened: Opened) -> None:
+    _, found = opened()
+    found.counts.gathered("put_batch")([1] * 32 + [StoreBusy("…")])
+    found.counts.called("HTTP door", "metrics")
+    found.counts.watch(SimpleNamespace(name="HTTP door", connections=3))
+    found.counts.watch(SimpleNamespace(name="a door that can't tell"))
+    found.scrape()
+    calls = {"door": "gathered", "call": "put_batch"}
+    assert found.value("kvmq_server_calls_total", **calls, result="ok") == 32
+    assert found.value("kvmq_server_calls_total", **calls, result="StoreBusy") == 1
+    assert found.value("kvmq_server_connections", door="HTTP door") == 3
+
+
+def test_calls_that_doors_make_together_are_counted(store: Store) -> None:
+    async def calls() -> dict[tuple[str, str, str], int]:
+        gatherer = Gatherer(store)
+        puts = [gatherer.put([Message(topic, b"x")], 1) for topic in ("t", "none", "t")]
+        await asyncio.gather(*puts, return_exceptions=True)
+        await gatherer.call("topics")
+        with pytest.raises(GroupNotFound):
+            await gatherer.pop("none", "t")
+        await gatherer.close()
+        return dict(gatherer.counts.calls)
+
+    assert asyncio.run(calls()) == {
+        ("gathered", "put_batch", "ok"): 2,
+        ("gathered", "put_batch", "TopicNotFound"): 1,
+        ("gathered", "topics", "ok"): 1,
+        ("gathered", "pop", "GroupNotFound"): 1,
+    }
+
+
+def test_what_was_deleted_has_no_series_any_more(opened: Opened) -> None:
+    store, found = opened()
+    store.create_topics([TopicConfig(name="a"), TopicConfig(name="b")])
+    store.create_group("g")
+    for topic in "ab":
+        store.put(topic, b"x")
+        store.pop("g", topic)
+    assert len(found.scrape().labels("kvmq_group_lag_messages")) == 2
+    store.delete_topic("a")
+    found.scrape()
+    assert found.labels("kvmq_topic_put_messages_total") == [{"topic": "b"}]
+    assert found.labels("kvmq_group_lag_messages") == [{"group": "g", "topic": "b"}]
+    store.delete_group("g")
+    assert found.scrape().labels("kvmq_group_lag_messages") == []
+    assert found.value("kvmq_topics_left_out") == 0
+
+
+def test_a_label_of_any_name_is_escaped(opened: Opened) -> None:
+    store, found = opened()
+    store.create_group("a%b|c")
+    store.create_topic("%weird|name")
+    store.put("%weird|name", b"x")
+    found.scrape()
+    assert found.value("kvmq_topic_put_messages_total", topic="%weird|name") == 1
+
+
+@pytest.mark.parametrize("topics", [100, 1000, 10_000])
+def test_a_scrape_looks_at_no_more_queues_for_very_many_topics(
+    opened: Opened, topics: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_metrics, "TOPICS_MAX", 50)
+    monkeypatch.setattr(store_metrics, "PAIRS_MAX", 50)
+    monkeypatch.setattr(store_metrics, "QUEUES_MAX", 200)
+    monkeypatch.setattr(store_metrics, "QUEUES_AHEAD", 40)
+    monkeypatch.setattr(store_metrics, "LISTED_MAX", 60)
+    store, found = opened()
+    store.create_topics([TopicConfig(name=f"t{n:05}", queues=4) for n in range(topics)])
+    store.create_groups([GroupConfig(name="g"), GroupConfig(name="h")])
+    store.commit_offsets([("g", f"t{n:05}", 0, 0) for n in range(topics)])
+    for _ in range(3):
+        found.scrape()
+        assert len(found.labels("kvmq_topic_put_messages_total")) == 50
+        assert len(found.labels("kvmq_group_lag_messages")) == 50
+        assert found.value("kvmq_topics_left_out") == topics - 50
+        assert found.collector.looks <= 2 * (200 + 40)
+    assert len(found.samples) < 900
+
+
+def test_a_topic_that_becomes_busy_gets_its_series(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_metrics, "TOPICS_MAX", 10)
+    monkeypatch.setattr(store_metrics, "QUEUES_AHEAD", 40)
+    store, found = opened()
+    store.create_topics([TopicConfig(name=f"t{n:03}", queues=4) for n in range(100)])
+    scrapes = 0
+    while found.scrape().value("kvmq_topic_put_messages_total", topic="t077") is None:
+        store.put("t077", b"x")
+        scrapes += 1
+        assert scrapes <= 2 * 100 * 4 // 40 + 1
+    assert found.value("kvmq_topic_put_messages_total", topic="t077") == scrapes
+
+
+# --- the page and the dashboard ---
+
+
+@pytest.fixture
+def everything(opened: Opened) -> Scraped:
+    """Metrics of a store in which each of them has a value."""
+    store, found = opened()
+    store.create_topic("orders")
+    store.create_group("billing")
+    store.put("orders", b"x")
+    store.pop("billing", "orders")
+    found.counts.called("HTTP door", "metrics")
+    found.counts.watch(SimpleNamespace(name="HTTP door", connections=1))
+    return found.scrape()
+
+
+def rows() -> dict[str, tuple[str, set[str]]]:
+    """The metrics that the page lists: type and labels of each."""
+    found = re.findall(
+        r"^\| `(kvmq_\w+)` \| (\w+) \|([\w, ]*)\|[^|]*\| [^|]+ \|$",
+        (DOCS / "metrics.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    return {name: (kind, set(re.findall(r"\w+", labels))) for name, kind, labels in found}
+
+
+def page_name(sample: str) -> str:
+    """The metric that a sample belongs to, as the page lists it."""
+    return re.sub("_duration_seconds_(bucket|count|sum)$", "_duration_seconds", sample)
+
+
+LACKING: Final = {"kvmq_tier_archives", "kvmq_tier_messages", "kvmq_tier_waiting_segments"}
+"""Without archives, these have no sample."""
+
+
+def test_the_page_lists_exactly_what_is_exported_with_its_labels(everything: Scraped) -> None:
+    listed = rows()
+    exported: dict[str, set[str]] = {}
+    for name, labels in everything.names().items():
+        if not name.endswith("_created"):
+            exported.setdefault(page_name(name), set()).update(labels - {"le"})
+    assert exported.keys() | LACKING == listed.keys()
+    assert {name: listed[name][1] for name in exported} == exported
+
+
+def test_the_page_says_each_type_as_it_is_exported(everything: Scraped) -> None:
+    listed = rows()
+    kinds = {f.name: f.type for f in everything.collector.collect()}
+    for name, (kind, _) in listed.items():
+        bare = name.removesuffix("_total").removesuffix("_info")
+        assert kinds[bare] == kind, name
+        assert (kind == "counter") == name.endswith("_total"), name
+
+
+def test_each_query_of_the_dashboard_uses_metrics_and_labels_that_are_exported() -> None:
+    listed = rows()
+    dashboard = json.loads((DOCS / "grafana.json").read_text(encoding="utf-8"))
+    queries = [t["expr"] for panel in dashboard["panels"] for t in panel.get("targets", [])]
+    queries += [v["query"] for v in dashboard["templating"]["list"] if v["type"] == "query"]
+    assert len(queries) > 20
+    used = set[str]()
+    for query in queries:
+        names = set(re.findall(r"\bkvmq_\w+", query))
+        used |= {page_name(name) for name in names}
+        labels = set[str]().union(*(listed[page_name(name)][1] for name in names))
+        asked = re.findall(r"(\w+)=~?\"", query) + re.findall(r"by \(([\w, ]+)\)", query)
+        wanted = set(re.findall(r"\w+", " ".join(asked))) - {"le", "job", "instance"}
+        assert wanted <= labels, query
+    assert used <= listed.keys()
+    groups = {"lag", "in_flight", "dead_letter", "redelivered", "overdue", "popped", "done"}
+    assert {f"kvmq_group_{g}" for g in groups} <= {
+        re.sub("_(messages|seconds)(_total)?$", "", name) for name in used
+    }
+
+
+def test_the_dashboard_lays_its_panels_out_without_overlaps() -> None:
+    dashboard = json.loads((DOCS / "grafana.json").read_text(encoding="utf-8"))
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard["panels"]:
+        at = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert at["x"] + at["w"] <= 24
+        taken |= cells
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(ids)) == len(ids)
