@@ -141,7 +141,7 @@ class LoopPops:
         if found and not keep:
             # A message that can't be given back comes back when its lock runs out.
             with suppress(StoreError):
-                self._store._give_back(found)
+                self._store.undo_pop([one.receipt for one in found])
 
     def _set_alarm(self, poll: Poll) -> None:
         """Sets the alarm for the first lock of the in-flight table to run out, as this poll found
