@@ -80,6 +80,9 @@ SCENARIOS: Final = (
     Scenario("grpc_calls", "grpc_calls:run", runs=1),
     Scenario("sqlite", "peer_sqlite:run", runs=1),
     Scenario("parquet", "peer_parquet:run", runs=1),
+    Scenario("clients_send", "grpc_clients:run_send", size=1024),
+    Scenario("clients_receive", "grpc_clients:run_receive", size=1024),
+    Scenario("clients_latency", "grpc_clients:run_latency", runs=1, size=1024),
 )
 
 DERIVED: Final = {("index_many", "index_few"): "index_size:compare"}

@@ -129,6 +129,8 @@ class _Calls:
     nack = _awaited(SyncStore.nack)
     nack_batch = _awaited(SyncStore.nack_batch)
     undo_pop = _awaited(SyncStore.undo_pop)
+    renew_batch = _awaited(SyncStore.renew_batch)
+    give_up = _awaited(SyncStore.give_up)
     redrive = _awaited(SyncStore.redrive)
     group_stats = _awaited(SyncStore.group_stats)
     create_topic = _awaited(SyncStore.create_topic)

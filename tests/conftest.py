@@ -65,6 +65,7 @@ LONG: Final = (
     "tests/api/test_states.py",
     "tests/serve/http2/test_h2spec.py",
     "tests/serve/http/test_admin_page.py",
+    "tests/serve/grpc/test_java_client.py",
     "tests/tiering/operations/erase/test_kill.py",
     "tests/tiering/spark",
     "tests/tiering/catalog/test_same_answers.py",

@@ -19,6 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from kvstore.api.column_calls import ColumnCalls
 from kvstore.api.pop_calls import PopCalls
+from kvstore.api.renewal_calls import RenewalCalls
 from kvstore.api.schedule_calls import ScheduleCalls
 from kvstore.api.timing_calls import TimingCalls
 from kvstore.api.transaction_calls import TransactionCalls
@@ -38,7 +39,7 @@ from kvstore.read.sql import SqlFilter
 from kvstore.record.validate import attributes_of, listed
 
 
-class Calls(ColumnCalls, PopCalls, TimingCalls, TransactionCalls, ScheduleCalls):
+class Calls(ColumnCalls, PopCalls, RenewalCalls, TimingCalls, TransactionCalls, ScheduleCalls):
     """The calls, see the module. `engine` has the parts of the open store."""
 
     def __reduce__(self) -> NoReturn:

@@ -266,6 +266,8 @@ class Namespace:
     nack = _passed_on(Calls.nack)
     nack_batch = _passed_on(Calls.nack_batch)
     undo_pop = _passed_on(Calls.undo_pop)
+    renew_batch = _passed_on(Calls.renew_batch)
+    give_up = _passed_on(Calls.give_up)
     redrive = _passed_on(Calls.redrive, group=wrap)
     group_stats = _passed_on(Calls.group_stats, group=wrap, topic=_unless_none)
 

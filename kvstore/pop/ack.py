@@ -6,8 +6,11 @@ written once, and all rows of an in-flight table are one write. Mostly the table
 all its messages are acked: then the ack is one removal. A change of locks moves messages to rows of
 their own; those of one row that get the same value stay together.
 
+A row is renewed by moving it, as it is, to another due time (`renewed_rows`). Its nonce, which no
+other delivery has, still names it: a row that is not where a receipt says is looked up by that.
+
 Invariants: a receipt that is not current changes nothing; acking twice by the same delivery is as
-good as once.
+good as once; a row is in one change at most once, by whichever of its receipts it was named.
 """
 
 from __future__ import annotations
@@ -60,13 +63,7 @@ class Acks:
         for (group, topic), numbers in asked.tables.items():
             while not self._ack_rows(self._tables.get(group, topic), asked, numbers, refused):
                 pass  # the table was let go meanwhile
-        results: list[AckResult] = [_DONE] * asked.count
-        for at, error in asked.errors:
-            results[at] = error
-        if refused:
-            for at in asked.indices(refused):
-                results[at] = expired()
-        return results
+        return ack_results(asked, refused)
 
     def _ack_rows(
         self, table: InflightTable, asked: Asked, numbers: list[int], refused: dict[int, int]
@@ -80,22 +77,37 @@ class Acks:
                 acquire(table.lock)
             if table.gone:
                 return False
+            renewed: list[int] = []
             for number in table.ack(change, asked, numbers):
-                bits = self._ack_row(table, change, asked, number)
-                if bits:
-                    refused[number] = bits
-            if change.rows:
-                self._tables.write(table, change)
-                if table.group in self._waiting.short:
-                    self._waiting.made_room(table.group)
-                if table.order is not None:
-                    self._free(table, table.order, change)
+                key, nonce = LockKey._make(asked.rows[number][0]), asked.rows[number][1]
+                if self._tables.present(table, key, nonce) != key:
+                    renewed.append(number)
+                else:
+                    self._ack_row(table, change, key, asked, number, refused)
+            self._ended(table, change)
+            for number in renewed:
+                # Each by itself: other receipts may have named the same row.
+                change = Change()
+                raw, nonce = asked.rows[number]
+                key = self._tables.present(table, LockKey._make(raw), nonce)
+                self._ack_row(table, change, key, asked, number, refused)
+                self._ended(table, change)
         finally:
             try:  # noqa: SIM105  # see kvstore.process.locks
                 table.lock.release()
             except RuntimeError:
                 pass  # it was not taken
         return True
+
+    def _ended(self, table: InflightTable, change: Change) -> None:
+        """Writes a change that acks messages, if it does."""
+        if not change.rows:
+            return
+        self._tables.write(table, change)
+        if table.group in self._waiting.short:
+            self._waiting.made_room(table.group)
+        if table.order is not None:
+            self._free(table, table.order, change)
 
     def _free(self, table: InflightTable, order: Order, change: Change) -> None:
         """Gives the next messages of the acked messages' groups their turn."""
@@ -105,17 +117,27 @@ class Acks:
         if ripe:
             self._waiting.freed(table, ripe)
 
-    def _ack_row(self, table: InflightTable, change: Change, asked: Asked, number: int) -> int:
-        """Acks messages of a row; returns those that can't be acked any more."""
-        raw, nonce = asked.rows[number]
-        key, bits = LockKey._make(raw), asked.bits[number]
+    def _ack_row(
+        self,
+        table: InflightTable,
+        change: Change,
+        key: LockKey,
+        asked: Asked,
+        number: int,
+        refused: dict[int, int],
+    ) -> None:
+        """Acks messages of a row; adds the bits that can't be acked any more to `refused`."""
+        nonce, bits = asked.rows[number][1], asked.bits[number]
         lock = table.get(key)
         if lock is None or lock.nonce != nonce:
-            return bits & self._expired(table, key, nonce, bits)
-        left = lock.locked & ~bits
-        if left != lock.locked:
-            change.shrink(key, lock, lock._replace(locked=left))
-        return bits & lock.moved
+            bad = bits & self._expired(table, key, nonce, bits)
+        else:
+            left = lock.locked & ~bits
+            if left != lock.locked:
+                change.shrink(key, lock, lock._replace(locked=left))
+            bad = bits & lock.moved
+        if bad:
+            refused[number] = bad
 
     def _expired(self, table: InflightTable, key: LockKey, nonce: int, bits: int) -> int:
         """The bits of a row that is gone which can't be acked any more."""
@@ -166,9 +188,10 @@ class Acks:
         before: dict[LockKey, Lock] = {}
         rows: dict[LockKey, Lock] = {}
         moves: dict[_Move, list[_Asked]] = {}
-        room = _Room(group, self._tables, self._context.clock.now_ms())
-        for asked in wanted:
-            key, bit = asked.key, 1 << asked.place
+        room = Room(group, self._tables, self._context.clock.now_ms())
+        for one in wanted:
+            key, bit = self._tables.present(table, one.key, one.nonce), 1 << one.place
+            asked = one._replace(key=key)
             left = rows[key] if key in rows else table.get(key)
             if left is None or left.nonce != asked.nonce or not left.locked & bit:
                 results[asked.at] = expired()
@@ -202,14 +225,17 @@ class Acks:
         """The row to which a message goes."""
         lasts_ms, unseen = asked.change.lasts_ms, asked.change.unseen
         keeps = bool(lasts_ms) and not asked.change.gives_back
-        has_failed = not keeps and not unseen and lock.attempts >= group.max_attempts
+        attempts = lock.attempts - unseen
+        if asked.change.gives_up:
+            attempts = max(attempts, group.max_attempts)
+        has_failed = not keeps and not unseen and attempts >= group.max_attempts
         lasts = 0 if has_failed else _lasts(group, lock.attempts, lasts_ms, keeps=keeps)
         due = now + cut_ms(self._context.clock) + lasts if lasts else now
         reason = lock.reason if asked.change.reason is None else asked.change.reason
         # A message given back can't be had before its time by repeating the attempt id.
         attempt_id = lock.attempt_id if keeps else b""
         kept = lock._replace(
-            attempts=lock.attempts - unseen, nonce=0, locked=0, moved=0,
+            attempts=attempts, nonce=0, locked=0, moved=0,
             attempt_id=attempt_id, reason=reason,
         )  # fmt: skip
         return _Move(asked.key, due, kept, has_failed)
@@ -256,7 +282,7 @@ class _Move(NamedTuple):
     has_failed: bool
 
 
-class _Room:
+class Room:
     """The room that a group's cap has for locks that ran out and are renewed. Such a lock counts no
     more: by now its place may be another message's.
     """
@@ -278,6 +304,17 @@ class _Room:
                 "again"
             )
         self._live += 1
+
+
+def ack_results(asked: Asked, refused: dict[int, int]) -> list[AckResult]:
+    """For each receipt True, or its error; `refused` has bits by the numbers of rows."""
+    results: list[AckResult] = [_DONE] * asked.count
+    for at, error in asked.errors:
+        results[at] = error
+    if refused:
+        for at in asked.indices(refused):
+            results[at] = expired()
+    return results
 
 
 def _lasts(group: GroupInfo, attempts: int, invisible_ms: int | None, *, keeps: bool) -> int:

@@ -38,7 +38,8 @@ class Nack(msgspec.Struct, frozen=True):
 class LockChange(NamedTuple):
     """A new end for the lock of a receipt's message, in ms from now; None: after the group's
     backoff. With `gives_back`, or with 0 and None, nobody holds the message any more; `unseen`
-    attempts are taken back then, and `reason` is kept with the attempt.
+    attempts are taken back then, and `reason` is kept with the attempt. With `gives_up` it was the
+    last attempt.
     """
 
     receipt: str
@@ -46,6 +47,7 @@ class LockChange(NamedTuple):
     gives_back: bool = False
     unseen: int = 0
     reason: bytes | None = None
+    gives_up: bool = False
 
 
 def renewal(receipt: str, invisible_for: float | None, *, gives_back: bool) -> LockChange:
@@ -69,6 +71,11 @@ def nack_change(nack: Nack) -> LockChange:
 def undoing(receipt: str) -> LockChange:
     """The change that `Store.undo_pop` asks for."""
     return LockChange(receipt, 0, True, 1)
+
+
+def giving_up(receipt: str) -> LockChange:
+    """The change that `Store.give_up` asks for."""
+    return LockChange(receipt, 0, True, gives_up=True)
 
 
 def reason_bytes(reason: object) -> bytes:

@@ -33,6 +33,7 @@ from kvstore.pop.dead_letters import Redrive
 from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.inflight.tables import ENDED_MAX
 from kvstore.pop.pop import Pop
+from kvstore.pop.renewed_rows import RenewedRows
 
 Tables = dict[tuple[int, int], InflightTable]
 """By group and topic."""
@@ -47,6 +48,7 @@ class Popper:
         self._families = context.families
         self.pop = Pop(context)
         self.acks = Acks(context, self.pop.counted, self.pop.bury)
+        self.renewed_rows = RenewedRows(context, self.pop.counted)
         self.redrive = Redrive(context)
         groups, topics, offsets = context.groups, context.topics, context.offsets
         groups.removing.append(self._removing_group)

@@ -44,6 +44,8 @@ from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
 from kvstore.record.put.put_routes import PutRoutes
 from kvstore.serve.gatherer import Gatherer
+from kvstore.serve.grpc.rocketmq_door import RocketmqDoor
+from kvstore.serve.grpc.service_table import Services
 from tiering import Worker
 from tiering.worker.context import WorkContext
 from tiering.worker.run_due import Relocator
@@ -405,3 +407,9 @@ def turn_of_runs(worker: Worker) -> threading.RLock:
 def set_progress(worker: Worker, progress: Callable[[str, int, int], None]) -> None:
     """Tell the progress of a worker's runs to another function."""
     worker._progress = progress
+
+
+def door_services(door: RocketmqDoor) -> Services:
+    """The services behind an open door."""
+    assert door._services is not None
+    return door._services

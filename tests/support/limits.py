@@ -63,6 +63,8 @@ LET_OUT: Final = {
     "serve.http.page_sessions.SESSIONS_MAX": "tests/serve/http/test_http_door.py",
     "timing.prepared_message.SET_MAX": "it is no cache, but the messages that one put takes: "
     "tests/timing/test_transactions.py",
+    "serve.grpc.clients.CLIENTS_MAX": "tests/serve/grpc/test_bounds.py",
+    "serve.grpc.orphan_checks.CHECKERS_MAX": "tests/serve/grpc/test_bounds.py",
     "pop.ordered.PARKED_MAX": "it is no cache: what is parked waits, so the model would not "
     "hold: tests/pop/test_bounds.py",
 }
@@ -86,8 +88,9 @@ NO_LIMITS_OF_MEMORY: Final = frozenset(
         "PROPERTIES_MAX", "SCAN_MAX", "TOPIC_MAX", "_DIGITS_MAX", "_DISK_CHECK_BYTES",
         "_ID_CHARACTERS_MAX",
         "_INTEGER_LENGTH_MAX", "_PATH_MAX", "_PROBLEMS_KEPT", "_PROBLEMS_MAX", "_SHOWN_MAX",
-        # Of the server: a file, a token, a signature; a request, a list and a value of a page.
-        "BODY_MAX", "ROWS_MAX", "_FILE_BYTES_MAX", "_SIGNED_MAX", "_TOKEN_TEXT_MAX", "_VALUE_MAX",
+        # Of the server: ids, a file, a token, a signature; a request, a list and a value of a page.
+        "BODY_MAX", "CLIENT_ID_MAX", "ROWS_MAX", "_FILE_BYTES_MAX", "_ID_MAX", "_SIGNED_MAX",
+        "_TOKEN_TEXT_MAX", "_VALUE_MAX",
         # Of tiering: what one archive, one batch, one name or one plot may have.
         "BATCH_BYTES", "INPUTS_MAX", "KEY_BYTES_MAX", "MESSAGES_MAX", "PART_BYTES_MAX",
         "TOPICS_MAX", "_CONSTANTS_MAX", "_NAME_MAX", "_RUN_MAX",

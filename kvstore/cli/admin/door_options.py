@@ -9,6 +9,8 @@ the store is opened.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,6 +50,7 @@ class DoorOptions(NamedTuple):
     """The doors that were asked for, and what they share; None: not given."""
 
     http: tuple[str, int] | None
+    grpc: tuple[str, int] | None
     credentials: Path | None
     certificate: Path | None
     key: Path | None
@@ -58,17 +61,13 @@ class DoorOptions(NamedTuple):
         if (self.certificate is None) != (self.key is None):
             raise CallerError("--tls-certificate and --tls-key go together; one of them is missing")
         access = AccessControl(self.credentials, files, config.clock)
-        tls = None
-        if self.certificate is not None and self.key is not None:
-            tls = tls_context(files, self.certificate, self.key)
-        if self.http is not None:
-            check_exposure(
-                "--http",
-                self.http[0],
-                has_credentials=access.has_credentials,
-                has_tls=tls is not None,
-            )
-        return OpenTo(self, config, access, ClientLimits(access.limits, config.clock), tls)
+        has_tls = self.certificate is not None
+        for door, place in (("--http", self.http), ("--grpc", self.grpc)):
+            if place is not None:
+                check_exposure(
+                    door, place[0], has_credentials=access.has_credentials, has_tls=has_tls
+                )
+        return OpenTo(self, config, access, ClientLimits(access.limits, config.clock))
 
 
 class OpenTo(NamedTuple):
@@ -78,21 +77,34 @@ class OpenTo(NamedTuple):
     config: StoreConfig
     access: AccessControl
     limits: ClientLimits
-    tls: Any
 
     def makers(self, policy: Policy | None) -> list[MakesDoor]:
         """Makes the doors that were asked for."""
-        if self.asked.http is None:
-            return []
-        try:
-            from kvstore.serve.http.http_door import HttpDoor, HttpSettings
-        except ModuleNotFoundError as e:
-            raise CallerError(
-                f"the door --http takes {e.name}, which is not installed: pip install 'kvmq[serve]'"
-            ) from e
-        from kvstore.cli.tier.plan import tier_costs
+        found: list[MakesDoor] = []
+        if self.asked.http is not None:
+            with _installed("--http"):
+                found.append(self._http_door(*self.asked.http, policy))
+        if self.asked.grpc is not None:
+            with _installed("--grpc"):
+                found.append(self._rocketmq_door(*self.asked.grpc))
+        return found
 
-        host, port = self.asked.http
+    def _tls(self) -> Any:
+        """A context of TLS of a door's own: each door says by itself what it speaks."""
+        certificate, key = self.asked.certificate, self.asked.key
+        if certificate is None or key is None:
+            return None
+        return tls_context(self.config.files, certificate, key)
+
+    def _rocketmq_door(self, host: str, port: int) -> MakesDoor:
+        from kvstore.serve.grpc.rocketmq_door import RocketmqDoor
+
+        return partial(RocketmqDoor, host, port, access=self.access, tls=self._tls())
+
+    def _http_door(self, host: str, port: int, policy: Policy | None) -> MakesDoor:
+        from kvstore.cli.tier.plan import tier_costs
+        from kvstore.serve.http.http_door import HttpDoor, HttpSettings
+
         settings = HttpSettings(
             host,
             port,
@@ -100,10 +112,20 @@ class OpenTo(NamedTuple):
             self.limits,
             self.config.clock,
             __version__,
-            self.tls,
+            self._tls(),
             None if policy is None else tier_costs(policy),
         )
-        return [partial(HttpDoor, settings)]
+        return partial(HttpDoor, settings)
+
+
+@contextmanager
+def _installed(option: str) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as e:
+        raise CallerError(
+            f"the door {option} takes {e.name}, which is not installed: pip install 'kvmq[serve]'"
+        ) from e
 
 
 door_options: Option = one_argument(
@@ -111,6 +133,8 @@ door_options: Option = one_argument(
     DoorOptions,
     http=click.option("--http", type=HostAndPort(), metavar="HOST:PORT",
                       help="Metrics, health and the admin page, by HTTP."),
+    grpc=click.option("--grpc", type=HostAndPort(), metavar="HOST:PORT",
+                      help="For RocketMQ's own clients, 5.0 and newer."),
     credentials=click.option("--credentials", metavar="FILE",
                              type=LocalPath(dir_okay=False),
                              help="The clients and their rights; SIGHUP reads it again."),

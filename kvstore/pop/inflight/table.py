@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _BUCKET: Final = 7
 """Due times are counted by 1 << 7 ms."""
 _DUE_MAX: Final = PARKED - 1
+_QUEUE_AT: Final = 16
+"""Where the queue, and behind it the first offset, stand in a row's key."""
 _DUE: Final = LockKey._fields.index("due")
 
 
@@ -106,6 +108,12 @@ class InflightTable(InflightRows):
     def rows_of(self, attempt_id: bytes) -> list[LockKey]:
         """The rows that pops with an attempt id made, as far as they are still there."""
         return [read_lock_key(raw) for raw in self.attempts.get(attempt_id, ())]
+
+    def rows_with_attempts(self, queue: int, first: int) -> list[LockKey]:
+        """The rows, of those made with an attempt id, that begin at an offset of a queue."""
+        end = lock_key(0, 0, 0, queue, first)[_QUEUE_AT:]
+        raw = (one for rows in self.attempts.values() for one in rows)
+        return [read_lock_key(one) for one in raw if one.endswith(end)]
 
     def clear(self) -> None:
         """Forgets rows and next offsets, which were changed otherwise; they are read anew."""

@@ -133,6 +133,9 @@ class InflightTables:
         """Nonce -> the bits that can't be acked any more, for the rows that ended last; above them
         how many times a group had been set back by then.
         """
+        self.renewed: OrderedDict[int, int] = OrderedDict()
+        """Nonce -> the due time of its row now, for rows that were renewed, as far as it is known.
+        """
         self.expired = 0
         """How many messages pops passed over because they had expired."""
         self.known: dict[LockKey, Lock] = {}
@@ -366,6 +369,29 @@ class InflightTables:
         if len(self.ended) >= ENDED_MAX:
             self.ended.popitem(last=False)
         self.ended[nonce] = bad | self._ages
+        if self.renewed:
+            self.renewed.pop(nonce, None)
+
+    def present(self, table: InflightTable, key: LockKey, nonce: int) -> LockKey:
+        """Where the row is now that a receipt names by its first key. After the store was opened
+        again, renewed rows are found only if they were popped with an attempt id. The table's lock
+        is held.
+        """
+        due = self.renewed.get(nonce)
+        if due is None and nonce not in self.ended and table.attempts:
+            for found in table.rows_with_attempts(key.queue, key.first):
+                lock = table.get(found)
+                if found != key and lock is not None and lock.nonce == nonce:
+                    self.note_renewed(nonce, found.due)
+                    due = found.due
+        return key if due is None else key._replace(due=due)
+
+    def note_renewed(self, nonce: int, due: int) -> None:
+        """Remembers that a row was moved as it is, and so has not ended."""
+        if len(self.renewed) >= ENDED_MAX:
+            self.renewed.popitem(last=False)
+        self.renewed[nonce] = due
+        self.ended.pop(nonce, None)
 
     def set_back(self, group: int, topic: int, queue: int, offset: int) -> None:
         """Remembers that a queue's messages from an offset on are unread again for a group: earlier

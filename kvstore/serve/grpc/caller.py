@@ -1,0 +1,99 @@
+"""Callers: who makes a call, and which of the store's names its topics and groups are.
+
+The idea: each call has metadata; they become one `Caller`, which the services ask for everything
+that depends on who calls. A topic or group of the protocol is a `Resource`, a name in a namespace;
+here it becomes a name of the store (`meta.namespaces`), and the caller's rights are checked.
+
+Invariants: a name that reaches the store is one that a topic or group may have; a caller without a
+right on a name is refused before anything is looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+from kvstore.core.names import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
+from kvstore.errors import CallerError, MessageIllegal
+from kvstore.meta.namespaces import check_namespace, wrap
+from kvstore.record.validate import check_group, check_topic
+from kvstore.serve.access.access_control import AccessControl
+from kvstore.serve.access.rights import Action
+from kvstore.serve.grpc.protocol.answers import Refusal
+from kvstore.serve.grpc.protocol.wire import Wire
+
+CLIENT_ID_MAX: Final = 512
+
+
+class Caller:
+    """Who makes a call; see the module."""
+
+    __slots__ = ("_access", "_client", "_namespace", "client_id")
+
+    def __init__(self, metadata: Mapping[str, str], access: AccessControl) -> None:
+        """Raises `NotAuthenticated` if the metadata are not signed as they must be."""
+        self.client_id = metadata.get("x-mq-client-id", "").strip()
+        if not self.client_id or len(self.client_id) > CLIENT_ID_MAX:
+            raise Refusal(
+                "CLIENT_ID_REQUIRED",
+                f"the call needs the metadata x-mq-client-id, of 1 to {CLIENT_ID_MAX} characters",
+            )
+        self._access = access
+        self._client = access.of_signature(
+            metadata.get("authorization", ""), metadata.get("x-mq-date-time", "")
+        )
+        self._namespace = metadata.get("x-mq-namespace", "")
+
+    def topic(self, resource: Wire, action: Action | None, group: str = "") -> str:
+        """The store's name of a topic, on which the caller may do that, for a group if it consumes;
+        None is to ask where its queues are. `Refusal` ILLEGAL_TOPIC, `NotAllowed`.
+        """
+        namespace = resource.resource_namespace or self._namespace
+        found = _topic_name(resource.name, namespace, action == "produce")
+        if action is not None:
+            self._access.require(self._client, action, found, group)
+        return found
+
+    def group(self, resource: Wire) -> str:
+        """The store's name of a group for which the caller may consume; `Refusal`
+        ILLEGAL_CONSUMER_GROUP, `NotAllowed`.
+        """
+        found = _group_name(resource.name, resource.resource_namespace or self._namespace)
+        self._access.require(self._client, "consume", group=found)
+        return found
+
+    def check_admin(self) -> None:
+        """Raises `NotAllowed` unless the caller may change the server's settings."""
+        self._access.require(self._client, "admin")
+
+
+# Only good names get into the caches: a call that raises leaves nothing behind.
+@lru_cache(maxsize=8192)
+def _topic_name(name: str, namespace: str, is_sent_to: bool) -> str:
+    if name in SYSTEM_TOPICS or name.startswith(RETRY_PREFIX):
+        raise Refusal("ILLEGAL_TOPIC", f"{name!r} is a topic of the store itself")
+    if is_sent_to and name.startswith(DLQ_PREFIX):
+        raise Refusal("ILLEGAL_TOPIC", f"{name!r} takes dead letters; it can't be sent to")
+    try:
+        found = _name_of(name, namespace)
+        check_topic(found)
+    except CallerError as e:
+        raise Refusal("ILLEGAL_TOPIC", str(e)) from None
+    return found
+
+
+@lru_cache(maxsize=8192)
+def _group_name(name: str, namespace: str) -> str:
+    try:
+        found = _name_of(name, namespace)
+        check_group(found)
+    except CallerError as e:
+        raise Refusal("ILLEGAL_CONSUMER_GROUP", str(e)) from None
+    return found
+
+
+def _name_of(name: str, namespace: str) -> str:
+    if not name.strip():
+        raise MessageIllegal("the name is empty")
+    return wrap(check_namespace(namespace), name) if namespace else name

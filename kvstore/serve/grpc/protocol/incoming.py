@@ -1,0 +1,265 @@
+"""Incoming messages: of the protocol's `Message` a message to put.
+
+The idea: everything that RocketMQ refuses with a code of its own is checked here, message by
+message; the rest is the store's check, as for a put of any other caller. A message's type follows
+from what it carries, and must be one that its topic's kind takes.
+
+Invariants: a body that a client packed is unpacked, so that every reader gets what the producer
+had, and never to more than the limit; a digest that comes along is checked; the id that a client
+made is the message's id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from functools import cache
+from typing import Final
+
+import msgspec
+from zlib_ng import zlib_ng
+
+from kvstore.core.names import RESERVED, TRANSIENT_PREFIX
+from kvstore.message import Message
+from kvstore.meta.topics import TopicInfo
+from kvstore.serve.grpc.protocol.answers import Refusal
+from kvstore.serve.grpc.protocol.wire import NUMBERS, Wire, ms_of
+
+TRACE_CONTEXT: Final = "TRACE_CONTEXT"
+"""The property in which RocketMQ keeps a message's trace context."""
+TYPES: Final = NUMBERS["MessageType"]
+_NAMES: Final = {number: name for name, number in TYPES.items()}
+_ENCODINGS: Final = NUMBERS["Encoding"]
+_DIGESTS: Final = NUMBERS["DigestType"]
+_TAKES: Final[dict[str, frozenset[str]]] = {
+    "normal": frozenset({"NORMAL", "FIFO", "DELAY", "TRANSACTION"}),
+    "compacted": frozenset({"NORMAL", "FIFO", "DELAY", "TRANSACTION"}),
+    "fifo": frozenset({"FIFO"}),
+    "delay": frozenset({"DELAY"}),
+    "transaction": frozenset({"TRANSACTION"}),
+    "priority": frozenset({"NORMAL", "PRIORITY", "DELAY", "TRANSACTION"}),
+}
+_CARRIED: Final = {
+    "FIFO": "message_group",
+    "DELAY": "delivery_timestamp",
+    "PRIORITY": "priority",
+    "LITE": "lite_topic",
+}
+"""Type -> the field that messages of that type have, and no others."""
+_WANTED: Final = {name: [name] if name in _CARRIED else [] for name in TYPES}
+_ID_MAX: Final = 255
+
+
+class DoorLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the door takes: RocketMQ's limits. Sizes in bytes, times in seconds."""
+
+    body: int = 4 << 20
+    properties: int = 16 << 10
+    property_count: int = 128
+    message_group: int = 64
+    delay: float = 40 * 365 * 86_400.0
+    invisible_min: float = 10.0
+    invisible_max: float = 12 * 3600.0
+    poll: float = 20.0
+    batch: int = 256
+
+
+def types_of(info: TopicInfo) -> tuple[str, ...]:
+    """The types of messages that a topic takes, in the order of their numbers."""
+    return _types_of(info.kind, info.takes_delays)
+
+
+@cache
+def _types_of(kind: str, takes_delays: bool) -> tuple[str, ...]:
+    taken = _TAKES[kind] if takes_delays else _TAKES[kind] - {"DELAY"}
+    return tuple(sorted(taken, key=TYPES.__getitem__))
+
+
+def type_of(system: Wire) -> str:
+    """The type of a message, by what it carries and what it says."""
+    said = _NAMES.get(system.message_type, "")
+    carried = [name for name, field in _CARRIED.items() if system.HasField(field)]
+    if said in ("", "MESSAGE_TYPE_UNSPECIFIED"):
+        said = carried[0] if carried else "NORMAL"
+    if carried != _WANTED[said]:
+        raise Refusal(
+            "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE",
+            f"a message of type {said} has {_listed(_WANTED[said])}, but this one "
+            f"{_listed(carried)}",
+        )
+    if said == "LITE":
+        raise Refusal("UNSUPPORTED", "the store has no lite topics; make a topic for each")
+    return said
+
+
+def _listed(types: list[str]) -> str:
+    return " and ".join(_CARRIED[one] for one in types) or "none of message_group and its like"
+
+
+def check_type(kind: str, info: TopicInfo) -> None:
+    """`Refusal` if a topic does not take messages of a type."""
+    if kind not in types_of(info):
+        raise Refusal(
+            "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE",
+            f"the topic {info.name!r} is of kind {info.kind!r}, which takes messages of type "
+            f"{', '.join(types_of(info))}, not {kind}",
+        )
+
+
+def message_to_put(
+    wire: Wire, topic: str, kind: str, info: TopicInfo, limits: DoorLimits, now_ms: int
+) -> Message:
+    """The message to put; `Refusal` if it is illegal."""
+    system = wire.system_properties
+    message_id = system.message_id
+    if not message_id or len(message_id) > _ID_MAX or not message_id.isprintable():
+        raise Refusal("ILLEGAL_MESSAGE_ID", "the message has no id, which clients make")
+    queue = group = deliver_at = None
+    if kind == "FIFO":
+        group = _checked_group(system.message_group, limits)
+    elif kind == "DELAY":
+        deliver_at = _checked_delivery(system.delivery_timestamp, limits, now_ms)
+    if info.kind == "priority":
+        # A queue's number is its priority.
+        queue = min(max(system.priority, 0), info.write_queues - 1)
+    born_at = ms_of(system.born_timestamp) if system.HasField("born_timestamp") else 0
+    return Message(
+        topic,
+        _body_of(wire, limits),
+        queue,
+        _checked_tag(system) if system.HasField("tag") else None,
+        _checked_keys(system.keys) if system.keys else (),
+        _checked_properties(wire, system, limits),
+        group,
+        0,
+        message_id,
+        born_at if born_at > 0 else None,
+        deliver_at,
+    )
+
+
+def _body_of(wire: Wire, limits: DoorLimits) -> bytes:
+    body: bytes = wire.body
+    system = wire.system_properties
+    if len(body) > limits.body:
+        raise _too_large(len(body), limits)
+    if system.HasField("body_digest"):
+        _check_digest(body, system.body_digest)
+    if system.body_encoding == _ENCODINGS["GZIP"]:
+        return _unzipped(body, limits)
+    return body
+
+
+def _too_large(size: int, limits: DoorLimits) -> Refusal:
+    return Refusal(
+        "MESSAGE_BODY_TOO_LARGE",
+        f"the body has {size} bytes or more, at most {limits.body} are taken",
+    )
+
+
+def _unzipped(body: bytes, limits: DoorLimits) -> bytes:
+    reader = zlib.decompressobj(zlib.MAX_WBITS | 32)
+    try:
+        found = reader.decompress(body, limits.body + 1)
+    except zlib.error as e:
+        raise Refusal("MESSAGE_CORRUPTED", f"the body is no gzip: {e}") from None
+    if len(found) > limits.body:
+        raise _too_large(len(found), limits)
+    if not reader.eof:
+        raise Refusal("MESSAGE_CORRUPTED", "the body ends in the middle of its gzip")
+    return found
+
+
+def crc_text(body: bytes) -> str:
+    """The CRC32 digest of a body, as clients check it."""
+    return f"{zlib_ng.crc32(body):08X}"
+
+
+def _check_digest(body: bytes, digest: Wire) -> None:
+    if digest.type == _DIGESTS["CRC32"]:
+        expected = crc_text(body)
+    elif digest.type == _DIGESTS["MD5"]:
+        expected = hashlib.md5(body, usedforsecurity=False).hexdigest()
+    elif digest.type == _DIGESTS["SHA1"]:
+        expected = hashlib.sha1(body, usedforsecurity=False).hexdigest()
+    else:
+        return
+    if digest.checksum.lower().zfill(len(expected)) != expected.lower():
+        raise Refusal(
+            "MESSAGE_CORRUPTED",
+            f"the body has the digest {expected}, not {digest.checksum[:64]!r}; send it again",
+        )
+
+
+def _has_control(text: str) -> bool:
+    return not text.isprintable() and any(ord(c) < 32 or ord(c) == 127 for c in text)
+
+
+def _checked_tag(system: Wire) -> str:
+    tag = str(system.tag)
+    if not tag.strip() or "|" in tag or _has_control(tag):
+        raise Refusal(
+            "ILLEGAL_MESSAGE_TAG", f"the tag {tag[:80]!r} is blank, or has a | or control character"
+        )
+    return tag
+
+
+def _checked_keys(keys: list[str]) -> tuple[str, ...]:
+    for key in keys:
+        if not key or any(c.isspace() for c in key) or _has_control(key):
+            raise Refusal(
+                "ILLEGAL_MESSAGE_KEY",
+                f"the key {key[:80]!r} is empty, or has a blank or control character",
+            )
+    return tuple(keys)
+
+
+def _checked_group(group: str, limits: DoorLimits) -> str:
+    if not group.strip() or len(group) > limits.message_group or _has_control(group):
+        raise Refusal(
+            "ILLEGAL_MESSAGE_GROUP",
+            f"the message group {group[:80]!r} must have 1 to {limits.message_group} characters, "
+            "none of them a control character",
+        )
+    return group
+
+
+def _checked_delivery(timestamp: Wire, limits: DoorLimits, now_ms: int) -> int:
+    at = ms_of(timestamp)
+    if at <= 0 or at - now_ms > limits.delay * 1000:
+        raise Refusal(
+            "ILLEGAL_DELIVERY_TIME",
+            f"the delivery time {at} ms is none, or more than {limits.delay:.0f} s from now",
+        )
+    return at
+
+
+def _checked_properties(wire: Wire, system: Wire, limits: DoorLimits) -> dict[str, str]:
+    properties = dict(wire.user_properties)
+    if len(properties) > limits.property_count:
+        raise Refusal(
+            "MESSAGE_PROPERTIES_TOO_LARGE",
+            f"the message has {len(properties)} properties, at most {limits.property_count} fit",
+        )
+    size = 0
+    for name, value in properties.items():
+        reserved = name in RESERVED or name == TRACE_CONTEXT or name.startswith(TRANSIENT_PREFIX)
+        if not name.strip() or reserved or _has_control(name):
+            raise Refusal(
+                "ILLEGAL_MESSAGE_PROPERTY_KEY",
+                f"the property name {name[:80]!r} is blank, reserved, or has a control character",
+            )
+        if not value or "\x01" in value or "\x02" in value:
+            raise Refusal(
+                "ILLEGAL_MESSAGE_PROPERTY_KEY",
+                f"the property {name[:80]!r} has a value that is empty or has a control character",
+            )
+        size += len(name.encode()) + len(value.encode())
+    if size > limits.properties:
+        raise Refusal(
+            "MESSAGE_PROPERTIES_TOO_LARGE",
+            f"the properties take {size} bytes, at most {limits.properties} fit",
+        )
+    if system.HasField("trace_context") and system.trace_context:
+        properties[TRACE_CONTEXT] = system.trace_context
+    return properties

@@ -1,0 +1,207 @@
+"""Receiving: ReceiveMessage, AckMessage, ChangeInvisibleDuration, forwarding to the dead letters.
+
+The idea: a receive is one pop over all queues of the topic, which waits as a poll, and ends a
+little before the client would give up. A receipt is the handle, as it is. Locks of push consumers
+are short, and renewed (`renewals`).
+
+Invariants: a receive needs no settings sent before, and one that its client took back while it
+waited takes nothing; a handle that is no more good is INVALID_RECEIPT_HANDLE, and what the
+request said of other handles is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Final
+
+from kvstore.api.store import Store
+from kvstore.errors import GroupNotFound, ReceiptIllegal, StoreClosed
+from kvstore.pop.ack import AckResult
+from kvstore.read.sql import SqlFilter, sql
+from kvstore.serve.gatherer import Gatherer
+from kvstore.serve.grpc.caller import Caller
+from kvstore.serve.grpc.clients import Clients
+from kvstore.serve.grpc.protocol.answers import Refusal, ok, set_error, set_status, sum_up
+from kvstore.serve.grpc.protocol.incoming import DoorLimits
+from kvstore.serve.grpc.protocol.outgoing import received
+from kvstore.serve.grpc.protocol.wire import NUMBERS, Wire, code, message_class, ms_of, set_ms
+from kvstore.serve.grpc.renewals import LOCK, Renewals
+from kvstore.serve.grpc.sending import Answered
+from kvstore.serve.http2.grpc_call import Call
+
+_EARLY: Final = 0.3
+"""Seconds before a call's deadline at which it is answered."""
+_EARLY_SHARE: Final = 0.3
+"""Of the time that is left, at most."""
+_ack_response: Final = message_class("AckMessageResponse")
+_FILTERS: Final = NUMBERS["FilterType"]
+
+
+class Receiving:
+    """The calls of consumers that pop; see the module."""
+
+    def __init__(
+        self,
+        store: Store,
+        gatherer: Gatherer,
+        clients: Clients,
+        renewals: Renewals,
+        limits: DoorLimits,
+    ) -> None:
+        self._store = store
+        self._gatherer = gatherer
+        self._clients = clients
+        self._renewals = renewals
+        self._limits = limits
+        self._clock = store.config.clock
+
+    async def receive(
+        self, request: Wire, caller: Caller, call: Call
+    ) -> AsyncGenerator[Wire, None]:
+        """ReceiveMessage."""
+        resource = request.message_queue.topic
+        group = caller.group(request.group)
+        topic = caller.topic(resource, "consume", group)
+        info = self._store.topic(topic)
+        asked = (
+            group,
+            topic,
+            self._batch(request.batch_size),
+            self._invisible(request),
+            self._poll(request, call),
+            filter_of(request.filter_expression),
+        )
+        attempt_id = None
+        if request.auto_renew:
+            # Of this client: another one must not get the messages by the same id.
+            attempt_id = f"{caller.client_id} {request.attempt_id}"
+        try:
+            found = await self._gatherer.pop(*asked, attempt_id=attempt_id)
+        except GroupNotFound:
+            await self.make_group(group)
+            found = await self._gatherer.pop(*asked, attempt_id=attempt_id)
+        if found and request.auto_renew:
+            self._renewals.hold(caller.client_id, [popped.receipt for popped in found])
+        answer = message_class("ReceiveMessageResponse")
+        first = answer()
+        if found:
+            set_status(first.status)
+        else:
+            set_status(first.status, code("MESSAGE_NOT_FOUND"), "no message came while it waited")
+        yield first
+        for popped in found:
+            yield received(popped, resource, asked[3], is_priority=info.kind == "priority")
+        if found:
+            last = answer()
+            set_ms(last.delivery_timestamp, self._clock.now_ms())
+            yield last
+
+    async def make_group(self, group: str) -> None:
+        """Makes a group that is new, with the store's defaults, as RocketMQ's broker does."""
+        await self._gatherer.call("create_group", group, exist_ok=True)
+
+    def _batch(self, size: int) -> int:
+        if size < 1:
+            raise Refusal("BAD_REQUEST", f"batch_size is {size}; it must be 1 or more")
+        return min(size, self._limits.batch)
+
+    def _invisible(self, request: Wire) -> float:
+        if request.auto_renew:
+            return LOCK
+        seconds = ms_of(request.invisible_duration) / 1000
+        limits = self._limits
+        if not limits.invisible_min <= seconds <= limits.invisible_max:
+            raise Refusal(
+                "ILLEGAL_INVISIBLE_TIME",
+                f"invisible_duration is {seconds} s; it must be {limits.invisible_min:.0f} to "
+                f"{limits.invisible_max:.0f}",
+            )
+        return seconds
+
+    def _poll(self, request: Wire, call: Call) -> float:
+        seconds = self._limits.poll
+        if request.HasField("long_polling_timeout"):
+            asked = ms_of(request.long_polling_timeout) / 1000
+            if asked < 0:
+                raise Refusal("ILLEGAL_POLLING_TIME", f"long_polling_timeout is {asked} s")
+            seconds = min(seconds, asked)
+        return answered_within(seconds, call.seconds_left())
+
+    # --- handles ---
+
+    def ack(self, request: Wire, caller: Caller, answered: Answered) -> None:
+        """AckMessage. It has no task of its own."""
+        group = caller.group(request.group)
+        caller.topic(request.topic, "consume", group)
+        if not request.entries:
+            raise Refusal("BAD_REQUEST", "the request has no entry")
+        receipts = [entry.receipt_handle for entry in request.entries]
+        self._renewals.end(receipts)
+        acked = self._gatherer.ack(receipts)
+        acked.add_done_callback(partial(_acked, request, answered))
+
+    async def change_invisible(self, request: Wire, caller: Caller) -> Wire:
+        """ChangeInvisibleDuration."""
+        receipt = self._handle(request, caller)
+        seconds = ms_of(request.invisible_duration) / 1000
+        if not 0 <= seconds <= self._limits.invisible_max:
+            raise Refusal(
+                "ILLEGAL_INVISIBLE_TIME",
+                f"invisible_duration is {seconds} s; it must be 0 to "
+                f"{self._limits.invisible_max:.0f}",
+            )
+        has_failed = self._clients.seen(caller.client_id).is_pushed
+        renewed = await self._gatherer.change_invisible(receipt, seconds, gives_back=has_failed)
+        self._renewals.end([receipt])
+        answer = ok("ChangeInvisibleDurationResponse")
+        answer.receipt_handle = renewed
+        return answer
+
+    async def forward(self, request: Wire, caller: Caller) -> Wire:
+        """ForwardMessageToDeadLetterQueue."""
+        receipt = self._handle(request, caller)
+        await self._gatherer.call("give_up", receipt)
+        self._renewals.end([receipt])
+        return ok("ForwardMessageToDeadLetterQueueResponse")
+
+    def _handle(self, request: Wire, caller: Caller) -> str:
+        caller.group(request.group)
+        caller.topic(request.topic, "consume")
+        if not request.receipt_handle:
+            raise ReceiptIllegal("the request has no receipt handle")
+        return str(request.receipt_handle)
+
+
+def _acked(request: Wire, answered: Answered, acked: asyncio.Future[list[AckResult]]) -> None:
+    """Answers when the messages of a request were acked, or could not be."""
+    answer = _ack_response()
+    error = StoreClosed("the server ends") if acked.cancelled() else acked.exception()
+    results = [error] * len(request.entries) if error is not None else acked.result()
+    for asked, result in zip(request.entries, results, strict=True):
+        entry = answer.entries.add()
+        entry.message_id = asked.message_id
+        entry.receipt_handle = asked.receipt_handle
+        if result is True:
+            set_status(entry.status)
+        else:
+            assert isinstance(result, BaseException)
+            set_error(entry.status, result)
+    sum_up(answer.status, answer.entries)
+    answered(answer)
+
+
+def answered_within(seconds: float, left: float | None) -> float:
+    """How long a poll of so many seconds may last, so that its answer comes before the deadline."""
+    if left is None:
+        return seconds
+    return max(0.0, min(seconds, left - min(_EARLY, left * _EARLY_SHARE)))
+
+
+def filter_of(expression: Wire) -> str | SqlFilter | None:
+    """The filter of a request; None for all messages. `Refusal`, `FilterIllegal`."""
+    text = str(expression.expression).strip()
+    if expression.type == _FILTERS["SQL"]:
+        return sql(text)
+    return None if text in ("", "*") else text

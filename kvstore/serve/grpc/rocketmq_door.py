@@ -1,0 +1,89 @@
+"""The door for RocketMQ's clients: a TCP port with HTTP/2, the services behind it.
+
+Invariants: a port that other machines can reach takes TLS and signed calls, or is refused; when the
+door stops, clients are told to go elsewhere, their streams end, and calls under way are answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from typing import Final
+
+from kvstore.api.store import Store
+from kvstore.errors import AddressInUse
+from kvstore.serve.access.access_control import AccessControl
+from kvstore.serve.access.exposure import check_exposure, is_loopback
+from kvstore.serve.gatherer import Gatherer
+from kvstore.serve.grpc.service_table import Services
+from kvstore.serve.http2.h2_server import H2Server
+
+_BACKLOG: Final = 1024
+
+
+class RocketmqDoor:
+    """The door; see the module and `serve.door`. `port` 0 takes a free one; `tls` is what
+    `serve.access.exposure.tls_context` makes.
+    """
+
+    name = "RocketMQ's gRPC"
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        loop: asyncio.AbstractEventLoop,
+        store: Store,
+        gatherer: Gatherer,
+        access: AccessControl,
+        *,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._host, self._port = host, port
+        self._loop, self._store, self._gatherer = loop, store, gatherer
+        self._access, self._tls = access, tls
+        if tls is not None:
+            tls.set_alpn_protocols(["h2"])
+        self._server: H2Server | None = None
+        self._services: Services | None = None
+
+    @property
+    def url(self) -> str:
+        """See `serve.door.Door`: the endpoint, as RocketMQ's clients are given it."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"{host}:{self._port}"
+
+    async def start(self) -> None:
+        """See `serve.door.Door`. `ExposureRefused` for an address that other machines can reach, if
+        there is no TLS, or there are no credentials.
+        """
+        check_exposure(
+            "--grpc",
+            self._host,
+            has_credentials=self._access.has_credentials,
+            has_tls=self._tls is not None,
+        )
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        try:
+            listening = socket.create_server(
+                (self._host, self._port), family=family, backlog=_BACKLOG
+            )
+        except OSError as e:
+            raise AddressInUse(
+                f"{self.url} can't be opened: {e.strerror or e}; choose another port"
+            ) from e
+        self._port = listening.getsockname()[1]
+        self._services = Services(self._loop, self._store, self._gatherer, self._access)
+        # Plaintext beside TLS is for clients on this machine.
+        self._server = H2Server(
+            self._services.methods(), tls=self._tls, is_plain=is_loopback(self._host)
+        )
+        self._server.listen(listening)
+
+    async def stop(self, drain: float) -> None:
+        """See `serve.door.Door`."""
+        if self._services is not None:
+            await self._services.close()
+        if self._server is not None:
+            await self._server.drain(drain)

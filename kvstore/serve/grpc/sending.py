@@ -1,0 +1,216 @@
+"""Sending: SendMessage, EndTransaction and RecallMessage.
+
+The idea: each message of a request is checked by itself, and the good ones are put together by the
+gatherer; each has an entry in the answer, in the order of the request. A message of a transaction
+is prepared, under its topic as the producer group: clients of this protocol have no groups, and any
+producer of the topic may be asked about it later.
+
+Invariants: an illegal message fails alone; an entry that says OK is as safe as a put of the store
+that returned; a recall handle names one message of one topic, and is refused for another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Final
+
+from kvstore.api.store import Store
+from kvstore.errors import CallerError, MessageNotFound, StoreClosed, StoreError, TransactionEnded
+from kvstore.message import Message, PutResult
+from kvstore.serve.gatherer import Gatherer
+from kvstore.serve.grpc.caller import Caller
+from kvstore.serve.grpc.orphan_checks import OrphanChecks
+from kvstore.serve.grpc.protocol.answers import Refusal, ok, set_error, set_status, sum_up
+from kvstore.serve.grpc.protocol.incoming import DoorLimits, check_type, message_to_put, type_of
+from kvstore.serve.grpc.protocol.wire import NUMBERS, Wire, message_class, ms_of
+
+BROKER: Final = "kvmq"
+"""The name of the broker that clients see."""
+_RESOLUTIONS: Final = NUMBERS["TransactionResolution"]
+_VERSION: Final = "v1"
+_MESSAGE_EXTRA: Final = 512
+"""Bytes of memory that a message takes beside its body, about."""
+
+_response: Final = message_class("SendMessageResponse")
+Answered = Callable[[Wire], None]
+"""Takes the answer of a call, once."""
+Outcome = PutResult | BaseException
+Checked = tuple[str, Message, float | None]
+"""A message's type, the message, and the immunity of a transaction's in seconds."""
+
+
+class Sending:
+    """The calls of producers; see the module."""
+
+    def __init__(
+        self, store: Store, gatherer: Gatherer, orphans: OrphanChecks, limits: DoorLimits
+    ) -> None:
+        self._store = store
+        self._gatherer = gatherer
+        self._orphans = orphans
+        self._limits = limits
+        self._clock = store.config.clock
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def send(self, request: Wire, caller: Caller, answered: Answered) -> None:
+        """SendMessage. It has no task of its own unless there is more to do than one put."""
+        if not request.messages:
+            raise Refusal("MESSAGE_CORRUPTED", "the request has no message")
+        checked = [self._checked(wire, caller) for wire in request.messages]
+        plain = [one[1] for one in checked if type(one) is tuple and one[0] != "TRANSACTION"]
+        if len(plain) < len(checked):
+            self._begin(self._send_each(request, checked, answered))
+            return
+        put = self._put(plain)
+        put.add_done_callback(partial(self._sent, request, checked, answered))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _sent(
+        self,
+        request: Wire,
+        checked: Sequence[Checked | StoreError],
+        answered: Answered,
+        put: asyncio.Future[list[PutResult]],
+    ) -> None:
+        """Answers when the messages of a request were put together."""
+        error = None if put.cancelled() else put.exception()
+        if error is None and not put.cancelled():
+            answered(_answer(request, checked, put.result()))
+        elif isinstance(error, CallerError) and len(checked) > 1:
+            self._begin(self._send_each(request, checked, answered))
+        else:
+            answered(
+                _answer(request, checked, [error or StoreClosed("the server ends")] * len(checked))
+            )
+
+    async def _send_each(
+        self, request: Wire, checked: Sequence[Checked | StoreError], answered: Answered
+    ) -> None:
+        """Puts each message by itself, for some of them are illegal, or are prepared."""
+        put = [self._put_one(*one) for one in checked if type(one) is tuple]
+        outcomes = iter(await asyncio.gather(*put))
+        found = [one if isinstance(one, StoreError) else next(outcomes) for one in checked]
+        answered(_answer(request, checked, found))
+
+    def _checked(self, wire: Wire, caller: Caller) -> Checked | StoreError:
+        try:
+            topic = caller.topic(wire.topic, "produce")
+            info = self._store.topic(topic)
+            kind = type_of(wire.system_properties)
+            check_type(kind, info)
+            message = message_to_put(wire, topic, kind, info, self._limits, self._clock.now_ms())
+        except StoreError as e:
+            return e
+        immunity = None
+        system = wire.system_properties
+        if kind == "TRANSACTION" and system.HasField("orphaned_transaction_recovery_duration"):
+            immunity = ms_of(system.orphaned_transaction_recovery_duration) / 1000 or None
+        return kind, message, immunity
+
+    def _put(self, messages: list[Message]) -> asyncio.Future[list[PutResult]]:
+        size = sum(len(m.body) for m in messages) + _MESSAGE_EXTRA * len(messages)
+        return self._gatherer.put(messages, size)
+
+    async def _put_one(self, kind: str, message: Message, immunity: float | None) -> Outcome:
+        try:
+            if kind != "TRANSACTION":
+                return (await self._put([message]))[0]
+            self._orphans.watch(message.topic)
+            (found,) = await self._gatherer.call(
+                "prepare_batch", (message,), group=message.topic, immunity=immunity
+            )
+        except StoreError as e:
+            return e
+        prepared: PutResult = found
+        return prepared
+
+    async def end_transaction(self, request: Wire, caller: Caller) -> Wire:
+        """EndTransaction."""
+        topic = caller.topic(request.topic, "produce")
+        handle = request.transaction_id or request.message_id
+        if not handle:
+            raise Refusal("INVALID_TRANSACTION_ID", "the request names no transaction")
+        try:
+            found = await self._gatherer.call("prepared", handle)
+            if found.topic != topic:
+                raise Refusal(
+                    "INVALID_TRANSACTION_ID", f"the transaction {handle!r} is of another topic"
+                )
+        except MessageNotFound as e:
+            raise Refusal("INVALID_TRANSACTION_ID", str(e)) from None
+        except TransactionEnded:
+            pass  # to end it the same way again is good, and the store says whether it was
+        if request.resolution == _RESOLUTIONS["COMMIT"]:
+            await self._gatherer.call("commit", handle)
+        elif request.resolution == _RESOLUTIONS["ROLLBACK"]:
+            await self._gatherer.call("rollback", handle)
+        else:
+            raise Refusal("BAD_REQUEST", "the resolution is neither COMMIT nor ROLLBACK")
+        return ok("EndTransactionResponse")
+
+    async def recall(self, request: Wire, caller: Caller) -> Wire:
+        """RecallMessage."""
+        topic = caller.topic(request.topic, "produce")
+        named, message_id = read_recall_handle(request.recall_handle)
+        if named != topic:
+            raise Refusal(
+                "ILLEGAL_TOPIC", f"the handle is of a message to {named!r}, not {topic!r}"
+            )
+        if not await self._gatherer.call("cancel", message_id):
+            raise Refusal("MESSAGE_NOT_FOUND", f"the message {message_id!r} was delivered already")
+        answer = ok("RecallMessageResponse")
+        answer.message_id = message_id
+        return answer
+
+
+def _answer(
+    request: Wire, checked: Sequence[Checked | StoreError], outcomes: Sequence[Outcome]
+) -> Wire:
+    """The answer to a send, with an entry for each message."""
+    answer = _response()
+    for wire, one, outcome in zip(request.messages, checked, outcomes, strict=True):
+        entry = answer.entries.add()
+        if isinstance(outcome, BaseException):
+            entry.message_id = wire.system_properties.message_id
+            set_error(entry.status, outcome)
+            continue
+        assert isinstance(one, tuple)
+        set_status(entry.status)
+        entry.message_id = outcome.message_id
+        if outcome.offset > 0:
+            entry.offset = outcome.offset
+        if one[0] == "TRANSACTION":
+            entry.transaction_id = outcome.message_id
+        elif one[0] == "DELAY":
+            entry.recall_handle = recall_handle(one[1], outcome.message_id)
+    sum_up(answer.status, answer.entries)
+    return answer
+
+
+def recall_handle(message: Message, message_id: str) -> str:
+    """The handle that recalls a delayed message, in RocketMQ's form."""
+    text = f"{_VERSION} {message.topic} {BROKER} {message.deliver_at} {message_id}"
+    return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def read_recall_handle(handle: str) -> tuple[str, str]:
+    """The topic and id of the message; `Refusal` if the text is no handle."""
+    try:
+        raw = base64.b64decode(handle.encode("ascii"), altchars=b"-_", validate=True)
+        version, topic, _, _, message_id = raw.decode().split(" ")
+    except (binascii.Error, ValueError):
+        version = topic = message_id = ""
+    if version != _VERSION or not topic or not message_id:
+        raise Refusal(
+            "INVALID_RECEIPT_HANDLE",
+            f"{handle[:80]!r} is no recall handle; give the one that the send returned",
+        )
+    return topic, message_id

@@ -1,0 +1,197 @@
+"""The service table: every call of the protocol, by its path, with the service that answers it.
+
+The idea: the transport gives bytes and takes bytes. Here a request becomes a message and a caller,
+and what the service returns or raises becomes the answer, so that a service sees neither bytes nor
+codes. An error is an answer with its code in it, as RocketMQ's clients want it, not gRPC's.
+
+Invariants: each call of the protocol has a line; no error of a service ends a connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
+from typing import Final
+
+from kvstore.api.store import Store
+from kvstore.errors import StoreError
+from kvstore.serve.access.access_control import AccessControl
+from kvstore.serve.gatherer import Gatherer
+from kvstore.serve.grpc.caller import Caller
+from kvstore.serve.grpc.clients import Clients
+from kvstore.serve.grpc.held_file import HeldFile
+from kvstore.serve.grpc.orphan_checks import OrphanChecks
+from kvstore.serve.grpc.protocol.answers import refused, status_of
+from kvstore.serve.grpc.protocol.incoming import DoorLimits
+from kvstore.serve.grpc.protocol.protocol_tables import ADMIN, MESSAGING
+from kvstore.serve.grpc.protocol.wire import Wire, message_class, parse
+from kvstore.serve.grpc.pulling import Pulling
+from kvstore.serve.grpc.receiving import Receiving
+from kvstore.serve.grpc.renewals import Renewals
+from kvstore.serve.grpc.routes import Routes
+from kvstore.serve.grpc.sending import Answered, Sending
+from kvstore.serve.grpc.telemetry import Telemetry
+from kvstore.serve.http2.grpc_call import (
+    Bidirectional,
+    Call,
+    Gathered,
+    Method,
+    ServerStream,
+    Unary,
+)
+
+_SWEEP: Final = 10.0
+"""Seconds between two looks for clients that are gone, and for messages that are held for long."""
+Service = Callable[[Wire, Caller], Awaitable[Wire]]
+CallbackService = Callable[[Wire, Caller, Answered], None]
+StreamService = Callable[[Wire, Caller, Call], AsyncGenerator[Wire, None]]
+
+
+class Services:
+    """The services of a door, wired; see the module. Made and used in the loop's thread."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        store: Store,
+        gatherer: Gatherer,
+        access: AccessControl,
+        limits: DoorLimits | None = None,
+    ) -> None:
+        self._access = access
+        self.clients = Clients(store.config.clock)
+        self.renewals = Renewals(
+            lambda receipts, seconds: gatherer.call("renew_batch", receipts, seconds),
+            self.clients.is_alive,
+            store.config.clock,
+        )
+        self._held_file = HeldFile(store.path, store.config.files)
+        written = self._held_file.read()
+        for held in written:
+            self.clients.seen(held.client_id)
+        self.renewals.go_on(written)
+        self._orphans = OrphanChecks(store, self.clients, loop)
+        limits = DoorLimits(body=store.config.max_body) if limits is None else limits
+        self._sending = Sending(store, gatherer, self._orphans, limits)
+        self._receiving = Receiving(store, gatherer, self.clients, self.renewals, limits)
+        self._pulling = Pulling(store, gatherer, limits)
+        self._routes = Routes(store)
+        self._telemetry_calls = Telemetry(
+            store, gatherer, self.clients, self._orphans, self.renewals, limits
+        )
+        self._loop = loop
+        self._tasks = [loop.create_task(self.renewals.run()), loop.create_task(self._sweep())]
+
+    def methods(self) -> Mapping[str, Method]:
+        """The calls by their paths."""
+        unary: dict[str, Service] = {
+            "QueryRoute": self._routes.query_route,
+            "QueryAssignment": self._routes.query_assignment,
+            "Heartbeat": self._telemetry_calls.heartbeat,
+            "NotifyClientTermination": self._telemetry_calls.terminate,
+            "SyncLiteSubscription": self._telemetry_calls.sync_lite_subscription,
+            "EndTransaction": self._sending.end_transaction,
+            "RecallMessage": self._sending.recall,
+            "ChangeInvisibleDuration": self._receiving.change_invisible,
+            "ForwardMessageToDeadLetterQueue": self._receiving.forward,
+            "UpdateOffset": self._pulling.update_offset,
+            "GetOffset": self._pulling.get_offset,
+            "QueryOffset": self._pulling.query_offset,
+        }
+        table: dict[str, Method] = {
+            MESSAGING + name: Unary(self._unary(name, service)) for name, service in unary.items()
+        }
+        table[MESSAGING + "SendMessage"] = self._gathered("SendMessage", self._sending.send)
+        table[MESSAGING + "AckMessage"] = self._gathered("AckMessage", self._receiving.ack)
+        table[MESSAGING + "ReceiveMessage"] = self._stream(
+            "ReceiveMessage", self._receiving.receive
+        )
+        table[MESSAGING + "PullMessage"] = self._stream("PullMessage", self._pulling.pull)
+        table[MESSAGING + "Telemetry"] = Bidirectional(self._telemetry)
+        table[ADMIN + "ChangeLogLevel"] = Unary(self._change_log_level)
+        return table
+
+    async def close(self) -> None:
+        """Ends all that goes on by itself, and the streams of clients."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._held_file.write(self.renewals.written())
+        self._orphans.close()
+        self.clients.end_streams()
+
+    def _caller(self, call: Call) -> Caller:
+        caller = Caller(call.metadata, self._access)
+        self.clients.seen(caller.client_id)
+        return caller
+
+    def _unary(self, name: str, service: Service) -> Callable[[Call, bytes], Awaitable[bytes]]:
+        kind = message_class(f"{name}Request")
+
+        async def answered(call: Call, raw: bytes) -> bytes:
+            try:
+                answer = await service(parse(kind, raw), self._caller(call))
+            except Exception as e:
+                answer = refused(f"{name}Response", e)
+            packed: bytes = answer.SerializeToString()
+            return packed
+
+        return answered
+
+    def _gathered(self, name: str, service: CallbackService) -> Gathered:
+        """For the calls of which most come: none of them has a task."""
+        kind, response = message_class(f"{name}Request"), f"{name}Response"
+
+        def begin(calls: list[Call]) -> None:
+            for call in calls:
+                try:
+                    service(parse(kind, call.request), self._caller(call), partial(_finish, call))
+                except Exception as e:
+                    _finish(call, refused(response, e))
+
+        return Gathered(begin)
+
+    def _stream(self, name: str, service: StreamService) -> ServerStream:
+        kind = message_class(f"{name}Request")
+
+        async def answered(call: Call, raw: bytes) -> AsyncGenerator[bytes, None]:
+            try:
+                async for answer in service(parse(kind, raw), self._caller(call), call):
+                    yield answer.SerializeToString()
+            except Exception as e:
+                yield refused(f"{name}Response", e).SerializeToString()
+
+        return ServerStream(answered)
+
+    async def _telemetry(
+        self, call: Call, requests: AsyncIterator[bytes]
+    ) -> AsyncGenerator[bytes, None]:
+        try:
+            caller = self._caller(call)
+            async for answer in self._telemetry_calls.telemetry(requests, caller, call):
+                yield answer.SerializeToString()
+        except StoreError as e:
+            yield refused("TelemetryCommand", e).SerializeToString()
+
+    async def _change_log_level(self, call: Call, raw: bytes) -> bytes:
+        kind = message_class("ChangeLogLevelRequest")
+        try:
+            answer = await self._telemetry_calls.change_log_level(
+                parse(kind, raw), self._caller(call)
+            )
+        except Exception as e:
+            answer = message_class("ChangeLogLevelResponse")(remark=status_of(e)[1])
+        packed: bytes = answer.SerializeToString()
+        return packed
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP)
+            self.clients.sweep()
+            held = self.renewals.written(held_for=_SWEEP)
+            await self._loop.run_in_executor(None, self._held_file.write, held)
+
+
+def _finish(call: Call, answer: Wire) -> None:
+    call.finish(answer.SerializeToString())

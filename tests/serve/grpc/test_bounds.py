@@ -1,0 +1,79 @@
+"""The state that the server keeps of clients is bounded; a broken file of locks is harmless."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from kvstore import Store
+from kvstore.serve.grpc.clients import Clients
+from kvstore.serve.grpc.held_file import NAME
+from kvstore.serve.grpc.protocol.answers import Refusal
+from tests.support.clock import VirtualClock
+from tests.support.grpc_doors import OpenDoor
+from tests.support.rocketmq_client import RocketmqClient
+from tests.support.rocketmq_requests import answer, request_of
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.topic(queues=1), pytest.mark.group]
+
+
+def test_a_client_too_many_is_refused_until_others_were_silent_for_long(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.serve.grpc.clients.CLIENTS_MAX", 2)
+    clients = Clients(clock)
+    for name in ("a", "b", "a"):
+        clients.seen(name)
+    with pytest.raises(Refusal, match="2 clients already"):
+        clients.seen("c")
+
+    clock.advance(121)
+    clients.seen("c")
+
+    assert len(clients) == 1
+    assert clients.is_alive("c")
+    assert not clients.is_alive("a")
+
+
+def test_the_topics_whose_producers_are_asked_are_bounded(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.serve.grpc.orphan_checks.CHECKERS_MAX", 2)
+    names = [f"topic-{n}" for n in range(5)]
+    for name in names:
+        store.create_topic(name, queues=1)
+    with OpenDoor(store) as door, RocketmqClient(door.endpoint, tmp_path) as client:
+        for n, name in enumerate(names):
+            request = request_of("SendMessage", name)
+            system = request.messages[0].system_properties
+            system.message_type, system.message_id = 4, f"id-{n}"
+            assert answer(client, "SendMessage", request).entries[0].transaction_id
+        until(lambda: checkers() <= 2)
+
+    until(lambda: checkers() == 0)
+
+
+def checkers() -> int:
+    return sum(t.name.startswith("kvmq-checker topic-") for t in threading.enumerate())
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"\x92\x63\x90", bytes(100)])
+def test_a_held_file_that_can_not_be_read_is_passed_over(store: Store, data: bytes) -> None:
+    (store.path / NAME).write_bytes(data)
+
+    with OpenDoor(store) as door:
+        assert door.call(lambda: len(door.services.renewals)) == 0
+    assert not (store.path / NAME).exists()
+
+
+def test_a_store_that_was_served_opens_as_before(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "served") as store, OpenDoor(store):
+        store.create_topic("t", queues=1)
+    (tmp_path / "served" / NAME).write_bytes(b"rest")
+
+    with kvstore.open(tmp_path / "served") as store:
+        assert store.verify().problems == []

@@ -1,0 +1,76 @@
+"""A door for RocketMQ's clients, in a thread of the test's process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Self
+
+from kvstore import Store
+from kvstore.files import LocalFiles
+from kvstore.serve.access.access_control import AccessControl
+from kvstore.serve.gatherer import Gatherer
+from kvstore.serve.grpc.rocketmq_door import RocketmqDoor
+from kvstore.serve.grpc.service_table import Services
+from tests.support import inside
+
+
+class OpenDoor:
+    """A door that takes clients until it is left; `endpoint` is where."""
+
+    def __init__(self, store: Store, port: int = 0, credentials: Path | None = None) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.door, self._gatherer = self.run(self._open(store, port, credentials))
+
+    async def _open(
+        self, store: Store, port: int, credentials: Path | None
+    ) -> tuple[RocketmqDoor, Gatherer]:
+        gatherer = Gatherer(store)
+        access = AccessControl(credentials, LocalFiles(), store.config.clock)
+        door = RocketmqDoor("127.0.0.1", port, self._loop, store, gatherer, access)
+        await door.start()
+        return door, gatherer
+
+    @property
+    def endpoint(self) -> str:
+        url: str = self.door.url
+        return url
+
+    @property
+    def port(self) -> int:
+        return int(self.endpoint.rpartition(":")[2])
+
+    @property
+    def services(self) -> Services:
+        services: Services = inside.door_services(self.door)
+        return services
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """The result of a coroutine, in the door's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    def call(self, work: Callable[[], Any]) -> Any:
+        """The result of a function, in the door's loop."""
+
+        async def called() -> Any:
+            return work()
+
+        return self.run(called())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _stop(self) -> None:
+        self._gatherer.end_polls()
+        await self.door.stop(5.0)
+        await self._gatherer.close()
