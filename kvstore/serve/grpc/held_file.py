@@ -48,13 +48,13 @@ class HeldFile:
         self._is_there = files.size(self._path) is not None
 
     def read(self) -> list[HeldLocks]:
-        """What the last server wrote; nothing if there is no file that can be read."""
+        """The locks that the last server wrote; none if there is no file that can be read."""
         if not self._is_there:
             return []
         try:
             found = msgspec.msgpack.decode(self._files.read(self._path), type=_Whole)
         except (OSError, msgspec.MsgspecError) as e:
-            _log.warning("kvmq can't read %s, so it renews no lock of before: %s", self._path, e)
+            _log.warning("kvmq can't read %s, so it renews no lock of before: %s", self._path, str(e))
             return []
         return found.held if found.version == _VERSION else []
 
