@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -20,18 +21,24 @@ from tests.support import inside
 class OpenDoor:
     """A door that takes clients until it is left; `endpoint` is where."""
 
-    def __init__(self, store: Store, port: int = 0, credentials: Path | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        port: int = 0,
+        credentials: Path | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self.door, self._gatherer = self.run(self._open(store, port, credentials))
+        self.door, self._gatherer = self.run(self._open(store, port, credentials, tls))
 
     async def _open(
-        self, store: Store, port: int, credentials: Path | None
+        self, store: Store, port: int, credentials: Path | None, tls: ssl.SSLContext | None
     ) -> tuple[RocketmqDoor, Gatherer]:
         gatherer = Gatherer(store)
         access = AccessControl(credentials, LocalFiles(), store.config.clock)
-        door = RocketmqDoor("127.0.0.1", port, self._loop, store, gatherer, access)
+        door = RocketmqDoor("127.0.0.1", port, self._loop, store, gatherer, access, tls=tls)
         await door.start()
         return door, gatherer
 

@@ -185,11 +185,21 @@ class _Doing:
     # --- calls by hand ---
 
     def call(
-        self, path: str, request: str, metadata: dict[str, str], timeout: float = _PATIENCE
+        self,
+        path: str,
+        request: str,
+        metadata: dict[str, str],
+        timeout: float = _PATIENCE,
+        roots: str | None = None,
     ) -> list[str]:
         import grpc
 
-        with grpc.insecure_channel(self._endpoint) as channel:
+        tls = None if roots is None else grpc.ssl_channel_credentials(roots.encode())
+        with (
+            grpc.insecure_channel(self._endpoint)
+            if tls is None
+            else grpc.secure_channel(self._endpoint, tls)
+        ) as channel:
             made = channel.stream_stream(path)
             answers = made(
                 iter([base64.b64decode(request)]), metadata=list(metadata.items()), timeout=timeout

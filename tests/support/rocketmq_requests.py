@@ -72,13 +72,14 @@ def answers(
     request: Any,
     metadata: dict[str, str] | None = None,
     timeout: float = 30.0,
+    roots: str | None = None,
 ) -> list[Any]:
     """The messages that the server answers."""
     path = (ADMIN if call == "ChangeLogLevel" else MESSAGING) + call
     kind = message_class("TelemetryCommand" if call == "Telemetry" else f"{call}Response")
     raw = base64.b64encode(request.SerializeToString()).decode()
     sent = HEAD if metadata is None else metadata
-    found = client.do("call", path=path, request=raw, metadata=sent, timeout=timeout)
+    found = client.do("call", path=path, request=raw, metadata=sent, timeout=timeout, roots=roots)
     return [kind.FromString(base64.b64decode(one)) for one in found]
 
 

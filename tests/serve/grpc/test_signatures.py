@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -10,6 +11,13 @@ from pathlib import Path
 import pytest
 
 from kvstore import Store
+from kvstore.errors import ExposureRefused
+from kvstore.files import LocalFiles
+from kvstore.serve.access.access_control import AccessControl
+from kvstore.serve.access.exposure import tls_context
+from kvstore.serve.gatherer import Gatherer
+from kvstore.serve.grpc.rocketmq_door import RocketmqDoor
+from tests.support.certificates import make_certificate
 from tests.support.grpc_doors import OpenDoor
 from tests.support.rocketmq_client import RocketmqClient
 from tests.support.rocketmq_requests import answer, code_of, request_of
@@ -115,3 +123,29 @@ def test_a_key_does_nothing_that_it_has_no_right_to(
         assert "INFO" in answer(client, "ChangeLogLevel", level, metadata=owner).remark
 
     assert store.bounds("t", 0).next_offset == 2
+
+
+def test_tls_and_plaintext_come_through_one_port(store: Store, tmp_path: Path) -> None:
+    chain, key = map(Path, make_certificate(tmp_path))
+    key.chmod(0o600)
+    tls = tls_context(LocalFiles(), chain, key)
+    with OpenDoor(store, tls=tls) as door, RocketmqClient(door.endpoint, tmp_path) as client:
+        request = request_of("QueryRoute")
+
+        assert code_of(client, "QueryRoute", request) == "OK"
+        assert code_of(client, "QueryRoute", request, roots=chain.read_text()) == "OK"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "example.org"])
+def test_no_door_opens_beyond_loopback_without_credentials_and_tls(store: Store, host: str) -> None:
+    async def opened() -> None:
+        gatherer = Gatherer(store)
+        access = AccessControl(None, LocalFiles(), store.config.clock)
+        door = RocketmqDoor(host, 0, asyncio.get_running_loop(), store, gatherer, access)
+        try:
+            await door.start()
+        finally:
+            await gatherer.close()
+
+    with pytest.raises(ExposureRefused, match="--credentials FILE"):
+        asyncio.run(opened())
