@@ -135,6 +135,8 @@ class ServedCalls:
     pop = _sent(Store.pop)
     ack_batch = _sent(Store.ack_batch)
     change_invisible = _sent(Store.change_invisible)
+    renew_batch = _sent(Store.renew_batch)
+    give_up = _sent(Store.give_up)
     redrive = _sent(Store.redrive)
     group_stats = _sent(Store.group_stats)
     group_topics = _sent(Store.group_topics)

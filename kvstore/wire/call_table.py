@@ -34,11 +34,11 @@ _AGAIN: Final = (
     "cancel", "cancel_in", "timer", "timer_in", "timers", "timers_in", "schedules",
     "schedules_in", "schedule_info", "next_firings", "pause_schedule", "resume_schedule",
     "namespaces", "import_rocketmq_config", "flush", "checkpoint", "seal", "apply_retention",
-    "stats", "segments", "catalog", "verify", "on_check",
+    "stats", "segments", "catalog", "verify", "on_check", "renew_batch",
 )  # fmt: skip
 _IDS: Final = ("put_batch", "prepare_batch")
 _NEVER: Final = (
-    "change_invisible", "redrive", "create_topic", "create_topics", "delete_topic",
+    "change_invisible", "give_up", "redrive", "create_topic", "create_topics", "delete_topic",
     "delete_topics", "create_group", "create_groups", "delete_group", "delete_groups",
     "change_delay", "change_delay_in", "schedule", "delete_schedule", "create_namespace",
     "delete_namespace", "export_rocketmq", "export_rocketmq_store",
@@ -54,10 +54,14 @@ REPEATS: Final[dict[str, Repeat]] = {
 HAVE_PROGRESS: Final = frozenset({"segments", "verify", "export_rocketmq_store"})
 
 
+_OF_RECEIPTS: Final = frozenset({"ack_batch", "renew_batch"})
+"""Their results are True or an error for each receipt."""
+
+
 @cache
 def _reader(method: str) -> Callable[[Any], Any]:
     kind = get_type_hints(getattr(Store, method))["return"] if method in REPEATS else None
-    return result_reader(list[Any] if method == "ack_batch" else kind)
+    return result_reader(list[Any] if method in _OF_RECEIPTS else kind)
 
 
 def read_result(method: str, data: Any) -> Any:
@@ -66,4 +70,4 @@ def read_result(method: str, data: Any) -> Any:
         found = _reader(method)(data)
     except (msgspec.DecodeError, TypeError, ValueError, OverflowError) as e:
         raise FormatError(f"the result of {method} can't be read: {e}") from None
-    return ack_results(found) if method == "ack_batch" else found
+    return ack_results(found) if method in _OF_RECEIPTS else found
