@@ -17,7 +17,7 @@ SOURCES = $(wildcard kvstore tiering pyspark_kvmq tests bench build_backend)
 
 COMPILED = $(wildcard kvstore/core/*.p[yx][xd] kvstore/core/*/*.p[yx][xd] build_backend/*.py)
 
-.PHONY: setup test test-all check demo bench bench-peers pictures profiles mutants fuzz sanitize wheel clean
+.PHONY: setup test test-all check demo bench bench-peers bench-serve pictures profiles mutants fuzz sanitize wheel clean
 .DELETE_ON_ERROR:
 
 setup: $(BUILT)
@@ -63,6 +63,11 @@ bench: setup
 # Takes an hour; for a quick try: make bench-peers ARGS="--messages 5000 --rounds 1 --no-page"
 bench-peers: setup
 	$(BIN)/python -m bench.peers $(ARGS)
+
+# A served store beside RocketMQ's proxy, which Maven brings, by RocketMQ's protocol. For instance:
+# make bench-serve ARGS="--messages 20000 --rounds 1"
+bench-serve: setup
+	$(BIN)/python -m bench.beside_rocketmq $(ARGS)
 
 # Where the time goes, native frames included; writes docs/profiles.md.
 profiles: setup

@@ -33,7 +33,7 @@ _LATENCY_SECONDS: Final = 8.0
 _TURN: Final = 0.001
 _ID: Final = b"0102FC00000001651E0B18C2DF"
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
-_METADATA: Final[Mapping[str, str]] = {
+METADATA: Final[Mapping[str, str]] = {
     "x-mq-client-id": "bench@1@0@kvmq",
     "x-mq-language": "JAVA",
     "x-mq-protocol": "v2",
@@ -82,9 +82,9 @@ def run_send(folder: Path, options: Options) -> list[Figure]:
     figures = []
     with served(folder / "s") as server:
         for batch, in_flight in ((1, _IN_FLIGHT), (_BATCH, 8)):
-            asyncio.run(_send_all(server, 4_000, size, batch, in_flight))
+            asyncio.run(send_all(server, 4_000, size, batch, in_flight))
             cpu, begun = server.cpu(), time.perf_counter()
-            asyncio.run(_send_all(server, count, size, batch, in_flight))
+            asyncio.run(send_all(server, count, size, batch, in_flight))
             seconds = time.perf_counter() - begun
             name = f"send, {batch} a request"
             figures.append(Figure(name, count / seconds, "messages/s"))
@@ -97,9 +97,9 @@ def run_receive(folder: Path, options: Options) -> list[Figure]:
     """Messages of 1 KiB received 32 at a time and acked, by 4 connections."""
     count, size = options.messages or 60_000, options.size or 1024
     with served(folder / "s") as server:
-        asyncio.run(_send_all(server, count, size, _BATCH, 8))
+        asyncio.run(send_all(server, count, size, _BATCH, 8))
         cpu, begun = server.cpu(), time.perf_counter()
-        received, ended = asyncio.run(_receive_all(server, count))
+        received, ended = asyncio.run(receive_all(server, count))
         seconds = ended - begun
         used = 1e6 * (server.cpu() - cpu) / received
     return [
@@ -169,7 +169,7 @@ def _ack_request(handles: list[tuple[str, str]]) -> bytes:
 
 async def _connected(server: Server, work: Callable[[GrpcConnection], Awaitable[Any]]) -> list[Any]:
     """Does some work on each of the connections; what each returns."""
-    made = [await GrpcConnection.open(server.port, _METADATA) for _ in range(CONNECTIONS)]
+    made = [await GrpcConnection.open(server.port, METADATA) for _ in range(CONNECTIONS)]
     try:
         return await asyncio.gather(*(work(connection) for connection in made))
     finally:
@@ -177,7 +177,8 @@ async def _connected(server: Server, work: Callable[[GrpcConnection], Awaitable[
             connection.close()
 
 
-async def _send_all(server: Server, count: int, size: int, batch: int, in_flight: int) -> None:
+async def send_all(server: Server, count: int, size: int, batch: int, in_flight: int) -> None:
+    """Sends so many messages, by `in_flight` requests of each connection at a time."""
     request, path = _send_request(size, batch), MESSAGING + "SendMessage"
 
     async def send(connection: GrpcConnection) -> None:
@@ -187,7 +188,7 @@ async def _send_all(server: Server, count: int, size: int, batch: int, in_flight
     await _connected(server, send)
 
 
-async def _receive_all(server: Server, count: int) -> tuple[int, float]:
+async def receive_all(server: Server, count: int) -> tuple[int, float]:
     """Receives and acks until so many came; how many did, and when the last ack was answered. Polls
     that wait then are not counted.
     """
