@@ -2,8 +2,8 @@
 
 In here: the `gatherer`, which makes the calls of all doors together, by `lanes`; the `server`,
 which starts and stops doors; and the door of the local protocol (`local_door`). In rooms of their
-own: calls of gRPC over HTTP/2 (`http2`), who may call (`access`), what Prometheus is told
-(`metrics`), and the HTTP door with the admin page (`http`). Not in here: the calls themselves
-(`api`), and the protocol's frames and values
-(`wire`). Begin with `gatherer`, then `door` and `server`. May import `wire` and the rooms below it.
+own: calls of gRPC over HTTP/2 (`http2`), the door for RocketMQ's clients (`grpc`), who may call
+(`access`), what Prometheus is told (`metrics`), and the HTTP door with the admin page (`http`). Not
+in here: the calls themselves (`api`), and the protocol's frames and values (`wire`). Begin with
+`gatherer`, then `door` and `server`. May import `wire` and the rooms below it.
 """

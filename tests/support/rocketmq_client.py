@@ -79,7 +79,7 @@ def main() -> None:
 
 
 class _Doing:
-    """What a line may name."""
+    """The functions that a line may name."""
 
     def __init__(self, endpoint: str, namespace: str, access: str, secret: str) -> None:
         import rocketmq

@@ -51,7 +51,7 @@ _ID_MAX: Final = 255
 
 
 class DoorLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the door takes: RocketMQ's limits. Sizes in bytes, times in seconds."""
+    """The limits of the door: RocketMQ's. Sizes in bytes, times in seconds."""
 
     body: int = 4 << 20
     properties: int = 16 << 10

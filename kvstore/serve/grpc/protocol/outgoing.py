@@ -1,7 +1,7 @@
 """Outgoing messages: of a stored message the protocol's `Message`.
 
-The idea: one function, for messages that are received, pulled, or asked about. What RocketMQ's
-clients look at is filled in; a message that kvmq's own API put looks like any other.
+The idea: one function, for messages that are received, pulled, or asked about. It fills every field
+at which RocketMQ's clients look; a message that kvmq's own API put looks like any other.
 
 Invariants: the digest is of the body that is sent, so a client that checks it finds it right; a
 message's id is the one that its put was given.
