@@ -44,6 +44,7 @@ from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
 from kvstore.record.put.put_routes import PutRoutes
 from kvstore.serve.gatherer import Gatherer
+from kvstore.serve.grpc.renewals import Renewals
 from kvstore.serve.grpc.rocketmq_door import RocketmqDoor
 from kvstore.serve.grpc.service_table import Services
 from tiering import Worker
@@ -413,3 +414,8 @@ def door_services(door: RocketmqDoor) -> Services:
     """The services behind an open door."""
     assert door._services is not None
     return door._services
+
+
+def planned_renewals(renewals: Renewals) -> int:
+    """How many renewals are planned."""
+    return len(renewals._due)

@@ -54,7 +54,9 @@ class HeldFile:
         try:
             found = msgspec.msgpack.decode(self._files.read(self._path), type=_Whole)
         except (OSError, msgspec.MsgspecError) as e:
-            _log.warning("kvmq can't read %s, so it renews no lock of before: %s", self._path, str(e))
+            _log.warning(
+                "kvmq can't read %s, so it renews no lock of before: %s", self._path, str(e)
+            )
             return []
         return found.held if found.version == _VERSION else []
 

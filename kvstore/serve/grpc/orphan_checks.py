@@ -18,6 +18,7 @@ from typing import Final
 from kvstore.api.store import Store
 from kvstore.message import StoredMessage
 from kvstore.meta.namespaces import namespace_of, unwrap
+from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.clients import Clients
 from kvstore.serve.grpc.protocol.outgoing import fill
 from kvstore.serve.grpc.protocol.wire import Wire, message_class
@@ -30,8 +31,11 @@ CHECKERS_MAX: Final = 1024
 class OrphanChecks:
     """The checkers of a server; see the module."""
 
-    def __init__(self, store: Store, clients: Clients, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, store: Store, gatherer: Gatherer, clients: Clients, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self._store = store
+        self._gatherer = gatherer
         self._clients = clients
         self._loop = loop
         self._checkers: dict[str, Checker] = {}
@@ -46,10 +50,11 @@ class OrphanChecks:
                 self._checkers.pop(one).close()
         self._checkers[topic] = self._store.on_check(topic, self._ask)
 
-    def watch_waiting(self, topics: frozenset[str]) -> None:
+    async def watch_waiting(self, topics: frozenset[str]) -> None:
         """Lets the producers of those topics be asked of which messages are prepared."""
-        for topic in topics:
-            if topic not in self._checkers and self._store.transactions(topic, limit=1).messages:
+        for topic in topics - self._checkers.keys():
+            page = await self._gatherer.call("transactions", topic, limit=1)
+            if page.messages:
                 self.watch(topic)
 
     def _ask(self, message: StoredMessage) -> Answer:

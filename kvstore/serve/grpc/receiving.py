@@ -4,9 +4,9 @@ The idea: a receive is one pop over all queues of the topic, which waits as a po
 little before the client would give up. A receipt is the handle, as it is. Locks of push consumers
 are short, and renewed (`renewals`).
 
-Invariants: a receive needs no settings sent before, and one that its client took back while it
-waited takes nothing; a handle that is no more good is INVALID_RECEIPT_HANDLE, and what the
-request said of other handles is done.
+Invariants: a receive needs no settings sent before, and one that its client took back takes
+nothing, or has its messages given back as if nobody had seen them. A handle that is no more good is
+INVALID_RECEIPT_HANDLE, and the rest of the request is done.
 """
 
 from __future__ import annotations
@@ -82,21 +82,36 @@ class Receiving:
         except GroupNotFound:
             await self.make_group(group)
             found = await self._gatherer.pop(*asked, attempt_id=attempt_id)
+        receipts = [popped.receipt for popped in found]
         if found and request.auto_renew:
-            self._renewals.hold(caller.client_id, [popped.receipt for popped in found])
-        answer = message_class("ReceiveMessageResponse")
-        first = answer()
-        if found:
-            set_status(first.status)
-        else:
-            set_status(first.status, code("MESSAGE_NOT_FOUND"), "no message came while it waited")
-        yield first
-        for popped in found:
-            yield received(popped, resource, asked[3], is_priority=info.kind == "priority")
-        if found:
-            last = answer()
-            set_ms(last.delivery_timestamp, self._clock.now_ms())
-            yield last
+            self._renewals.hold(caller.client_id, receipts)
+        is_sent = False
+        try:
+            answer = message_class("ReceiveMessageResponse")
+            first = answer()
+            if found:
+                set_status(first.status)
+            else:
+                text = "no message came while it waited"
+                set_status(first.status, code("MESSAGE_NOT_FOUND"), text)
+            yield first
+            for popped in found:
+                yield received(popped, resource, asked[3], is_priority=info.kind == "priority")
+            if found:
+                last = answer()
+                set_ms(last.delivery_timestamp, self._clock.now_ms())
+                yield last
+            is_sent = True
+        finally:
+            if receipts and not is_sent:
+                self._take_back(receipts, attempt_id)
+
+    def _take_back(self, receipts: list[str], attempt_id: str | None) -> None:
+        """Takes back an answer that its client did not take."""
+        self._renewals.end(receipts)
+        if attempt_id is None:
+            # Not awaited: this task is being cancelled.
+            self._gatherer.call("undo_pop", receipts)
 
     async def make_group(self, group: str) -> None:
         """Makes a group that is new, with the store's defaults, as RocketMQ's broker does."""

@@ -70,6 +70,8 @@ class Renewals:
         self._add(Held(client_id, receipts, now, now + FOR), now)
 
     def _add(self, held: Held, now: float) -> None:
+        # A repeated receive is answered with the same messages.
+        self.end(held.receipts)
         for receipt in held.receipts:
             self._by_receipt[receipt] = held
         self._by_client.setdefault(held.client_id, set()).add(held)
@@ -77,7 +79,7 @@ class Renewals:
 
     def end(self, receipts: Iterable[str]) -> None:
         """Renews the locks of these receipts no more."""
-        for receipt in receipts:
+        for receipt in list(receipts):
             held = self._by_receipt.pop(receipt, None)
             if held is not None:
                 held.receipts.discard(receipt)

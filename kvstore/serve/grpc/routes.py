@@ -15,6 +15,7 @@ from typing import Final
 from kvstore.api.store import Store
 from kvstore.errors import TopicNotFound
 from kvstore.meta.topics import TopicInfo
+from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.caller import Caller
 from kvstore.serve.grpc.protocol.answers import Refusal, ok
 from kvstore.serve.grpc.protocol.incoming import TYPES, types_of
@@ -29,12 +30,13 @@ ASSIGNED: Final = 4
 class Routes:
     """The calls by which clients find queues; see the module."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, gatherer: Gatherer) -> None:
         self._store = store
+        self._gatherer = gatherer
 
     async def query_route(self, request: Wire, caller: Caller) -> Wire:
         """QueryRoute."""
-        info = self._topic(request.topic, caller)
+        info = await self._topic(request.topic, caller)
         _check_endpoints(request.endpoints)
         answer = ok("QueryRouteResponse")
         for queue in range(max(info.read_queues, info.write_queues)):
@@ -43,7 +45,7 @@ class Routes:
 
     async def query_assignment(self, request: Wire, caller: Caller) -> Wire:
         """QueryAssignment."""
-        info = self._topic(request.topic, caller)
+        info = await self._topic(request.topic, caller)
         caller.group(request.group)
         _check_endpoints(request.endpoints)
         answer = ok("QueryAssignmentResponse")
@@ -51,14 +53,15 @@ class Routes:
             _fill_queue(answer.assignments.add().message_queue, request, info, queue)
         return answer
 
-    def _topic(self, resource: Wire, caller: Caller) -> TopicInfo:
+    async def _topic(self, resource: Wire, caller: Caller) -> TopicInfo:
         name = caller.topic(resource, None)
         try:
             return self._store.topic(name)
         except TopicNotFound:
             if not self._store.config.auto_create_topics:
                 raise
-            return self._store.create_topic(name, exist_ok=True)
+            made: TopicInfo = await self._gatherer.call("create_topic", name, exist_ok=True)
+            return made
 
 
 def _check_endpoints(endpoints: Wire) -> None:

@@ -71,12 +71,12 @@ class Services:
         for held in written:
             self.clients.seen(held.client_id)
         self.renewals.go_on(written)
-        self._orphans = OrphanChecks(store, self.clients, loop)
+        self._orphans = OrphanChecks(store, gatherer, self.clients, loop)
         limits = DoorLimits(body=store.config.max_body) if limits is None else limits
         self._sending = Sending(store, gatherer, self._orphans, limits)
         self._receiving = Receiving(store, gatherer, self.clients, self.renewals, limits)
         self._pulling = Pulling(store, gatherer, limits)
-        self._routes = Routes(store)
+        self._routes = Routes(store, gatherer)
         self._telemetry_calls = Telemetry(
             store, gatherer, self.clients, self._orphans, self.renewals, limits
         )

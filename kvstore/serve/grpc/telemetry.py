@@ -82,7 +82,7 @@ class Telemetry:
                     client.kind, client.topics = command.settings.client_type, topics
                     set_status(answer.status)
                     answer.settings.CopyFrom(command.settings)
-                    self._orphans.watch_waiting(topics)
+                    await self._orphans.watch_waiting(topics)
                 yield answer
         finally:
             client.streams.remove(call)

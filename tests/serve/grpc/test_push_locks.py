@@ -11,6 +11,7 @@ import pytest
 import kvstore
 from kvstore import Store
 from kvstore.serve.grpc.renewals import FOR, LOCK
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.grpc_doors import OpenDoor
 from tests.support.rocketmq_client import RocketmqClient
@@ -162,6 +163,20 @@ def test_a_repeated_receive_gets_the_same_messages_and_another_client_does_not(
     request.auto_renew, request.attempt_id = True, "a"
     other = {"x-mq-client-id": "another"}
     assert not answer(client, "ReceiveMessage", request, metadata=other).HasField("message")
+
+
+def test_messages_that_were_received_again_are_renewed_once_and_forgotten_when_they_are_acked(
+    served: Store, door: OpenDoor, client: RocketmqClient, clock: VirtualClock
+) -> None:
+    served.put("t", b"b")
+    (handle,) = pushed(client)
+    pushed(client)
+    let_pass(LOCK, door, clock, client)
+    assert acked(client, handle) == "OK"
+    let_pass(LOCK, door, clock, client)
+
+    kept = door.services.renewals
+    assert door.call(lambda: (len(kept), inside.planned_renewals(kept))) == (0, 0)
 
 
 def test_a_handle_is_good_after_renewals_and_a_restart_of_the_server(
