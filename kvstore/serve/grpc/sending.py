@@ -5,8 +5,9 @@ gatherer; each has an entry in the answer, in the order of the request. A messag
 is prepared, under its topic as the producer group: clients of this protocol have no groups, and any
 producer of the topic may be asked about it later.
 
-Invariants: an illegal message fails alone; an entry that says OK is as safe as a put of the store
-that returned; a recall handle names one message of one topic, and is refused for another.
+Invariants: an illegal message fails alone; messages that wait to be put are bounded, all together;
+an entry that says OK is as safe as a put of the store that returned; a recall handle names one
+message of one topic, and is refused for another.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from functools import partial
 from typing import Any, Final
 
 from kvstore.api.store import Store
-from kvstore.errors import CallerError, MessageNotFound, StoreClosed, StoreError, TransactionEnded
+from kvstore.errors import (
+    CallerError,
+    MessageNotFound,
+    StoreBusy,
+    StoreClosed,
+    StoreError,
+    TransactionEnded,
+)
 from kvstore.message import Message, PutResult
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.caller import Caller
@@ -60,6 +68,9 @@ class Sending:
         """SendMessage. It has no task of its own unless there is more to do than one put."""
         if not request.messages:
             raise Refusal("MESSAGE_CORRUPTED", "the request has no message")
+        if self._gatherer.room() is not None:
+            # A client tries again after that, and so waits outside of this process's memory.
+            raise StoreBusy("too many messages wait to be put; send these again")
         checked = [self._checked(wire, caller) for wire in request.messages]
         plain = [one[1] for one in checked if type(one) is tuple and one[0] != "TRANSACTION"]
         if len(plain) < len(checked):

@@ -15,7 +15,7 @@ from kvstore.serve.grpc.protocol.answers import Refusal
 from tests.support.clock import VirtualClock
 from tests.support.grpc_doors import OpenDoor
 from tests.support.rocketmq_client import RocketmqClient
-from tests.support.rocketmq_requests import answer, request_of
+from tests.support.rocketmq_requests import answer, code_of, request_of
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.topic(queues=1), pytest.mark.group]
@@ -55,6 +55,19 @@ def test_the_topics_whose_producers_are_asked_are_bounded(
         until(lambda: checkers() <= 2)
 
     until(lambda: checkers() == 0)
+
+
+def test_sends_are_refused_for_now_while_too_many_messages_wait(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of("SendMessage")
+    with OpenDoor(store) as door, RocketmqClient(door.endpoint, tmp_path) as client:
+        monkeypatch.setattr("kvstore.serve.gatherer.QUEUED_MAX", 0)
+        assert code_of(client, "SendMessage", request) == "INTERNAL_SERVER_ERROR"
+        monkeypatch.undo()
+        assert code_of(client, "SendMessage", request) == "OK"
+
+    assert store.bounds("t", 0).next_offset == 1
 
 
 def checkers() -> int:
