@@ -153,6 +153,10 @@ def test_a_renewed_lock_of_a_pop_with_an_attempt_id_is_found_by_its_receipt_afte
         assert again.ack_batch([found[1].receipt, repeated[0].receipt]) == [True, True]
         assert again.renew_batch([found[2].receipt, repeated[1].receipt], 10.0) == [True, True]
         assert again.group_stats("g", "t")[0].in_flight == 1
+    with kvstore.open(again.path, again.config) as at_last:
+        assert at_last.group_stats("g", "t")[0].in_flight == 1
+        clock.advance(11)
+        assert bodies(at_last.pop("g", "t", 9)) == [b"2"]
 
 
 def test_a_renewed_message_holds_up_its_group_until_it_is_acked(
