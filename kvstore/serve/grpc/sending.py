@@ -5,9 +5,12 @@ gatherer; each has an entry in the answer, in the order of the request. A messag
 is prepared, under its topic as the producer group: clients of this protocol have no groups, and any
 producer of the topic may be asked about it later.
 
-Invariants: an illegal message fails alone; messages that wait to be put are bounded, all together;
-an entry that says OK is as safe as a put of the store that returned; a recall handle names one
-message of one topic, and is refused for another.
+Invariants:
+
+- An illegal message fails alone.
+- Messages that wait to be put are bounded, all together.
+- An entry that says OK is as safe as a put of the store that returned.
+- A recall handle names one message of one topic, and is refused for another.
 """
 
 from __future__ import annotations
