@@ -20,7 +20,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
 
-from kvstore.clock import Clock
+from kvstore.clock import Clock, whole_ms
 from kvstore.errors import StoreError
 from kvstore.serve.grpc.held_file import HeldLocks
 
@@ -96,9 +96,7 @@ class Renewals:
         """The locks, for the held file; only of messages that are held for so many seconds."""
         now, now_ms = self._clock.monotonic(), self._clock.now_ms()
         return [
-            HeldLocks(
-                held.client_id, sorted(held.receipts), now_ms + round(1000 * (held.until - now))
-            )
+            HeldLocks(held.client_id, sorted(held.receipts), now_ms + whole_ms(held.until - now))
             for of_client in self._by_client.values()
             for held in of_client
             if now - held.since >= held_for

@@ -23,6 +23,7 @@ from google.protobuf import (
 )
 from google.protobuf.message import DecodeError
 
+from kvstore.clock import whole_ms
 from kvstore.errors import CallerError
 from kvstore.serve.grpc.protocol.protocol_tables import ENUMS, MESSAGES, PACKAGE
 
@@ -161,5 +162,5 @@ def ms_of(timestamp: Wire) -> int:
 
 
 def set_seconds(duration: Wire, seconds: float) -> None:
-    """Sets a duration, to the millisecond."""
-    set_ms(duration, round(seconds * 1000))
+    """Sets a duration, rounded up to a millisecond."""
+    set_ms(duration, whole_ms(seconds))
