@@ -26,7 +26,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 GLIBC: Final = (2, 17)
 MACHINES: Final = {"x86_64": 62, "aarch64": 183}
 """The processors, by the number that ELF gives them."""
-COPIED: Final = ("kvstore", "tiering", "pyspark_kvmq", "build_backend")
+COPIED: Final = ("kvstore", "tiering", "pyspark_kvmq", "kombu_kvmq", "build_backend")
 COPIED_FILES: Final = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
 _BUILD: Final = """
 import sys

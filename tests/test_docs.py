@@ -580,7 +580,7 @@ def test_every_file_and_folder_that_a_document_names_is_there(path: Path) -> Non
     named = [
         span
         for span in code_spans(path)
-        if re.fullmatch(r"(kvstore|tiering|pyspark_kvmq|tests|bench|docs)/[\w/.]*", span)
+        if re.fullmatch(r"(kvstore|tiering|pyspark_kvmq|kombu_kvmq|tests|bench|docs)/[\w/.]*", span)
     ]
     assert [span for span in named if not (ROOT / span).exists()] == []
 

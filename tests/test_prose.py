@@ -18,7 +18,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDERS: Final = (
-    "kvstore", "tiering", "pyspark_kvmq", "bench", "build_backend", "docs", "tests"
+    "kvstore", "tiering", "pyspark_kvmq", "kombu_kvmq", "bench", "build_backend", "docs", "tests"
 )  # fmt: skip
 _SENTENCE: Final = re.compile(
     r"(?:^|[.:;!?] )\s*(What|Whoever|Have the|Take note|Such as)\b(?![^.]*\?)"

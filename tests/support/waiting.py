@@ -17,9 +17,9 @@ _LOOK: Final = 0.002
 """Seconds between two looks."""
 
 
-def until(met: Callable[..., object]) -> None:
-    """Waits until something is so."""
-    for _ in range(int(PATIENCE / _LOOK)):
+def until(met: Callable[..., object], patience: float = PATIENCE) -> None:
+    """Waits until something is so, so many seconds at most."""
+    for _ in range(int(patience / _LOOK)):
         if met():
             return
         SystemClock().sleep(_LOOK)
