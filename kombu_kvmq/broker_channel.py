@@ -122,7 +122,7 @@ class BrokerChannel(virtual.Channel):
     def _pop(self, queues: Sequence[str], limit: int, wait: float) -> list[Popped]:
         topics = [topic_of(queue) for queue in queues]
         lock = self.held.lock_seconds
-        found: list[Popped] = self.store.pop(GROUP, topics[0], limit, invisible_for=lock, wait=wait)
+        found: list[Popped] = self.store.pop(GROUP, topics, limit, invisible_for=lock, wait=wait)
         return found
 
     def _hold(self, popped: Popped) -> Payload:

@@ -22,8 +22,8 @@ class Transport(virtual.Transport):
     driver_type = "kvmq"
     driver_name = "kvmq"
     polling_interval = 0.01
-    """Seconds between two looks while the worker has all the tasks that it may have; else a pop waits
-    by itself.
+    """Seconds between two looks while the worker has all the tasks that it may have; else a pop
+    waits by itself.
     """
     connection_errors: tuple[Any, ...] = (*virtual.Transport.connection_errors, ConnectionLost)
 
