@@ -92,6 +92,7 @@ from kvstore.meta.history import OffsetCommit
 from kvstore.meta.offsets import Lag
 from kvstore.meta.topics import TopicConfig, TopicInfo
 from kvstore.opening.recovery import Progress, RecoveryReport
+from kvstore.pop.nack import Nack
 from kvstore.pop.progress import GroupStats
 from kvstore.read.sql import SqlFilter, sql
 from kvstore.rocketmq.export import ExportReport
@@ -175,6 +176,7 @@ __all__ = [
     "MessageIllegal",
     "MessageNotFound",
     "MessageTooLarge",
+    "Nack",
     "Namespace",
     "NamespaceExists",
     "NamespaceNotFound",

@@ -134,6 +134,10 @@ class _Calls:
     ack = _awaited(SyncStore.ack)
     ack_batch = _awaited(SyncStore.ack_batch)
     change_invisible = _awaited(SyncStore.change_invisible)
+    change_invisible_batch = _awaited(SyncStore.change_invisible_batch)
+    nack = _awaited(SyncStore.nack)
+    nack_batch = _awaited(SyncStore.nack_batch)
+    undo_pop = _awaited(SyncStore.undo_pop)
     redrive = _awaited(SyncStore.redrive)
     group_stats = _awaited(SyncStore.group_stats)
     create_topic = _awaited(SyncStore.create_topic)
@@ -304,7 +308,7 @@ class Store(_Calls):
     def _give_back(self, found: list[Popped]) -> None:
         # A message that can't be given back comes back when its lock runs out.
         with suppress(StoreError):
-            self._store._give_back(found)
+            self._store.undo_pop([one.receipt for one in found])
 
     def _set_alarm(self, poll: Poll) -> None:
         """Sets the alarm for the first lock of the in-flight table to run out, as this poll found

@@ -262,6 +262,10 @@ class Namespace:
     ack = _passed_on(Calls.ack)
     ack_batch = _passed_on(Calls.ack_batch)
     change_invisible = _passed_on(Calls.change_invisible)
+    change_invisible_batch = _passed_on(Calls.change_invisible_batch)
+    nack = _passed_on(Calls.nack)
+    nack_batch = _passed_on(Calls.nack_batch)
+    undo_pop = _passed_on(Calls.undo_pop)
     redrive = _passed_on(Calls.redrive, group=wrap)
     group_stats = _passed_on(Calls.group_stats, group=wrap, topic=_unless_none)
 

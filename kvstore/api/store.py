@@ -12,8 +12,7 @@ Invariants: after `close` every call but `close` raises `StoreClosed`, and in a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,7 +27,7 @@ from kvstore.engine.config_exchange import ConfigImport
 from kvstore.engine.engine import Engine, ReadingEngine
 from kvstore.engine.stats import SegmentStats, StoreStats, collect, segment_stats
 from kvstore.engine.verification.verify import VerifyReport, verify
-from kvstore.errors import ConfigError, ReceiptExpired, shown
+from kvstore.errors import ConfigError, shown
 from kvstore.files import local_path
 from kvstore.index.archived import Archived, Catalog, OpenArchives
 from kvstore.index.keys import ARCHIVES, META, STORE_ID
@@ -259,15 +258,6 @@ class Store(Calls):
         except BaseException:
             poll.end()
             raise
-
-    def _give_back(self, popped: Sequence[Popped]) -> None:
-        """Undoes a pop whose messages nobody has seen: they are due at once, and the attempt does
-        not count. Messages that another pop has by now stay as they are.
-        """
-        self._engine.log.check_writable()
-        for one in popped:
-            with suppress(ReceiptExpired):
-                self._engine.popping.acks.give_back(one.receipt)
 
     # --- the end ---
 
