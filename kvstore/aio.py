@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from kvstore.api.namespace_view import Namespace as SyncNamespace
-from kvstore.api.namespace_view import own_form
+from kvstore.api.namespace_view import own_form, topics_in
 from kvstore.api.store import Store as SyncStore
 from kvstore.config import StoreConfig
 from kvstore.core.popping.receipts import Popped
@@ -231,7 +231,7 @@ class Store(_Calls):
     async def pop(
         self,
         group: str,
-        topic: str,
+        topic: str | Sequence[str],
         limit: int = 1,
         invisible_for: float = 30.0,
         wait: float = 0.0,
@@ -256,7 +256,7 @@ class Store(_Calls):
             while poll is not None and not found and poll.left() > 0:
                 self._bells.add(bell)
                 if poll.due_in:
-                    self._set_alarm(poll)
+                    self._set_alarms(poll)
                     # The alarm rings when a lock runs out: one alarm serves all waiting pops.
                     while (nap := poll.nap(until_due=False)) > 0 and not await bell.wait(nap):
                         poll.rested()
@@ -267,8 +267,9 @@ class Store(_Calls):
             if poll is not None:
                 self._bells.discard(bell)
                 poll.end()
-                if not poll.table.waiters:
-                    self._stop_alarm(poll.table)
+                for table in poll.tables:
+                    if not table.waiters:
+                        self._stop_alarm(table)
 
     async def _look(self, look: Callable[[], Looked], *, keep: bool) -> Looked:
         """Looks in a thread. If the pop is cancelled meanwhile, the messages that the look takes
@@ -310,18 +311,17 @@ class Store(_Calls):
         with suppress(StoreError):
             self._store.undo_pop([one.receipt for one in found])
 
-    def _set_alarm(self, poll: Poll) -> None:
-        """Sets the alarm for the first lock of the in-flight table to run out, as this poll found
+    def _set_alarms(self, poll: Poll) -> None:
+        """Sets the alarm for the first lock of each in-flight table to run out, as this poll found
         it. A pop that finds something wakes the next by leaving; one that doesn't sets the alarm
         anew.
         """
-        if poll.due_in > _TIMER_MAX:
-            return
-        loop, table = asyncio.get_running_loop(), poll.table
-        when, alarm = loop.time() + poll.due_in, self._alarms.get(table)
-        if alarm is None or alarm.when() > when:
-            self._stop_alarm(table)
-            self._alarms[table] = loop.call_at(when, self._alarmed, table)
+        loop = asyncio.get_running_loop()
+        for table, due_in in poll.dues:
+            when, alarm = loop.time() + due_in, self._alarms.get(table)
+            if due_in <= _TIMER_MAX and (alarm is None or alarm.when() > when):
+                self._stop_alarm(table)
+                self._alarms[table] = loop.call_at(when, self._alarmed, table)
 
     def _alarmed(self, table: InflightTable) -> None:
         del self._alarms[table]
@@ -413,10 +413,12 @@ class Namespace(_Calls):
     async def _run(self, work: Callable[[], R]) -> R:
         return await self._store._run(work)
 
-    async def pop(self, group: str, topic: str, *args: Any, **more: Any) -> list[Popped]:
+    async def pop(
+        self, group: str, topic: str | Sequence[str], *args: Any, **more: Any
+    ) -> list[Popped]:
         """See `Store.pop`."""
-        own = wrap(self.name, group), wrap(self.name, topic)
         try:
+            own = wrap(self.name, group), topics_in(self.name, topic)
             found = await self._store.pop(*own, *args, **more)
         except StoreError as e:
             speak_own_names(self.name, e)

@@ -64,6 +64,12 @@ def _if_text(namespace: str, name: object) -> object:
     return wrap(namespace, name) if isinstance(name, str) else name
 
 
+def topics_in(namespace: str, topics: Any) -> Any:
+    """The topics of a pop: a name, a pattern, or a list of them."""
+    is_one = isinstance(topics, str) or not isinstance(topics, Sequence)
+    return wrap(namespace, topics) if is_one else [wrap(namespace, topic) for topic in topics]
+
+
 def _each(namespace: str, names: Any) -> list[str]:
     return [wrap(namespace, name) for name in listed("names", names)]
 
@@ -258,7 +264,7 @@ class Namespace:
     offset_at = _passed_on(Calls.offset_at, topic=wrap)
     bounds = _passed_on(Calls.bounds, topic=wrap)
 
-    pop = _passed_on(Calls.pop, group=wrap, topic=wrap)
+    pop = _passed_on(Calls.pop, group=wrap, topic=topics_in)
     ack = _passed_on(Calls.ack)
     ack_batch = _passed_on(Calls.ack_batch)
     change_invisible = _passed_on(Calls.change_invisible)
