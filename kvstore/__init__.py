@@ -20,6 +20,8 @@ from kvstore.api.founding import ImportReport, RebuildReport, import_rocketmq, r
 from kvstore.api.namespace_view import Namespace
 from kvstore.api.store import Store
 from kvstore.config import ArchiveAccess, Retention, StoreConfig
+from kvstore.consume.consumer import Consumer
+from kvstore.consume.consuming import ConsumerStats
 from kvstore.core.popping.receipts import Popped
 from kvstore.engine.broker_folder import BrokerExport
 from kvstore.engine.config_exchange import ConfigImport
@@ -147,6 +149,8 @@ __all__ = [
     "ColumnsPut",
     "ConfigError",
     "ConfigImport",
+    "Consumer",
+    "ConsumerStats",
     "Damaged",
     "DelayEnded",
     "DelayStats",

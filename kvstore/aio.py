@@ -32,6 +32,7 @@ from kvstore.api.namespace_view import Namespace as SyncNamespace
 from kvstore.api.namespace_view import own_form, topics_in
 from kvstore.api.store import Store as SyncStore
 from kvstore.config import StoreConfig
+from kvstore.consume.async_consumer import ConsumesAwaited
 from kvstore.core.popping.receipts import Popped
 from kvstore.errors import CallerError, StoreClosed, StoreError, shown
 from kvstore.message import PutResult
@@ -108,7 +109,7 @@ class _Bell:
         return rang
 
 
-class _Calls:
+class _Calls(ConsumesAwaited):
     """The calls that a store and a namespace's view share; `_sync` is the synchronous twin."""
 
     _sync: Any

@@ -42,6 +42,7 @@ KVSTORE: Final = (
     ("meta",),
     ("read",),
     ("pop", "timing"),
+    ("consume",),
     ("rocketmq",),
     ("opening",),
     ("engine",),

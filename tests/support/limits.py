@@ -52,6 +52,7 @@ LET_OUT: Final = {
     "engine.upkeep._PARTS_MAX": "tests/engine/test_checkpoints.py",
     "timing.checks.LINE_MAX": "tests/timing/test_transactions.py",
     "index.archived.FETCHED_MAX": "tests/tiering/catalog/test_same_answers.py",
+    "consume.hand._UNSETTLED_MAX": "tests/consume/test_consumer.py",
     "pop.several._SETS_MAX": "tests/pop/test_several_topics.py",
     "timing.prepared_message.SET_MAX": "it is no cache, but the messages that one put takes: "
     "tests/timing/test_transactions.py",
