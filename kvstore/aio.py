@@ -351,6 +351,7 @@ class Store(_Calls):
     namespaces = _awaited(SyncStore.namespaces)
     delete_namespace = _awaited(SyncStore.delete_namespace)
     export_rocketmq = _awaited(SyncStore.export_rocketmq)
+    export_rocketmq_store = _awaited(SyncStore.export_rocketmq_store)
     import_rocketmq_config = _awaited(SyncStore.import_rocketmq_config)
     flush = _awaited(SyncStore.flush)
     checkpoint = _awaited(SyncStore.checkpoint)
