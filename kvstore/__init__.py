@@ -21,6 +21,8 @@ from kvstore.api.namespace_view import Namespace
 from kvstore.api.store import Store
 from kvstore.client.served_store import ServedStore, connect
 from kvstore.config import ArchiveAccess, Retention, StoreConfig
+from kvstore.consume.consumer import Consumer
+from kvstore.consume.consuming import ConsumerStats
 from kvstore.core.popping.receipts import Popped
 from kvstore.engine.broker_folder import BrokerExport
 from kvstore.engine.config_exchange import ConfigImport
@@ -99,6 +101,7 @@ from kvstore.meta.history import OffsetCommit
 from kvstore.meta.offsets import Lag
 from kvstore.meta.topics import TopicConfig, TopicInfo
 from kvstore.opening.recovery import Progress, RecoveryReport
+from kvstore.pop.nack import Nack
 from kvstore.pop.progress import GroupStats
 from kvstore.read.sql import SqlFilter, sql
 from kvstore.rocketmq.export import ExportReport
@@ -156,6 +159,8 @@ __all__ = [
     "ConfigError",
     "ConfigImport",
     "ConnectionLost",
+    "Consumer",
+    "ConsumerStats",
     "Damaged",
     "DelayEnded",
     "DelayStats",
@@ -185,6 +190,7 @@ __all__ = [
     "MessageIllegal",
     "MessageNotFound",
     "MessageTooLarge",
+    "Nack",
     "Namespace",
     "NamespaceExists",
     "NamespaceNotFound",

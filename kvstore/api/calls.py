@@ -13,16 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from msgspec import UNSET, UnsetType
 
 from kvstore.api.column_calls import ColumnCalls
+from kvstore.api.pop_calls import PopCalls
 from kvstore.api.schedule_calls import ScheduleCalls
 from kvstore.api.timing_calls import TimingCalls
 from kvstore.api.transaction_calls import TransactionCalls
 from kvstore.config import QUEUES_DEFAULT, Codec, KeyIndex, Retention
-from kvstore.core.popping.receipts import Popped
 from kvstore.engine import group_offsets, topic_changes
 from kvstore.errors import CallerError
 from kvstore.message import Bounds, Message, PullResult, PutResult, StoredMessage
@@ -31,18 +31,14 @@ from kvstore.meta.history import OffsetCommit
 from kvstore.meta.namespaces import belongs_to, check_namespace
 from kvstore.meta.offsets import Lag
 from kvstore.meta.topics import Kind, TopicConfig, TopicInfo
-from kvstore.pop.ack import AckResult
-from kvstore.pop.popped import check_seconds, check_wait
 from kvstore.pop.progress import GroupStats
 from kvstore.read.filters import compile_filter
 from kvstore.read.pull import pull
 from kvstore.read.sql import SqlFilter
 from kvstore.record.validate import attributes_of, listed
 
-_NO_WAIT: Final = 0.0
 
-
-class Calls(ColumnCalls, TimingCalls, TransactionCalls, ScheduleCalls):
+class Calls(ColumnCalls, PopCalls, TimingCalls, TransactionCalls, ScheduleCalls):
     """The calls, see the module. `engine` has the parts of the open store."""
 
     def __reduce__(self) -> NoReturn:
@@ -185,97 +181,7 @@ class Calls(ColumnCalls, TimingCalls, TransactionCalls, ScheduleCalls):
         self._engine.reader.look_again()
         return self._engine.reader.bounds(self._engine.topics.get(topic).key(queue))
 
-    # --- popping ---
-
-    def pop(
-        self,
-        group: str,
-        topic: str,
-        limit: int = 1,
-        invisible_for: float = 30.0,
-        wait: float = _NO_WAIT,
-        filter: str | SqlFilter | None = None,
-        queue: int | None = None,
-        *,
-        max_bytes: int | None = None,
-        attempt_id: str | None = None,
-    ) -> list[Popped]:
-        """Takes up to `limit` messages (and `max_bytes` of records, but one at least), each under a
-        lock of its own that ends `invisible_for` seconds from now, and the group's backoff later.
-
-        Messages whose locks ran out come first, then unread messages, from all queues in turn or
-        from one. Waits up to `wait` seconds if there is nothing. `filter` is a tag expression or a
-        `kvstore.sql(...)`. A message that it refuses, or that has expired, is passed over and done
-        for this group; behind thousands of these a pop that doesn't wait comes back with nothing,
-        and the next one goes on. A pop whose reply may have been lost can be repeated with the same
-        `attempt_id`: it gets the same messages under the same locks. `GroupNotFound`,
-        `TopicNotFound`, `QueueNotFound`, `FilterIllegal`, `CallerError`; `ArchiveMissing`,
-        `ArchiveUnavailable` if there is nothing but what waits for an archive.
-
-        >>> for p in store.pop("billing", "orders", limit=32, wait=5.0):  # doctest: +SKIP
-        ...     store.ack(p.receipt)
-        """
-        engine = self._engine
-        engine.log.check_writable()
-        known, used = engine.groups.get(group), engine.topics.get(topic)
-        seconds = 0.0 if wait is _NO_WAIT else check_wait(wait)
-        pop = engine.popping.pop
-        asked = limit, max_bytes, invisible_for, queue, filter, attempt_id
-        claimant = pop.claimant(known, used, asked)
-        found = pop.claim(claimant) or []
-        return found if found or not seconds else pop.wait(claimant, seconds)
-
-    def ack(self, receipt: str) -> None:
-        """Says that a message is done. `ReceiptExpired` if it was handed out again since,
-        `ReceiptIllegal` if this is no receipt of this store. Acking twice is good.
-        """
-        self._engine.log.check_writable()
-        (result,) = self._engine.popping.acks.ack([receipt])
-        if result is not True:
-            raise result
-
-    def ack_batch(self, receipts: Sequence[str]) -> list[AckResult]:
-        """Acks many; for each, in order, True or the error that `ack` would have raised."""
-        self._engine.log.check_writable()
-        asked = receipts if type(receipts) is list else listed("receipts", receipts)
-        return self._engine.popping.acks.ack(asked)
-
-    def change_invisible(
-        self,
-        receipt: str,
-        invisible_for: float | None = None,
-        *,
-        gives_back: bool = False,
-    ) -> str:
-        """Lets a message's lock end `invisible_for` seconds from now, and the group's backoff come
-        behind it, as behind the lock that `pop` made. 0 gives the message back at once, None after
-        the backoff; with `gives_back` it comes again after `invisible_for` seconds without one.
-        Returns the receipt that holds from now on. A message that is given back from its last
-        attempt is a dead letter at once.
-
-        `ReceiptExpired` if the message was acked or handed out again, `ReceiptIllegal`."""
-        self._engine.log.check_writable()
-        wanted = None
-        if invisible_for is not None:
-            wanted = check_seconds("invisible_for", invisible_for)
-        if type(gives_back) is not bool:
-            raise CallerError(f"gives_back is {gives_back!r}; it must be True or False")
-        return self._engine.popping.acks.change(receipt, wanted, gives_back=gives_back)
-
-    def redrive(self, group: str, limit: int | None = None) -> int:
-        """Puts dead letters of a group, up to `limit` of those that were not taken yet, back to it;
-        returns how many. The messages become due at once, with 0 attempts, for this group alone.
-        Where retention took the message meanwhile, its dead letter is put to the topic it came
-        from. `GroupNotFound`; `TopicNotFound` if a message's topic was deleted: what came before it
-        was put back.
-
-        >>> store.redrive("billing", limit=100)  # doctest: +SKIP
-        100
-        """
-        self._engine.log.check_writable()
-        info = self._engine.groups.get(group)
-        self._engine.popping.pop.bury_due(info)
-        return self._engine.popping.redrive.redrive(info, limit)
+    # --- figures of groups ---
 
     def group_stats(self, group: str, topic: str | None = None) -> list[GroupStats]:
         """Figures about a group in a topic; without one, in all topics it ever popped or committed

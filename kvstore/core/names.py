@@ -65,6 +65,8 @@ DLQ_REASON: Final = "DLQ_REASON"
 """Why the group gave up on it, one of the next two."""
 REASON_ATTEMPTS: Final = "attempts"
 REASON_EXPIRED: Final = "expired"
+DLQ_NACK_REASON: Final = "DLQ_NACK_REASON"
+"""The reason for which it was given back last, if there was one."""
 
 # --- consuming -------------------------------------------------------------------------------
 

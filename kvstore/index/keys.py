@@ -13,8 +13,8 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, NamedTuple
 
-FORMAT_VERSION: Final = 8
-FORMAT_AHEAD: Final = 9
+FORMAT_VERSION: Final = 10
+FORMAT_AHEAD: Final = 11
 """The version while the index has rows ahead of its checkpoint: a program that does not know the
 row `AHEAD` refuses the store, since it would add these rows' entries once more.
 """

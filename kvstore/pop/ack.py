@@ -3,7 +3,8 @@
 The idea: a receipt names a row and a message's place in it. An ack clears the bit of that place;
 the last bit takes the row along. The core sorts a batch by rows first: each row is looked up and
 written once, and all rows of an in-flight table are one write. Mostly the table knows the row, and
-all its messages are acked: then the ack is one removal.
+all its messages are acked: then the ack is one removal. A change of locks moves messages to rows of
+their own; those of one row that get the same value stay together.
 
 Invariants: a receipt that is not current changes nothing; acking twice by the same delivery is as
 good as once.
@@ -11,9 +12,9 @@ good as once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from kvstore.clock import cut_ms
 from kvstore.core.popping.inflight import Change
@@ -25,6 +26,8 @@ from kvstore.pop.context import PopContext
 from kvstore.pop.inflight.lock_rows import Lock, offsets_of
 from kvstore.pop.inflight.queue_order import Order
 from kvstore.pop.inflight.table import InflightTable
+from kvstore.pop.inflight.tables import InflightTables
+from kvstore.pop.nack import LockChange
 from kvstore.pop.popped import backoff_ms, lock_ms
 from kvstore.process.locks import acquire
 
@@ -128,63 +131,153 @@ class Acks:
 
     # --- changing the time ---
 
-    def give_back(self, receipt: str) -> None:
-        """Undoes the delivery of a message that nobody has seen; it is due at once."""
-        self.change(receipt, 0, unseen=1)
-
-    def change(
-        self,
-        receipt: str,
-        invisible_ms: int | None,
-        *,
-        gives_back: bool = False,
-        unseen: int = 0,
-    ) -> str:
-        """See `Store.change_invisible`. `unseen` attempts are taken back."""
-        raw, nonce, place = self._receipts.read(receipt)
-        key, bit = LockKey._make(raw), 1 << place
-        group = self._context.groups.by_id(key.group)
-        if group is None:
-            raise expired()
-        with self._counted(group), self._tables.locked(key.group, key.topic) as table:
-            lock = table.get(key)
-            if lock is None or lock.nonce != nonce or not lock.locked & bit:
-                raise expired()
-            keeps = bool(invisible_ms) and not gives_back
-            attempt_id = lock.attempt_id if keeps else b""
-            has_failed = not keeps and not unseen and lock.attempts >= group.max_attempts
-            change = Change()
-            left = lock._replace(locked=lock.locked & ~bit, moved=lock.moved | bit)
-            now = self._context.clock.now_ms()
-            lasts = 0 if has_failed else _lasts(group, lock.attempts, invisible_ms, keeps=keeps)
-            due = now + cut_ms(self._context.clock) + lasts if lasts else now
-            self._check_room(group, key.due, due, now)
-            new = table.free_key(change, key.queue, key.first + place, due)
-            attempts = lock.attempts - unseen
-            # A message given back can't be had before its time by repeating the attempt id.
-            moved = Lock(attempts, lock.recoveries, next(self._context.nonces), 1, 0, attempt_id)
-            change.shrink(key, lock, left)
-            change.add(new, moved)
-            self._tables.write(table, change)
-            if has_failed:
-                self._bury(table, group, new)
-            self._waiting.freed(table, 1)
-            if key.group in self._waiting.short:
-                self._waiting.made_room(key.group)
-        return Delivery(self._receipts, *new, moved.nonce).receipts(1)[0]
-
-    def _check_room(self, group: GroupInfo, old_due: int, new_due: int, now: int) -> None:
-        """Refuses to renew a lock that ran out if the group's cap has no room. Such a lock counts
-        no more: by now its place may be another message's.
+    def change(self, changes: Sequence[LockChange]) -> list[str | ReceiptIllegal | ReceiptExpired]:
+        """Changes locks: for each, in order, the receipt that holds from now on, or the error. All
+        changes of an in-flight table are one write.
         """
-        most = group.max_in_flight
-        if most is None or old_due > now or new_due <= now:
+        results: list[str | ReceiptIllegal | ReceiptExpired] = [""] * len(changes)
+        tables: dict[tuple[int, int], list[_AskedChange]] = {}
+        for at, change in enumerate(changes):
+            try:
+                raw, nonce, place = self._receipts.read(change.receipt)
+            except ReceiptIllegal as e:
+                results[at] = e
+                continue
+            asked = _AskedChange(at, LockKey._make(raw), nonce, place, change)
+            tables.setdefault((asked.key.group, asked.key.topic), []).append(asked)
+        for (number, topic), wanted in tables.items():
+            group = self._context.groups.by_id(number)
+            if group is None:
+                for asked in wanted:
+                    results[asked.at] = expired()
+                continue
+            with self._counted(group), self._tables.locked(number, topic) as table:
+                self._change_rows(table, group, wanted, results)
+        return results
+
+    def _change_rows(
+        self,
+        table: InflightTable,
+        group: GroupInfo,
+        wanted: list[_AskedChange],
+        results: list[str | ReceiptIllegal | ReceiptExpired],
+    ) -> None:
+        """Changes rows of one table, whose lock is held, and gives each receipt's result."""
+        before: dict[LockKey, Lock] = {}
+        rows: dict[LockKey, Lock] = {}
+        moves: dict[_Move, list[_AskedChange]] = {}
+        room = _Room(group, self._tables, self._context.clock.now_ms())
+        for asked in wanted:
+            key, bit = asked.key, 1 << asked.place
+            left = rows[key] if key in rows else table.get(key)
+            if left is None or left.nonce != asked.nonce or not left.locked & bit:
+                results[asked.at] = expired()
+                continue
+            move = self._move_of(asked, left, group, room.now)
+            try:
+                room.take(key.due, move.due)
+            except ReceiptExpired as e:
+                results[asked.at] = e
+                continue
+            before.setdefault(key, left)
+            rows[key] = left._replace(locked=left.locked & ~bit, moved=left.moved | bit)
+            moves.setdefault(move, []).append(asked)
+        if not moves:
             return
-        if self._tables.live_at(group.id, now) >= most:
+        change, dead = Change(), list[LockKey]()
+        for key, left in rows.items():
+            change.shrink(key, before[key], left)
+        for move, together in moves.items():
+            new = self._add_row(table, change, move, together, results)
+            if move.has_failed:
+                dead.append(new)
+        self._tables.write(table, change)
+        for new in dead:
+            self._bury(table, group, new)
+        self._waiting.freed(table, sum(map(len, moves.values())))
+        if table.group in self._waiting.short:
+            self._waiting.made_room(table.group)
+
+    def _move_of(self, asked: _AskedChange, lock: Lock, group: GroupInfo, now: int) -> _Move:
+        """The row to which a message goes."""
+        lasts_ms, unseen = asked.change.lasts_ms, asked.change.unseen
+        keeps = bool(lasts_ms) and not asked.change.gives_back
+        has_failed = not keeps and not unseen and lock.attempts >= group.max_attempts
+        lasts = 0 if has_failed else _lasts(group, lock.attempts, lasts_ms, keeps=keeps)
+        due = now + cut_ms(self._context.clock) + lasts if lasts else now
+        reason = lock.reason if asked.change.reason is None else asked.change.reason
+        # A message given back can't be had before its time by repeating the attempt id.
+        attempt_id = lock.attempt_id if keeps else b""
+        kept = lock._replace(
+            attempts=lock.attempts - unseen, nonce=0, locked=0, moved=0,
+            attempt_id=attempt_id, reason=reason,
+        )  # fmt: skip
+        return _Move(asked.key, due, kept, has_failed)
+
+    def _add_row(
+        self,
+        table: InflightTable,
+        change: Change,
+        move: _Move,
+        together: list[_AskedChange],
+        results: list[str | ReceiptIllegal | ReceiptExpired],
+    ) -> LockKey:
+        """Adds the row of messages that go together, and gives their receipts."""
+        together.sort(key=lambda asked: asked.place)
+        first = together[0].place
+        bits = sum(1 << asked.place - first for asked in together)
+        new = table.free_key(change, move.key.queue, move.key.first + first, move.due)
+        lock = move.lock._replace(nonce=next(self._context.nonces), locked=bits)
+        change.add(new, lock)
+        receipts = Delivery(self._receipts, *new, lock.nonce).receipts(bits)
+        for asked, receipt in zip(together, receipts, strict=True):
+            results[asked.at] = receipt
+        return new
+
+
+class _AskedChange(NamedTuple):
+    """A change, its place in the batch, and the receipt of its message, read."""
+
+    at: int
+    key: LockKey
+    nonce: int
+    place: int
+    change: LockChange
+
+
+class _Move(NamedTuple):
+    """Messages of a row that go to a row of their own: when that is due, and its value but for its
+    nonce and bitmap. `has_failed`: it goes to the dead letters at once.
+    """
+
+    key: LockKey
+    due: int
+    lock: Lock
+    has_failed: bool
+
+
+class _Room:
+    """The room that a group's cap has for locks that ran out and are renewed. Such a lock counts no
+    more: by now its place may be another message's.
+    """
+
+    def __init__(self, group: GroupInfo, tables: InflightTables, now: int) -> None:
+        self.now = now
+        self._group = group
+        self._most = group.max_in_flight
+        self._live = 0 if self._most is None else tables.live_at(group.id, now)
+
+    def take(self, old_due: int, new_due: int) -> None:
+        """Refuses a renewal for which there is no room."""
+        if self._most is None or old_due > self.now or new_due <= self.now:
+            return
+        if self._live >= self._most:
             raise ReceiptExpired(
-                f"the lock ran out, and group {group.name!r} has taken {most} others since, as "
-                "many as max_in_flight says; drop the receipt, the message is handed out again"
+                f"the lock ran out, and group {self._group.name!r} has taken {self._most} others "
+                "since, as many as max_in_flight says; drop the receipt, the message is handed out "
+                "again"
             )
+        self._live += 1
 
 
 def _lasts(group: GroupInfo, attempts: int, invisible_ms: int | None, *, keeps: bool) -> int:

@@ -270,7 +270,7 @@ class Claim:
         self._note_refused(key.queue)
         end = asked[-1] + 1 if unfit is None else unfit
         if messages:
-            self._lock(key.queue, messages, lock.attempts + 1, fresh=False)
+            self._lock(key.queue, messages, lock.attempts + 1, lock.reason, fresh=False)
         self._room -= before - self._left
         kept = {message.offset for message in messages}
         self._has_looked(len(asked))
@@ -477,7 +477,7 @@ class Claim:
         self._more_may_come = self._more_may_come or (self._is_tired and at < high)
         self._room -= before - self._left
         if messages:
-            self._lock(queue, messages, 1, fresh=True)
+            self._lock(queue, messages, 1, b"", fresh=True)
 
     def _read(self, queue: int, at: int, count: int) -> list[StoredMessage]:
         """Reads messages from an offset on, one at least if any is held; more are read ahead if
@@ -502,7 +502,13 @@ class Claim:
     # --- locking ---
 
     def _lock(
-        self, queue: int, messages: list[StoredMessage], attempts: int, *, fresh: bool
+        self,
+        queue: int,
+        messages: list[StoredMessage],
+        attempts: int,
+        reason: bytes,
+        *,
+        fresh: bool,
     ) -> None:
         """Locks messages of a queue, in order, for as long as is wanted."""
         wanted, group = self._wanted, self.group
@@ -514,9 +520,8 @@ class Claim:
                 key = LockKey(group.id, self.topic.id, due, queue, first)
             else:
                 key = self._table.free_key(self._change, queue, first, due)
-            lock = Lock(
-                attempts, self._context.offsets.recoveries, nonce, locked, 0, wanted.attempt_id
-            )
+            recoveries = self._context.offsets.recoveries
+            lock = Lock(attempts, recoveries, nonce, locked, 0, wanted.attempt_id, reason)
             self._change.take(self._context.receipts, key, lock, part)
 
 

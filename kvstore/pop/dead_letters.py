@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 from kvstore.core.names import (
     DLQ_ATTEMPTS,
     DLQ_LEFT_OUT,
+    DLQ_NACK_REASON,
     DLQ_ORIGIN_GROUP,
     DLQ_ORIGIN_MESSAGE_ID,
     DLQ_ORIGIN_OFFSET,
@@ -74,6 +75,7 @@ _NAMING: Final = frozenset(
         DLQ_ORIGIN_OFFSET,
         DLQ_ATTEMPTS,
         DLQ_REASON,
+        DLQ_NACK_REASON,
     }
 )
 _ID: Final = Struct(">IIIQQ")
@@ -136,7 +138,7 @@ class DeadLetters:
         # A copy is no older than its original.
         if self._finder.query(target, name, message.stored_at, None, 1):
             return []
-        return [_letter_of(message, group.name, target.name, name, lock.attempts, reason)]
+        return [_letter_of(message, group.name, target.name, name, lock, reason)]
 
     def _put_what_fits(self, copies: list[Message]) -> None:
         """Puts copies. One that is too large, because of the original's size and the properties
@@ -171,7 +173,7 @@ class DeadLetters:
 
 
 def _letter_of(
-    message: StoredMessage, group: str, topic: str, message_id: str, attempts: int, reason: str
+    message: StoredMessage, group: str, topic: str, message_id: str, lock: Lock, reason: str
 ) -> Message:
     origin = {
         DLQ_ORIGIN_TOPIC: message.topic,
@@ -179,9 +181,11 @@ def _letter_of(
         DLQ_ORIGIN_MESSAGE_ID: message.message_id,
         DLQ_ORIGIN_QUEUE: str(message.queue),
         DLQ_ORIGIN_OFFSET: str(message.offset),
-        DLQ_ATTEMPTS: str(attempts),
+        DLQ_ATTEMPTS: str(lock.attempts),
         DLQ_REASON: reason,
     }
+    if lock.reason:
+        origin[DLQ_NACK_REASON] = lock.reason.decode("utf-8", "replace")
     return Message(
         topic,
         message.body,

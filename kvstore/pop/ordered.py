@@ -186,7 +186,7 @@ class OrderedClaim(Claim):
 
     def _lock_in_order(self, queue: int, messages: list[StoredMessage]) -> None:
         if messages:
-            self._lock(queue, messages, 1, fresh=False)
+            self._lock(queue, messages, 1, b"", fresh=False)
             self._locking += [(queue, m.offset, group_hash(m)) for m in messages]
 
     # --- the change ---

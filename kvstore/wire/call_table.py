@@ -17,7 +17,7 @@ import msgspec
 
 from kvstore.api.store import Store
 from kvstore.errors import FormatError
-from kvstore.wire.values import ack_results, result_reader
+from kvstore.wire.values import receipt_results, result_reader
 
 Repeat = Literal["again", "ids", "never"]
 """The repeat of a call that may have been made: it is made again; messages are looked for by their
@@ -37,8 +37,9 @@ _AGAIN: Final = (
 )  # fmt: skip
 _IDS: Final = ("put_batch", "prepare_batch")
 _NEVER: Final = (
-    "change_invisible", "redrive", "create_topic", "create_topics", "delete_topic",
-    "delete_topics", "create_group", "create_groups", "delete_group", "delete_groups",
+    "change_invisible", "change_invisible_batch", "nack_batch", "undo_pop", "redrive",
+    "create_topic", "create_topics", "delete_topic", "delete_topics",
+    "create_group", "create_groups", "delete_group", "delete_groups",
     "change_delay", "change_delay_in", "schedule", "delete_schedule", "create_namespace",
     "delete_namespace", "export_rocketmq", "export_rocketmq_store",
 )  # fmt: skip
@@ -51,12 +52,14 @@ REPEATS: Final[dict[str, Repeat]] = {
 """The calls, and what a repeat of each does."""
 
 HAVE_PROGRESS: Final = frozenset({"segments", "verify", "export_rocketmq_store"})
+_OF_RECEIPTS: Final = frozenset({"ack_batch", "nack_batch", "undo_pop", "change_invisible_batch"})
+"""Calls that have a result or an error for each receipt."""
 
 
 @cache
 def _reader(method: str) -> Callable[[Any], Any]:
     kind = get_type_hints(getattr(Store, method))["return"] if method in REPEATS else None
-    return result_reader(list[Any] if method == "ack_batch" else kind)
+    return result_reader(list[Any] if method in _OF_RECEIPTS else kind)
 
 
 def read_result(method: str, data: Any) -> Any:
@@ -65,4 +68,4 @@ def read_result(method: str, data: Any) -> Any:
         found = _reader(method)(data)
     except (msgspec.DecodeError, TypeError, ValueError, OverflowError) as e:
         raise FormatError(f"the result of {method} can't be read: {e}") from None
-    return ack_results(found) if method == "ack_batch" else found
+    return receipt_results(found) if method in _OF_RECEIPTS else found

@@ -11,7 +11,7 @@ from kvstore.core.popping.inflight import Change, InflightRows, pack_lock
 from kvstore.core.popping.offset_sets import OffsetSet, QueueLocks, Shelf
 from kvstore.core.popping.receipts import Delivery, Popped, Receipts
 from kvstore.errors import ReceiptIllegal
-from kvstore.pop.inflight.lock_rows import unpack_lock
+from kvstore.pop.inflight.lock_rows import REASON_MAX, unpack_lock
 from tests.core.fuzzing import Arguments, Fuzzer
 from tests.core.record_fuzzers import message_of
 from tests.reference import popping as plain
@@ -105,7 +105,8 @@ def _lock(rng: Random) -> Arguments:
     attempt_id = rng.choice((b"", rng.randbytes(16)))
     moved = rng.choice((0, _bits(rng)))
     attempts, recoveries = rng.getrandbits(31), rng.getrandbits(31)
-    return attempts, recoveries, rng.getrandbits(60), _bits(rng), moved, attempt_id
+    reason = rng.choice((b"", rng.randbytes(rng.randrange(520))))
+    return attempts, recoveries, rng.getrandbits(60), _bits(rng), moved, attempt_id, reason
 
 
 def _packed(*lock: Any) -> bytes:
@@ -115,10 +116,12 @@ def _packed(*lock: Any) -> bytes:
 
 
 def _plain_packed(*lock: Any) -> Any:
-    *_, locked, moved, attempt_id = lock
-    if type(attempt_id) is not bytes:
+    *_, locked, moved, attempt_id, reason = lock
+    if type(attempt_id) is not bytes or type(reason) is not bytes:
         return TypeError
     if min(locked, moved) < 0 or (locked | moved) >> 256 or len(attempt_id) not in (0, 16):
+        return ValueError
+    if len(reason) > REASON_MAX:
         return ValueError
     try:
         return plain.pack_lock(*lock)
@@ -132,7 +135,7 @@ def _to_change(rng: Random) -> Arguments:
 
 def _changed(*given: int) -> Any:
     *key, nonce, locked, kept = given
-    row, old, new = tuple(key), (1, 0, nonce, locked, 0, b""), (1, 0, nonce, kept, 0, b"")
+    row, old, new = tuple(key), (1, 0, nonce, locked, 0, b"", b""), (1, 0, nonce, kept, 0, b"", b"")
     change = Change()
     change.add(row, old)  # type: ignore[arg-type]  # lengths are the fuzzer's to change
     change.shrink(row, old, new)  # type: ignore[arg-type]
@@ -147,7 +150,7 @@ def _plain_changed(*given: int) -> Any:
         return ValueError
     try:
         raw = plain.head(*key, 0)[:-8]
-        old, new = (plain.pack_lock(1, 0, nonce, bits, 0, b"") for bits in (locked, kept))
+        old, new = (plain.pack_lock(1, 0, nonce, bits) for bits in (locked, kept))
     except OverflowError:
         return OverflowError
     left = new if kept else None

@@ -25,7 +25,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import kvstore
-from kvstore import InFlight, Message, Popped, ReceiptExpired, Store, StoreConfig, StoredMessage
+from kvstore import (
+    InFlight,
+    Message,
+    Nack,
+    Popped,
+    ReceiptExpired,
+    Store,
+    StoreConfig,
+    StoredMessage,
+)
 from kvstore.core.popping.inflight import Change
 from kvstore.pop.claimant import Claimant
 from tests.support.clock import VirtualClock
@@ -84,6 +93,8 @@ class Entry:
     state: str = "unread"
     attempts: int = 0
     lock: Delivery | None = None
+    reason: str = ""
+    """Why it was given back last."""
     is_redriven: bool = False
     """Put back to an ordered group and not handed out since: unread here, while a row of parked
     messages names it.
@@ -97,8 +108,8 @@ class Entry:
 
 @dataclass(eq=False)
 class Delivery:
-    """The delivery of a receipt, or the row of a redrive, which has none. `ended` says how it
-    ended, `ended_in` in which opening.
+    """The delivery of a receipt, or a row without one: of a redrive, or of a nack. `ended` says how
+    it ended, `ended_in` in which opening.
     """
 
     receipt: str
@@ -151,6 +162,12 @@ class Group:
 
 def matches(wanted: str | None, tag: str) -> bool:
     return wanted is None or tag in [part.strip() for part in wanted.split("||")]
+
+
+def kept_reason(reason: str) -> str:
+    """A reason as the store keeps it."""
+    raw = reason.replace("\x00", " ").replace("\x01", " ").encode()[:512]
+    return raw.decode(errors="ignore")
 
 
 class Pops(RuleBasedStateMachine):
@@ -414,6 +431,7 @@ class Pops(RuleBasedStateMachine):
             queue = int(origin["DLQ_ORIGIN_QUEUE_ID"])
             entry = group.entries[asked.topic][queue][int(origin["DLQ_ORIGIN_QUEUE_OFFSET"])]
             assert m.body == entry.put.body
+            assert origin.get("DLQ_NACK_REASON", "") == entry.reason
             assert asked.queue is None or queue == asked.queue
             if origin["DLQ_REASON"] == "expired":
                 assert group.dead_letter_expired
@@ -588,15 +606,7 @@ class Pops(RuleBasedStateMachine):
         try:
             receipt = self.store.change_invisible(d.receipt, seconds, gives_back=gives_back)
         except ReceiptExpired as e:
-            if "max_in_flight" in str(e):
-                group = next(g for g in self.groups.values() if entry in g.all())
-                assert not d.ended
-                assert d.due <= self.now, "its place was another's"
-                assert self.locked(group) >= (group.max_in_flight or 0)
-                return
-            assert d.ended or entry.state == "maybe", "a receipt that is current was refused"
-            if not d.ended:
-                entry.end("passed", self.opening)
+            self.refused(d, e)
             return
         assert not d.ended, "a receipt that is over was taken"
         assert receipt not in self.receipts
@@ -620,10 +630,64 @@ class Pops(RuleBasedStateMachine):
         self.receipts[receipt] = new
         entry.lock, entry.state = new, "locked"
         if has_failed:
-            topic = next(t for t in group.entries if entry in group.of(t))
-            asked = Asked(topic, 0, entry.put.queue, 0.0, None, None, None)
-            assert self.bury(group, asked) == 1, "no dead letter, though its last attempt failed"
-            assert entry.state == "done"
+            self.died(group, [entry])
+
+    def refused(self, d: Delivery, error: ReceiptExpired) -> None:
+        """The change of a lock was refused."""
+        if "max_in_flight" in str(error):
+            group = next(g for g in self.groups.values() if d.entry in g.all())
+            assert not d.ended
+            assert d.due <= self.now, "its place was another's"
+            assert self.locked(group) >= (group.max_in_flight or 0)
+            return
+        assert d.ended or d.entry.state == "maybe", "a receipt that is current was refused"
+        if not d.ended:
+            d.entry.end("passed", self.opening)
+
+    def died(self, group: Group, entries: list[Entry]) -> None:
+        """The last attempts at messages were given back: they are dead letters at once."""
+        topic = next(t for t in group.entries if entries[0] in group.of(t))
+        asked = Asked(topic, 0, None, 0.0, None, None, None)
+        assert self.bury(group, asked) == len(entries)
+        assert all(e.state == "done" for e in entries), "no dead letter of its last attempt"
+
+    @precondition(lambda self: self.deliveries)
+    @rule(
+        last=st.integers(1, 5),
+        live=st.sampled_from([True, True, False]),
+        # No other lock ends at such a time, so none moves these by a millisecond.
+        seconds=st.sampled_from([0.701, 13.303]),
+        reason=st.sampled_from(["", "it broke", "no\x00\x01 \u00fc" * 100]),
+    )
+    def nack_batch(self, last: int, live: bool, seconds: float, reason: str) -> None:
+        pool = [d for d in self.deliveries if not d.ended] if live else self.deliveries
+        picked = (pool or self.deliveries)[-last:]
+        answers = self.store.nack_batch([Nack(d.receipt, seconds, reason) for d in picked])
+        dead: list[Entry] = []
+        for d, answer in zip(picked, answers, strict=True):
+            if isinstance(answer, ReceiptExpired):
+                self.refused(d, answer)
+                continue
+            assert answer is True
+            assert not d.ended, "a receipt that is over was taken"
+            group = self.group_of(d)
+            assert group is not None
+            has_failed = d.attempt >= group.max_attempts
+            due = self.now if has_failed else self.now + round(seconds * 1000)
+            entry = d.entry
+            entry.end("moved", self.opening)
+            entry.lock, entry.state = Delivery("", entry, d.attempt, due, None), "locked"
+            entry.reason = kept_reason(reason)
+            if has_failed:
+                dead.append(entry)
+        for group in self.groups.values():
+            for topic in group.entries:
+                mine = [e for e in dead if e in set(group.of(topic))]
+                if mine:
+                    self.died(group, mine)
+
+    def group_of(self, d: Delivery) -> Group | None:
+        return next((g for g in self.groups.values() if d.entry in set(g.all())), None)
 
     # --- offsets ---
 
@@ -653,7 +717,7 @@ class Pops(RuleBasedStateMachine):
     def goes_on_at(self, group: Group, topic: str, queue: int | None, offset: int) -> None:
         for e in group.of(topic, queue):
             e.end("reset", self.opening, "unread" if e.put.offset >= offset else "done")
-            e.attempts = 0
+            e.attempts, e.reason = 0, ""
         for d in self.deliveries:
             e = d.entry
             # The ack of a message is over when it is unread again; a restart forgets that.
@@ -696,7 +760,7 @@ class Pops(RuleBasedStateMachine):
         assert took <= (limit or took)
         for e in of.letters[:took]:
             if e.state == "done" and not self.has_expired(e.put):
-                e.attempts = 0
+                e.attempts, e.reason = 0, ""
                 if of.ordered:
                     e.state, e.is_redriven = "unread", True
                 else:

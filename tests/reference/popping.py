@@ -59,14 +59,21 @@ def read(secret: bytes, text: str) -> tuple[Key, int, int]:
 
 
 def pack_lock(
-    attempts: int, recoveries: int, nonce: int, locked: int, moved: int, attempt_id: bytes
+    attempts: int,
+    recoveries: int,
+    nonce: int,
+    locked: int,
+    moved: int = 0,
+    attempt_id: bytes = b"",
+    reason: bytes = b"",
 ) -> bytes:
     """A row's value."""
-    flags = (1 if attempt_id else 0) | (2 if moved else 0)
+    flags = (1 if attempt_id else 0) | (2 if moved else 0) | (4 if reason else 0)
     size = ((locked | moved).bit_length() + 7) // 8
     bitmaps = locked.to_bytes(size, "little") + (moved.to_bytes(size, "little") if moved else b"")
     numbers = attempts.to_bytes(4, "big") + recoveries.to_bytes(4, "big") + nonce.to_bytes(8, "big")
-    return bytes([flags]) + numbers + attempt_id + bitmaps
+    text = len(reason).to_bytes(2, "big") + reason if reason else b""
+    return bytes([flags]) + numbers + attempt_id + text + bitmaps
 
 
 def offsets(first: int, bits: int) -> set[int]:

@@ -7,14 +7,16 @@ from kvstore.core.messages import StoredMessage
 from kvstore.core.popping.offset_sets import QueueLocks, Shelf
 from kvstore.core.popping.receipts import Asked, Key, Popped, Receipts
 
-Row = tuple[int, int, int, int, int, bytes]
-"""Attempts, recoveries, nonce, bitmaps of the messages that are locked and moved, attempt id."""
+Row = tuple[int, int, int, int, int, bytes, bytes]
+"""Attempts, recoveries, nonce, bitmaps of the messages that are locked and moved, attempt id, and
+the reason for which the messages were given back last.
+"""
 PARKED: int
 KNOWN_MAX: int
 
 def pack_lock(lock: Row) -> bytes:
-    """A row's value as bytes. Raises ValueError for bitmaps and attempt ids that no row has, and
-    TypeError for what is no row.
+    """A row's value as bytes. Raises ValueError for bitmaps, attempt ids and reasons that no row
+    has, and TypeError for what is no row.
     """
 
 @final

@@ -30,7 +30,9 @@ cdef enum:
     HEAD = 17
     HAS_ATTEMPT_ID = 1
     HAS_MOVED = 2
+    HAS_REASON = 4
     ATTEMPT_ID = 16
+    REASON_MAX = 512
 
 cdef dict _NO_ROWS = {}
 PARKED = (1 << 64) - 1
@@ -72,21 +74,30 @@ cdef void _store_bits(const uint64_t *words, Py_ssize_t size, uint8_t *out) noex
 
 
 def pack_lock(lock):
-    cdef tuple row = _tuple(lock, 6)
+    cdef tuple row = _tuple(lock, 7)
     cdef uint64_t locked[WORDS]
     cdef uint64_t moved[WORDS]
-    cdef bytes attempt_id = row[5]
-    cdef Py_ssize_t size, at = HEAD + len(attempt_id)
+    cdef bytes attempt_id = row[5], reason = row[6]
+    cdef Py_ssize_t size, length = len(reason), at = HEAD + len(attempt_id)
     cdef bint has_moved = row[4] != 0
     cdef uint8_t *out
     if len(attempt_id) not in (0, ATTEMPT_ID):
         raise ValueError(f"an attempt id has 0 or {ATTEMPT_ID} bytes, not {len(attempt_id)}")
+    if length > REASON_MAX:
+        raise ValueError(f"a reason has up to {REASON_MAX} bytes, not {length}")
+    if length:
+        at += 2 + length
     load_bits(row[3], locked)
     load_bits(row[4], moved)
     size = max(_bytes_in(locked), _bytes_in(moved))
     packed = PyBytes_FromStringAndSize(NULL, at + (2 * size if has_moved else size))
     out = <uint8_t *>PyBytes_AS_STRING(packed)
     out[0] = (HAS_ATTEMPT_ID if attempt_id else 0) | (HAS_MOVED if has_moved else 0)
+    if length:
+        out[0] |= HAS_REASON
+        out[at - length - 2] = <uint8_t>(length >> 8)
+        out[at - length - 1] = <uint8_t>length
+        memcpy(out + at - length, PyBytes_AS_STRING(reason), length)
     store_be32(out + 1, row[0])
     store_be32(out + 5, row[1])
     store_be64(out + 9, row[2])
@@ -167,7 +178,7 @@ cdef class Change:
 
     cpdef take(self, Receipts receipts, key, lock, list messages):
         cdef bytes packed = _key(key)
-        cdef tuple row = _tuple(lock, 6)
+        cdef tuple row = _tuple(lock, 7)
         cdef const uint8_t *raw = <const uint8_t *>PyBytes_AS_STRING(packed)
         self._add(key, lock, packed)
         self._taken = self._taken or []
@@ -256,7 +267,7 @@ cdef class InflightRows:
         del ahead[count - limit:]
         change = Change()
         change.next[queue] = first + limit
-        lock = (1, recoveries, nonce, (<object>1 << limit) - 1, 0, b"")
+        lock = (1, recoveries, nonce, (<object>1 << limit) - 1, 0, b"", b"")
         change.take(receipts, (self.group, self.topic, due, queue, first), lock, messages)
         return change
 
@@ -272,8 +283,8 @@ cdef class InflightRows:
             if not left:
                 change.remove(key, lock, 0)
             elif left != (<tuple>lock)[3]:
-                attempts, recoveries, _, _, moved, attempt_id = lock
-                change.shrink(key, lock, (attempts, recoveries, nonce, left, moved, attempt_id))
+                attempts, recoveries, _, _, *rest_of_row = lock
+                change.shrink(key, lock, (attempts, recoveries, nonce, left, *rest_of_row))
         return rest
 
     cpdef added(self, key, locked):

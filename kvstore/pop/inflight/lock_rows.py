@@ -22,11 +22,17 @@ SPAN: Final = 256
 _HEAD: Final = Struct(">BIIQ")  # flags, attempts, recoveries, nonce
 _HAS_ATTEMPT_ID: Final = 1
 _HAS_MOVED: Final = 2
+_HAS_REASON: Final = 4
 _ATTEMPT_ID_SIZE: Final = 16
+REASON_MAX: Final = 512
+"""Bytes of the longest reason that a row keeps."""
+_LENGTH_SIZE: Final = 2
 
 
 class Lock(NamedTuple):
-    """A row's value. `locked` and `moved` have bit i for the row's first offset + i."""
+    """A row's value. `locked` and `moved` have bit i for the row's first offset + i. `reason`, as
+    UTF-8, is why the messages were given back last.
+    """
 
     attempts: int
     recoveries: int
@@ -34,6 +40,7 @@ class Lock(NamedTuple):
     locked: int
     moved: int = 0
     attempt_id: bytes = b""
+    reason: bytes = b""
 
 
 def unpack_lock(value: bytes) -> Lock:
@@ -49,8 +56,15 @@ def unpack_lock(value: bytes) -> Lock:
     attempt_id = b""
     if flags & _HAS_ATTEMPT_ID:
         attempt_id, rest = rest[:_ATTEMPT_ID_SIZE], rest[_ATTEMPT_ID_SIZE:]
+    reason = b""
+    if flags & _HAS_REASON:
+        # Without the length, or shorter than that, it is cut.
+        end = _LENGTH_SIZE + int.from_bytes(rest[:_LENGTH_SIZE], "big")
+        if len(rest) < end:
+            raise _damaged(value)
+        reason, rest = rest[_LENGTH_SIZE:end], rest[end:]
     size, odd = divmod(len(rest), 2) if flags & _HAS_MOVED else (len(rest), 0)
-    if odd or size > SPAN // 8 or flags > (_HAS_ATTEMPT_ID | _HAS_MOVED):
+    if odd or size > SPAN // 8 or flags > (_HAS_ATTEMPT_ID | _HAS_MOVED | _HAS_REASON):
         raise _damaged(value)
     locked, moved = rest[:size], rest[size:]
     return Lock(
@@ -60,6 +74,7 @@ def unpack_lock(value: bytes) -> Lock:
         int.from_bytes(locked, "little"),
         int.from_bytes(moved, "little"),
         attempt_id,
+        reason,
     )
 
 
