@@ -265,9 +265,10 @@ def _look_all(looks: Sequence[Look]) -> list[Any]:
     return [_outcome(look) for look in looks]
 
 
-def _time_asked(changed: Changed) -> str:
-    """The time that a change asks for, right or wrong: 1, 1.0 and True are not the same."""
-    return repr(changed[1:])
+def _time_asked(changed: Changed) -> tuple[object, ...]:
+    """The time that a change asks for, right or wrong: 1 and True are not the same."""
+    _, seconds, gives_back = changed
+    return type(seconds), seconds, type(gives_back), gives_back
 
 
 def _outcome(call: Callable[..., Any], *given: Any) -> Any:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections import Counter
+from pathlib import Path
 from typing import Final
 
 import pytest
 
+import kvstore
 import kvstore.aio
 from kvstore import (
     Message,
@@ -20,7 +23,8 @@ from kvstore import (
     Store,
     TopicConfig,
 )
-from tests.support.served import ServerThread
+from tests.support.cutting import relaying
+from tests.support.served import ServerThread, serving
 from tests.support.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.topic(queues=2), pytest.mark.group(max_attempts=2, backoff=[])]
@@ -151,3 +155,57 @@ def test_tasks_give_messages_back_over_a_connection(server: ServerThread, store:
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
     assert [p.attempt for p in store.pop("g", "t")] == [2]
+
+
+def test_a_consumer_goes_on_over_connections_that_break(
+    server: ServerThread, store: Store, tmp_path: Path
+) -> None:
+    cuts = random.Random(11)
+    lengths = [cuts.randrange(300, 6000) for _ in range(12)]
+    bodies, seen = put(store, 200), Counter[bytes]()
+    target = Path(server.url.removeprefix("kvmq+unix://"))
+    with (
+        relaying(tmp_path / "r", target, lengths) as relay,
+        kvstore.connect(f"kvmq+unix://{tmp_path}/r") as client,
+        client.consume("g", "t", lambda p: handle(seen, p), until_empty=True) as consumer,
+    ):
+        assert consumer.wait(PATIENCE)
+        assert relay.connections > 4
+    check(store, seen, bodies)
+
+
+def test_a_consumer_goes_on_at_a_server_that_was_started_anew(store: Store) -> None:
+    seen, seen_by_tasks = set[bytes](), set[bytes]()
+
+    async def handled(popped: Popped) -> None:
+        seen_by_tasks.add(popped.message.body)
+
+    async def main(url: str) -> None:
+        async with (
+            kvstore.aio.connect(url) as client,
+            client.consume("h", "t", handled) as consumer,
+        ):
+            while len(seen_by_tasks) < 80:
+                assert not consumer.is_over, consumer.error
+                await asyncio.sleep(0.01)
+
+    store.create_group("h")
+    with serving(store) as first:
+        client = kvstore.connect(first.url)
+        tasks = threading.Thread(
+            target=lambda: asyncio.run(asyncio.wait_for(main(first.url), PATIENCE))
+        )
+        tasks.start()
+        consumer = client.consume("g", "t", lambda p: seen.add(p.message.body))
+    try:
+        for n in range(1, 5):
+            with serving(store):
+                store.put_batch([Message("t", b"%d %d" % (n, i)) for i in range(20)])
+                until(lambda n=n: len(seen) == 20 * n and len(seen_by_tasks) == 20 * n)
+    finally:
+        with serving(store):
+            tasks.join(PATIENCE)
+            consumer.stop()
+            client.close()
+    assert consumer.error is None
+    assert len(seen_by_tasks) == 80
