@@ -58,7 +58,6 @@ class BrokerChannel(virtual.Channel):
     """See the module."""
 
     QoS = HeldQoS
-    default_priority = 0
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)

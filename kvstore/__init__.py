@@ -21,6 +21,8 @@ from kvstore.api.namespace_view import Namespace
 from kvstore.api.store import Store
 from kvstore.client.served_store import ServedStore, connect
 from kvstore.config import ArchiveAccess, Retention, StoreConfig
+from kvstore.consume.consumer import Consumer
+from kvstore.consume.consuming import ConsumerStats
 from kvstore.core.popping.receipts import Popped
 from kvstore.engine.broker_folder import BrokerExport
 from kvstore.engine.config_exchange import ConfigImport
@@ -161,6 +163,8 @@ __all__ = [
     "ConfigError",
     "ConfigImport",
     "ConnectionLost",
+    "Consumer",
+    "ConsumerStats",
     "Damaged",
     "DelayEnded",
     "DelayStats",

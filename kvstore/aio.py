@@ -29,7 +29,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 from kvstore.api.loop_pops import Look, Looked, LoopPops
 from kvstore.api.namespace_view import Namespace as SyncNamespace
-from kvstore.api.namespace_view import own_form
+from kvstore.api.namespace_view import own_form, topics_in
 from kvstore.api.store import Store as SyncStore
 from kvstore.client.loop_link import LoopBridge, LoopLink
 from kvstore.client.served_calls import Requests, message_of, result_of_call
@@ -37,11 +37,13 @@ from kvstore.client.served_store import RECONNECT_FOR, check_reconnect
 from kvstore.client.served_store import ServedStore as SyncServedStore
 from kvstore.clock import SystemClock
 from kvstore.config import StoreConfig
+from kvstore.consume.async_consumer import ConsumesAwaited
 from kvstore.core.popping.receipts import Popped
 from kvstore.errors import CallerError, StoreClosed, StoreError, shown
 from kvstore.message import PutResult, StoredMessage
 from kvstore.meta.namespaces import speak_own_names, wrap
 from kvstore.opening.recovery import Progress, RecoveryReport
+from kvstore.pop.nack import Nack
 from kvstore.process.forking import refuse_in_child
 from kvstore.read.sql import SqlFilter
 from kvstore.timing.checks import Answer, Ask, Checker
@@ -85,7 +87,7 @@ def _ask_in(loop: asyncio.AbstractEventLoop, checker: AsyncAsk, message: StoredM
         raise
 
 
-class _Calls:
+class _Calls(ConsumesAwaited):
     """The calls that a store and a namespace's view share; `_sync` is the synchronous twin."""
 
     _sync: Any
@@ -254,7 +256,7 @@ class Store(_WholeStore):
     async def pop(
         self,
         group: str,
-        topic: str,
+        topic: str | Sequence[str],
         limit: int = 1,
         invisible_for: float = 30.0,
         wait: float = 0.0,
@@ -361,10 +363,12 @@ class Namespace(_Calls):
     async def _run(self, work: Callable[[], R]) -> R:
         return await self._store._run(work)
 
-    async def pop(self, group: str, topic: str, *args: Any, **more: Any) -> list[Popped]:
+    async def pop(
+        self, group: str, topic: str | Sequence[str], *args: Any, **more: Any
+    ) -> list[Popped]:
         """See `Store.pop`."""
-        own = wrap(self.name, group), wrap(self.name, topic)
         try:
+            own = wrap(self.name, group), topics_in(self.name, topic)
             found = await self._store.pop(*own, *args, **more)
         except StoreError as e:
             speak_own_names(self.name, e)
@@ -459,7 +463,15 @@ class ServedStore(_WholeStore):
         if result is not True:
             raise result
 
-    async def pop(self, group: str, topic: str, *args: Any, **more: Any) -> list[Popped]:
+    async def nack(self, receipt: str, delay: float | None = None, reason: str = "") -> None:
+        """See `kvstore.Store.nack`."""
+        (result,) = await self.nack_batch([Nack(receipt, delay, reason)])
+        if result is not True:
+            raise result
+
+    async def pop(
+        self, group: str, topic: str | Sequence[str], *args: Any, **more: Any
+    ) -> list[Popped]:
         """See `kvstore.Store.pop`. Waiting costs no thread, here and in the server. If it is
         cancelled, what it took is given back, as `kvstore.aio.Store.pop` says.
         """

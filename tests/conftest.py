@@ -49,6 +49,7 @@ LONG: Final = (
     "tests/core/test_wheels.py",
     "tests/pop/test_pop_model.py",
     "tests/pop/test_smallest_limits.py",
+    "tests/crash/test_consume_kill.py",
     "tests/crash/test_dedup_operations.py",
     "tests/crash/test_delayed_operations.py",
     "tests/crash/test_every_operation.py",

@@ -42,6 +42,7 @@ KVSTORE: Final = (
     ("meta",),
     ("read",),
     ("pop", "timing"),
+    ("consume",),
     ("rocketmq",),
     ("opening",),
     ("engine",),
@@ -49,7 +50,6 @@ KVSTORE: Final = (
     ("wire",),
     ("client", "serve"),
     ("aio",),
-    ("serve",),
     ("cli",),
     ("__main__",),
 )

@@ -487,19 +487,23 @@ def test_every_example_in_python_compiles(path: Path) -> None:
         compile(block, str(path), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
-def test_the_examples_of_popping_and_pulling_in_start_run(tmp_path: Path) -> None:
-    popping, pulling = (
+def test_the_examples_of_consuming_popping_and_pulling_in_start_run(tmp_path: Path) -> None:
+    consuming, popping, pulling = (
         block
         for block in python_blocks(DOCS / "start.md")
-        if block.startswith(("store.create_group", "offset ="))
+        if block.startswith(("store.create_group", "for popped in store.pop", "offset ="))
     )
     handled: list[bytes] = []
     config = StoreConfig(segment_size=64 << 10, auto_create_topics=True)
     with kvstore.open(tmp_path / "store", config) as store:
-        store.put_batch([Message("orders", b"box", queue=3, tag="paid")] * 3)
+        store.put_batch([Message("orders", b"box", queue=3, tag="paid")] * 2)
+        store.put("refunds", b"bag")
         names = {"store": store, "handle": lambda message: handled.append(message.body)}
+        exec(consuming, names)
+        assert sorted(handled) == [b"bag", b"box", b"box"]
+        store.put("orders", b"box", queue=3, tag="paid")
         exec(popping, names)
-        assert handled == [b"box"] * 3
+        assert len(handled) == 4
         assert store.committed_offset("billing", "orders", 3) == 3
         store.put("orders", b"box", queue=3, tag="paid")
         exec(pulling, names)

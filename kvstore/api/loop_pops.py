@@ -11,7 +11,7 @@ messages that it took meanwhile are given back at once, as if they had not been 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -85,12 +85,14 @@ class LoopPops:
         self.alarms: dict[InflightTable, asyncio.TimerHandle] = {}
         self._are_ended = False
 
-    def first_look(self, bell: Bell, group: str, topic: str, wait: float, *asked: Any) -> Look:
-        """The first look of a pop; `asked` is as `Pop.claimant` takes it."""
+    def first_look(
+        self, bell: Bell, group: str, topic: str | Sequence[str], wait: float, *asked: Any
+    ) -> Look:
+        """The first look of a pop; `asked` is as `Pop.asking` takes it."""
         return partial(self._store._begin_pop, bell.ring, group, topic, wait, *asked)
 
     async def pop(
-        self, group: str, topic: str, wait: float, *asked: Any, keep: bool
+        self, group: str, topic: str | Sequence[str], wait: float, *asked: Any, keep: bool
     ) -> list[Popped]:
         """A whole pop; `keep` if a later pop can have what this one takes, by its attempt id."""
         bell = Bell(self._loop)
@@ -106,7 +108,7 @@ class LoopPops:
             while not found and poll.left() > 0 and not self._are_ended:
                 self.bells.add(bell)
                 if poll.due_in:
-                    self._set_alarm(poll)
+                    self._set_alarms(poll)
                     # The alarm rings when a lock runs out: one alarm serves all waiting pops.
                     while (nap := poll.nap(until_due=False)) > 0 and not await bell.wait(nap):
                         poll.rested()
@@ -116,8 +118,9 @@ class LoopPops:
         finally:
             self.bells.discard(bell)
             poll.end()
-            if not poll.table.waiters:
-                self._stop_alarm(poll.table)
+            for table in poll.tables:
+                if not table.waiters:
+                    self._stop_alarm(table)
 
     def end(self) -> None:
         """Lets all pops that wait look once more, and end with what they find."""
@@ -143,18 +146,16 @@ class LoopPops:
             with suppress(StoreError):
                 self._store.undo_pop([one.receipt for one in found])
 
-    def _set_alarm(self, poll: Poll) -> None:
-        """Sets the alarm for the first lock of the in-flight table to run out, as this poll found
+    def _set_alarms(self, poll: Poll) -> None:
+        """Sets the alarm for the first lock of each in-flight table to run out, as this poll found
         it. A pop that finds something wakes the next by leaving; one that doesn't sets the alarm
         anew.
         """
-        if poll.due_in > _TIMER_MAX:
-            return
-        table = poll.table
-        when, alarm = self._loop.time() + poll.due_in, self.alarms.get(table)
-        if alarm is None or alarm.when() > when:
-            self._stop_alarm(table)
-            self.alarms[table] = self._loop.call_at(when, self._alarmed, table)
+        for table, due_in in poll.dues:
+            when, alarm = self._loop.time() + due_in, self.alarms.get(table)
+            if due_in <= _TIMER_MAX and (alarm is None or alarm.when() > when):
+                self._stop_alarm(table)
+                self.alarms[table] = self._loop.call_at(when, self._alarmed, table)
 
     def _alarmed(self, table: InflightTable) -> None:
         del self.alarms[table]

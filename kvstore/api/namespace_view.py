@@ -24,6 +24,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 import msgspec
 
 from kvstore.api.calls import Calls
+from kvstore.consume.consumer import Consumes
 from kvstore.core.names import DLQ_ORIGIN_GROUP, DLQ_ORIGIN_TOPIC
 from kvstore.core.popping.receipts import Popped
 from kvstore.engine.group_offsets import is_commit
@@ -62,6 +63,12 @@ def _unless_none(namespace: str, name: str | None) -> str | None:
 def _if_text(namespace: str, name: object) -> object:
     """The store refuses a value that is no text by itself."""
     return wrap(namespace, name) if isinstance(name, str) else name
+
+
+def topics_in(namespace: str, topics: Any) -> Any:
+    """The topics of a pop: a name, a pattern, or a list of them."""
+    is_one = isinstance(topics, str) or not isinstance(topics, Sequence)
+    return wrap(namespace, topics) if is_one else [wrap(namespace, topic) for topic in topics]
 
 
 def _each(namespace: str, names: Any) -> list[str]:
@@ -235,7 +242,7 @@ def _passed_on(
     return passed
 
 
-class Namespace:
+class Namespace(Consumes):
     """The calls of one namespace, see the module; `Store` says what each call does. `name` is the
     namespace's.
     """
@@ -258,7 +265,7 @@ class Namespace:
     offset_at = _passed_on(Calls.offset_at, topic=wrap)
     bounds = _passed_on(Calls.bounds, topic=wrap)
 
-    pop = _passed_on(Calls.pop, group=wrap, topic=wrap)
+    pop = _passed_on(Calls.pop, group=wrap, topic=topics_in)
     ack = _passed_on(Calls.ack)
     ack_batch = _passed_on(Calls.ack_batch)
     change_invisible = _passed_on(Calls.change_invisible)

@@ -11,19 +11,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from kvstore.consume.consumer import Consumes
 from kvstore.core.popping.receipts import Popped
 from kvstore.engine.engine import Engine
 from kvstore.errors import ReceiptExpired, ReceiptIllegal
 from kvstore.pop.ack import AckResult
 from kvstore.pop.nack import LockChange, Nack, nack_change, renewal, undoing
 from kvstore.pop.popped import check_wait
+from kvstore.pop.several import Several
 from kvstore.read.sql import SqlFilter
 from kvstore.record.validate import listed
 
 _NO_WAIT: Final = 0.0
 
 
-class PopCalls:
+class PopCalls(Consumes):
     """The calls, see the module. `engine` has the parts of the open store."""
 
     _engine: Engine
@@ -31,7 +33,7 @@ class PopCalls:
     def pop(
         self,
         group: str,
-        topic: str,
+        topic: str | Sequence[str],
         limit: int = 1,
         invisible_for: float = 30.0,
         wait: float = _NO_WAIT,
@@ -44,27 +46,30 @@ class PopCalls:
         """Takes up to `limit` messages (and `max_bytes` of records, but one at least), each under a
         lock of its own that ends `invisible_for` seconds from now, and the group's backoff later.
 
-        Messages whose locks ran out come first, then unread messages, from all queues in turn or
-        from one. Waits up to `wait` seconds if there is nothing. `filter` is a tag expression or a
-        `kvstore.sql(...)`. A message that it refuses, or that has expired, is passed over and done
-        for this group; behind thousands of these a pop that doesn't wait comes back with nothing,
-        and the next one goes on. A pop whose reply may have been lost can be repeated with the same
-        `attempt_id`: it gets the same messages under the same locks. `GroupNotFound`,
-        `TopicNotFound`, `QueueNotFound`, `FilterIllegal`, `CallerError`; `ArchiveMissing`,
-        `ArchiveUnavailable` if there is nothing but what waits for an archive.
+        `topic` is a name, a pattern with `*`, `?` or `[...]` (none of which stands for a `%`), or a
+        list of names and patterns: then each topic has its turn, and one that is made later belongs
+        to its pattern from then on. Messages whose locks ran out come first, then unread messages,
+        from all queues in turn or from one. Waits up to `wait` seconds if there is nothing.
+        `filter` is a tag expression or a `kvstore.sql(...)`. A message that it refuses, or that has
+        expired, is passed over and done for this group; behind thousands of these a pop that
+        doesn't wait comes back with nothing, and the next one goes on. A pop whose reply may have
+        been lost can be repeated with the same `attempt_id`: it gets the same messages under the
+        same locks. `GroupNotFound`, `TopicNotFound`, `QueueNotFound`, `FilterIllegal`,
+        `CallerError`; `ArchiveMissing`, `ArchiveUnavailable` if there is nothing but what waits for
+        an archive.
 
         >>> for p in store.pop("billing", "orders", limit=32, wait=5.0):  # doctest: +SKIP
         ...     store.ack(p.receipt)
         """
         engine = self._engine
         engine.log.check_writable()
-        known, used = engine.groups.get(group), engine.topics.get(topic)
+        known = engine.groups.get(group)
         seconds = 0.0 if wait is _NO_WAIT else check_wait(wait)
         pop = engine.popping.pop
         asked = limit, max_bytes, invisible_for, queue, filter, attempt_id
-        claimant = pop.claimant(known, used, asked)
-        found = pop.claim(claimant) or []
-        return found if found or not seconds else pop.wait(claimant, seconds)
+        asking = pop.asking(known, topic, asked)
+        found = asking.claim() if isinstance(asking, Several) else pop.claim(asking)
+        return found if found else pop.wait(asking, seconds) if seconds else []
 
     def ack(self, receipt: str) -> None:
         """Says that a message is done. `ReceiptExpired` if it was handed out again since,

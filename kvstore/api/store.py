@@ -12,7 +12,7 @@ Invariants: after `close` every call but `close` raises `StoreClosed`, and in a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -270,20 +270,25 @@ class Store(Calls):
         self._engine.folder_lock.say_served(url)
 
     def _begin_pop(
-        self, wake: Callable[[], None], group: str, topic: str, wait: float, *asked: Any
+        self,
+        wake: Callable[[], None],
+        group: str,
+        topic: str | Sequence[str],
+        wait: float,
+        *asked: Any,
     ) -> tuple[list[Popped], Poll | None]:
         """A pop that doesn't hold its thread, for `kvstore.aio`. If there is nothing and `wait` is
         more than 0 s, the result has a poll, which was just looked at; `wake` is called, from any
         thread, when it is to be looked at again. `asked` is as `Pop.pop` takes it.
         """
         self._engine.log.check_writable()
-        known, used = self._engine.groups.get(group), self._engine.topics.get(topic)
+        known = self._engine.groups.get(group)
         seconds, pop = check_wait(wait), self._engine.popping.pop
-        claimant = pop.claimant(known, used, asked)
-        found = pop.claim(claimant) or []
+        asking = pop.asking(known, topic, asked)
+        found = pop.look(asking) or []
         if found or not seconds:
             return found, None
-        poll = pop.poll(claimant, seconds, wake)
+        poll = pop.poll(asking, seconds, wake)
         try:
             return poll.look(), poll
         except BaseException:

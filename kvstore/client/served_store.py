@@ -26,8 +26,10 @@ from kvstore.client.served_checker import ServedChecker
 from kvstore.client.served_columns import SentColumns, naming_rows, pulled_columns, rows_to_put
 from kvstore.client.socket_link import SocketLink
 from kvstore.clock import SystemClock
+from kvstore.consume.consumer import Consumes
 from kvstore.errors import CallerError, shown
 from kvstore.message import PulledBatch, PutResult
+from kvstore.pop.nack import Nack
 from kvstore.process.forking import refuse_in_child
 from kvstore.read.sql import SqlFilter
 from kvstore.record.validate import check_group
@@ -53,7 +55,7 @@ def _sent(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Serv
     return sent
 
 
-class ServedCalls:
+class ServedCalls(Consumes):
     """The calls; `_call` sends one, and waits for its reply."""
 
     def _call(self, method: str, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -110,6 +112,12 @@ class ServedCalls:
         if result is not True:
             raise result
 
+    def nack(self, receipt: str, delay: float | None = None, reason: str = "") -> None:
+        """See `kvstore.Store.nack`."""
+        (result,) = self.nack_batch([Nack(receipt, delay, reason)])
+        if result is not True:
+            raise result
+
     def transaction(self, *, group: str) -> Transaction:
         """See `kvstore.Store.transaction`."""
         check_group(group)
@@ -137,6 +145,9 @@ class ServedCalls:
     change_invisible = _sent(Store.change_invisible)
     renew_batch = _sent(Store.renew_batch)
     give_up = _sent(Store.give_up)
+    change_invisible_batch = _sent(Store.change_invisible_batch)
+    nack_batch = _sent(Store.nack_batch)
+    undo_pop = _sent(Store.undo_pop)
     redrive = _sent(Store.redrive)
     group_stats = _sent(Store.group_stats)
     group_topics = _sent(Store.group_topics)

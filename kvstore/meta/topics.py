@@ -80,6 +80,10 @@ class Topics:
         self._cache: dict[str, Topic] = {}
         self.changed: Callable[[], None] = lambda: None
         """Called after a topic was altered or deleted: values computed from it are out of date."""
+        self.version = 0
+        """Counts the changes of the list of topics."""
+        self.created: Callable[[], None] = lambda: None
+        """Called after topics were made."""
         self.removing: list[Removing] = []
         """Functions that add rows of a topic to the batch that removes it."""
         self.removed: list[Callable[[TopicInfo], None]] = []
@@ -254,6 +258,8 @@ class Topics:
         for info in made[:_CACHED_OF_A_BATCH]:
             self._remember(info)
         self._counted(len(made))
+        self.version += 1
+        self.created()
 
     def _name(self, infos: Iterable[TopicInfo]) -> None:
         if self._names is not None:
@@ -343,6 +349,7 @@ class Topics:
     def deleted(self, infos: Iterable[TopicInfo]) -> None:
         """Forgets the topics of `put_removal`, whose batch was written."""
         self.changed()
+        self.version += 1
         self._longest_window = None
         for info in infos:
             self._cache.pop(info.name, None)
@@ -400,6 +407,12 @@ class Topics:
             _decode(key.decode("utf-8", "replace"), row)
             for key, row in self._families.rows(TOPICS, first, end)
         ]
+
+    def names(self, begin: str = "") -> list[str]:
+        """The names of all topics, or of those whose names begin so, in order."""
+        first = begin.encode("utf-8", "replace")
+        rows = self._families.rows(TOPICS, first, behind(first) if first else None)
+        return [key.decode("utf-8", "replace") for key, _ in rows]
 
     def name_of(self, number: int) -> str | None:
         """The name of the topic with an id; None if it was deleted."""

@@ -158,14 +158,14 @@ class Acks:
         changes of an in-flight table are one write.
         """
         results: list[str | ReceiptIllegal | ReceiptExpired] = [""] * len(changes)
-        tables: dict[tuple[int, int], list[_Asked]] = {}
+        tables: dict[tuple[int, int], list[_AskedChange]] = {}
         for at, change in enumerate(changes):
             try:
                 raw, nonce, place = self._receipts.read(change.receipt)
             except ReceiptIllegal as e:
                 results[at] = e
                 continue
-            asked = _Asked(at, LockKey._make(raw), nonce, place, change)
+            asked = _AskedChange(at, LockKey._make(raw), nonce, place, change)
             tables.setdefault((asked.key.group, asked.key.topic), []).append(asked)
         for (number, topic), wanted in tables.items():
             group = self._context.groups.by_id(number)
@@ -181,13 +181,13 @@ class Acks:
         self,
         table: InflightTable,
         group: GroupInfo,
-        wanted: list[_Asked],
+        wanted: list[_AskedChange],
         results: list[str | ReceiptIllegal | ReceiptExpired],
     ) -> None:
         """Changes rows of one table, whose lock is held, and gives each receipt's result."""
         before: dict[LockKey, Lock] = {}
         rows: dict[LockKey, Lock] = {}
-        moves: dict[_Move, list[_Asked]] = {}
+        moves: dict[_Move, list[_AskedChange]] = {}
         room = Room(group, self._tables, self._context.clock.now_ms())
         for one in wanted:
             key, bit = self._tables.present(table, one.key, one.nonce), 1 << one.place
@@ -221,7 +221,7 @@ class Acks:
         if table.group in self._waiting.short:
             self._waiting.made_room(table.group)
 
-    def _move_of(self, asked: _Asked, lock: Lock, group: GroupInfo, now: int) -> _Move:
+    def _move_of(self, asked: _AskedChange, lock: Lock, group: GroupInfo, now: int) -> _Move:
         """The row to which a message goes."""
         lasts_ms, unseen = asked.change.lasts_ms, asked.change.unseen
         keeps = bool(lasts_ms) and not asked.change.gives_back
@@ -245,7 +245,7 @@ class Acks:
         table: InflightTable,
         change: Change,
         move: _Move,
-        together: list[_Asked],
+        together: list[_AskedChange],
         results: list[str | ReceiptIllegal | ReceiptExpired],
     ) -> LockKey:
         """Adds the row of messages that go together, and gives their receipts."""
@@ -261,7 +261,7 @@ class Acks:
         return new
 
 
-class _Asked(NamedTuple):
+class _AskedChange(NamedTuple):
     """A change, its place in the batch, and the receipt of its message, read."""
 
     at: int

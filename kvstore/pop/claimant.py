@@ -75,6 +75,24 @@ class Claimant:
         self._step = 1 if asked is None else 0
         """By how much a pop advances its table's turn."""
 
+    @property
+    def is_selective(self) -> bool:
+        """Whether it wants only certain messages of its topic."""
+        return self.wanted.queue is not None or self.wanted.matches is not None
+
+    def may_find(self) -> bool:
+        """Whether a claim may find anything: a look at counters, without the table's lock, for pops
+        of many topics of which most have nothing.
+        """
+        table, base = self.table, self.topic.base
+        if table.gone or table.dead or table.parked_count:
+            return True
+        if table.rows and table.soonest <= self._now_ms():
+            return True
+        next_of, end_of = table.next.get, self._reader.next_offset
+        # A queue that never had a message ends at 0.
+        return any(next_of(q, -1) < end for q in self._queues if (end := end_of(base + q)))
+
     def take(self) -> Change | None:
         """The change by which it takes as many messages as are wanted, of the queue whose turn it
         is; None if there is anything else to look at. The lock of its table is held.

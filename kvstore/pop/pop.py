@@ -4,9 +4,9 @@ The idea: a claim looks for messages and locks them by one change. Mostly the co
 from messages that were read ahead; a `Claim` looks where there is anything else to see to. One way
 for both would be slower (docs/decisions/0021). This module claims as often as that finds more, and
 wakes waiters. A pop that finds nothing waits for a put, for a lock that runs out, or for its time.
-A `Poll` is one pop that waits: it stands with its in-flight table, looks, and says how long nothing
-will happen by itself. Its caller lets that time pass: a thread waits for a signal, a coroutine for
-a future. (docs/pop.md)
+A `Poll` is one pop that waits: it stands with its in-flight tables (one for each topic), looks, and
+says how long nothing will happen by itself. Its caller lets that time pass: a thread waits for a
+signal, a coroutine for a future. (docs/pop.md)
 
 Invariants: a message is handed out only after the WriteBatch that locks it was written. An
 in-flight table's lock is held from the look to the write, and no longer than one claim takes, which
@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kvstore.core.popping.receipts import Delivery, Popped
 from kvstore.errors import (
@@ -46,11 +46,13 @@ from kvstore.pop.inflight.table import InflightTable, Waiter
 from kvstore.pop.inflight.waiting import TICK
 from kvstore.pop.ordered import OrderedClaim
 from kvstore.pop.popped import UNLIMITED, Wanted, check_wanted
+from kvstore.pop.several import Several, TopicSets, is_pattern
 from kvstore.process.locks import Signal, acquire, let_others
 from kvstore.read.cold import UNAVAILABLE_ERRORS
 from kvstore.read.pull import SCAN_MAX, ReadResult
 from kvstore.read.sql import SqlFilter
 
+_NEVER: Final = float("inf")
 _PAUSE: Final = 0.02
 """Seconds until another look where a row stays due that is not for this poll."""
 _log = logging.getLogger("kvmq")
@@ -62,65 +64,96 @@ _NOTHING: Final = Wanted(0, UNLIMITED, 0, None, None, b"")
 """Asks for nothing: a claim by it only sends rows to the dead letters."""
 
 
+class _Stand(NamedTuple):
+    """An in-flight table, and the waiter of a poll there."""
+
+    table: InflightTable
+    waiter: Waiter
+
+
 class Poll:
     """One waiting pop, see the module. After a look, `end` is to be called in any case. `due_in`
-    says, as of the last look that found nothing, in how many seconds the table's first lock runs
-    out; 0 is to look again.
+    says, as of the last look that found nothing, in how many seconds the first lock of its tables
+    runs out; 0 is to look again. `dues` has that time for each table.
     """
 
     __slots__ = (
+        "_asked",
         "_claim",
         "_clock",
         "_due_at",
+        "_stands",
         "_tables",
         "_until",
-        "_waiter",
         "_waiting",
+        "_wake",
         "due_in",
-        "table",
-        "topic",
+        "dues",
     )
 
     def __init__(
         self,
         context: PopContext,
-        asked: Claimant,
+        asked: Claimant | Several,
         claim: Callable[[], list[Popped] | None],
         wait: float,
         wake: Callable[[], None],
     ) -> None:
-        wanted = asked.wanted
-        self.table = asked.table
         self.due_in = 0.0
+        self.dues: list[tuple[InflightTable, float]] = []
+        self._asked = asked
         self._due_at = 0.0
         self._waiting = context.waiting
         self._clock = context.clock
         self._claim = claim
         self._tables = context.tables
         self._until = self._clock.monotonic() + wait
-        selective = wanted.queue is not None or wanted.matches is not None
-        self._waiter = Waiter(wake, selective=selective)
+        self._wake = wake
+        self._stands: dict[tuple[int, int], _Stand] = {}
+
+    @property
+    def tables(self) -> list[InflightTable]:
+        """The tables among whose waiters it is."""
+        return [stand.table for stand in self._stands.values()]
 
     def look(self) -> list[Popped]:
         """Hands out the messages there are now. A caller that sleeps on something that `wake` sets
         clears it before. `StoreClosed` if the store closes.
         """
         self._waiting.check_open()
-        if self._waiter not in self.table.waiters:
-            # Under the table's lock: a table that is let go has no waiters, and gets none.
-            with self._tables.locked(self.table.group, self.table.topic) as self.table:
-                self._waiting.enter(self.table, self._waiter)
-        self._waiting.rest(self.table, self._waiter)
+        asked = self._asked
+        if isinstance(asked, Several):
+            if asked.topics.is_open:
+                self._waiting.expect_topics(self._wake)
+            places = {(asked.group.id, topic.id) for topic in asked.topics.topics()}
+            for gone in self._stands.keys() - places:
+                self._waiting.leave(*self._stands.pop(gone))
+            for place in places:
+                self._stand(*place)
+        else:
+            self._stand(asked.table.group, asked.table.topic)
+        for stand in self._stands.values():
+            self._waiting.rest(stand.table, stand.waiter)
         found = self._claim()
         if not found:
-            self.due_in = 0.0 if found is None else self._until_due()
+            self.dues = [] if found is None else [(t, self._until_due(t)) for t in self.tables]
+            self.due_in = 0.0 if found is None else min([d for _, d in self.dues] or [_NEVER])
             self._due_at = self._clock.monotonic() + self.due_in
         return found or []
 
-    def _until_due(self) -> float:
-        due = self._tables.next_due(self.table)
+    def _stand(self, group: int, topic: int) -> None:
+        stand = self._stands.get((group, topic))
+        if stand is None or stand.waiter not in stand.table.waiters:
+            waiter = Waiter(self._wake, selective=self._asked.is_selective)
+            # Under the table's lock: a table that is let go has no waiters, and gets none.
+            with self._tables.locked(group, topic) as table:
+                self._stands[group, topic] = _Stand(table, waiter)
+                self._waiting.enter(table, waiter)
+
+    def _until_due(self, table: InflightTable) -> float:
+        due = self._tables.next_due(table)
         if due is None:
-            return float("inf")
+            return _NEVER
         # A row that is due by now was not for this poll: it is of another queue.
         left = due - self._clock.now_ms()
         return left / 1000 if left > 0 else _PAUSE
@@ -132,7 +165,8 @@ class Poll:
         left = self.left()
         if until_due:
             left = min(left, self._due_at - self._clock.monotonic())
-        if left > TICK and self._waiting.keeps_watch(self._waiter):
+        first = next(iter(self._stands.values()), None)
+        if left > TICK and first is not None and self._waiting.keeps_watch(first.waiter):
             return TICK
         return left
 
@@ -146,7 +180,9 @@ class Poll:
 
     def end(self) -> None:
         """Stops waiting; once more does nothing."""
-        self._waiting.leave(self.table, self._waiter)
+        for stand in self._stands.values():
+            self._waiting.leave(stand.table, stand.waiter)
+        self._waiting.expect_no_topics(self._wake)
 
 
 class Pop:
@@ -157,6 +193,7 @@ class Pop:
         self._dead_letters = DeadLetters(context)
         self._counting = threading.RLock()
         self._checked: dict[tuple[object, ...], Claimant] = {}
+        self._sets = TopicSets(context.topics)
         self._write = context.tables.write
 
     def claimant(self, group: GroupInfo, topic: Topic, asked: tuple[Any, ...]) -> Claimant:
@@ -185,7 +222,35 @@ class Pop:
             self._checked[usual] = known
         return known
 
-    def wait(self, asked: Claimant, seconds: float) -> list[Popped]:
+    def asking(
+        self, group: GroupInfo, topic: str | Sequence[str], asked: tuple[Any, ...]
+    ) -> Claimant | Several:
+        """Who pops one topic, or several: as `claimant`, for a name, a pattern or a list."""
+        if isinstance(topic, str) and not is_pattern(topic):
+            return self.claimant(group, self._context.topics.get(topic), asked)
+        check_wanted(None, *asked)
+        topics = self._sets.get(group, topic)
+        return Several(
+            group,
+            topics,
+            asked,
+            lambda one, given: self._claim_one(group, one, given),
+            lambda one, given: self._have_one(group, one, given),
+        )
+
+    def _claim_one(
+        self, group: GroupInfo, topic: Topic, asked: tuple[Any, ...]
+    ) -> list[Popped] | None:
+        claimant = self._still_there(self.claimant(group, topic, asked))
+        return self.claim(claimant) if claimant.may_find() else []
+
+    def _have_one(self, group: GroupInfo, topic: Topic, asked: tuple[Any, ...]) -> list[Popped]:
+        """The messages of a topic that an earlier pop with the same attempt id has."""
+        wanted = check_wanted(topic, *asked)
+        with self._context.tables.locked(group.id, topic.id) as table:
+            return self._again(table, topic, group.name, wanted.attempt_id)
+
+    def wait(self, asked: Claimant | Several, seconds: float) -> list[Popped]:
         """The messages that come within so many seconds."""
         event = Signal()
         poll = self.poll(asked, seconds, event.set)
@@ -204,11 +269,17 @@ class Pop:
         finally:
             poll.end()
 
-    def poll(self, asked: Claimant, wait: float, wake: Callable[[], None]) -> Poll:
+    def poll(self, asked: Claimant | Several, wait: float, wake: Callable[[], None]) -> Poll:
         """A poll, which waits from its first look on; `wake` is called from any thread when there
         may be messages.
         """
-        return Poll(self._context, asked, lambda: self.claim(self._still_there(asked)), wait, wake)
+        return Poll(self._context, asked, lambda: self.look(asked), wait, wake)
+
+    def look(self, asked: Claimant | Several) -> list[Popped] | None:
+        """As `claim`, of one topic or several, which may have been deleted meanwhile."""
+        if isinstance(asked, Several):
+            return asked.claim()
+        return self.claim(self._still_there(asked))
 
     # --- one look ---
 

@@ -42,7 +42,7 @@ class Wanted(NamedTuple):
 
 
 def check_wanted(
-    topic: Topic,
+    topic: Topic | None,
     limit: int,
     max_bytes: int | None,
     invisible_for: object,
@@ -50,13 +50,15 @@ def check_wanted(
     filter: str | SqlFilter | None,
     attempt_id: object,
 ) -> Wanted:
-    """Checks the arguments of a pop; `CallerError`, `QueueNotFound`, `FilterIllegal`."""
+    """Checks the arguments of a pop of a topic, or of several; `CallerError`, `QueueNotFound`,
+    `FilterIllegal`.
+    """
     check_limits(limit, max_bytes)
     invisible_ms = check_seconds("invisible_for", invisible_for)
     assert isinstance(invisible_for, int | float)
     if invisible_for < _INVISIBLE_MIN:
         raise CallerError("invisible_for is less than a millisecond; nobody could ack in time")
-    if queue is not None:
+    if queue is not None and topic is not None:
         topic.key(queue)  # type: ignore[arg-type]  # it says what is wrong
         assert type(queue) is int
     hashed = b""
@@ -68,9 +70,8 @@ def check_wanted(
             )
         hashed = xxh3_128_digest(attempt_id.encode("utf-8", "surrogatepass"))
     matches = compile_filter(filter)
-    return Wanted(
-        limit, UNLIMITED if max_bytes is None else max_bytes, invisible_ms, queue, matches, hashed
-    )
+    most = UNLIMITED if max_bytes is None else max_bytes
+    return Wanted(limit, most, invisible_ms, queue, matches, hashed)  # type: ignore[arg-type]  # checked above, or refused with several topics
 
 
 def lock_ms(group: GroupInfo, attempts: int, invisible_ms: int) -> int:

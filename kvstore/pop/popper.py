@@ -53,6 +53,7 @@ class Popper:
         groups, topics, offsets = context.groups, context.topics, context.offsets
         groups.removing.append(self._removing_group)
         groups.removed.append(lambda info: self._end(self.tables.forget_group(info.id)))
+        topics.created = self.waiting.topics_made
         topics.removing.append(self._removing_topic)
         topics.removed.append(lambda info: self._end(self.tables.forget_topic(info.id)))
         offsets.resetting.append(self._resetting)

@@ -27,6 +27,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import groupby
 from typing import Any, Final, TypeVar
 
 from kvstore.api.loop_pops import Bell, Look, Looked, LoopPops
@@ -94,7 +95,7 @@ class Gatherer:
     def pop(
         self,
         group: str,
-        topic: str,
+        topic: str | Sequence[str],
         limit: int = 1,
         invisible_for: float = 30.0,
         wait: float = 0.0,
@@ -238,11 +239,17 @@ class Gatherer:
         return _parts(results, asked)
 
     def _change_all(self, asked: Sequence[Changed]) -> list[Any]:
-        change = self._store.change_invisible
-        return [
-            _outcome(partial(change, gives_back=gives_back), receipt, seconds)
-            for receipt, seconds, gives_back in asked
-        ]
+        """Changes that follow one another and ask for the same time are one call."""
+        results: list[Any] = []
+        for _, run in groupby(asked, _time_asked):
+            alike = list(run)
+            _, seconds, gives_back = alike[0]
+            change = partial(
+                self._store.change_invisible_batch, invisible_for=seconds, gives_back=gives_back
+            )
+            found = _outcome(change, [receipt for receipt, _, _ in alike])
+            results += [found] * len(alike) if isinstance(found, Exception) else found
+        return results
 
     # --- the end ---
 
@@ -266,6 +273,12 @@ class Gatherer:
 
 def _look_all(looks: Sequence[Look]) -> list[Any]:
     return [_outcome(look) for look in looks]
+
+
+def _time_asked(changed: Changed) -> tuple[object, ...]:
+    """The time that a change asks for, right or wrong: 1 and True are not the same."""
+    _, seconds, gives_back = changed
+    return type(seconds), seconds, type(gives_back), gives_back
 
 
 def _outcome(call: Callable[..., Any], *given: Any) -> Any:

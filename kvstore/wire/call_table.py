@@ -17,7 +17,7 @@ import msgspec
 
 from kvstore.api.store import Store
 from kvstore.errors import FormatError
-from kvstore.wire.values import ack_results, result_reader
+from kvstore.wire.values import receipt_results, result_reader
 
 Repeat = Literal["again", "ids", "never"]
 """The repeat of a call that may have been made: it is made again; messages are looked for by their
@@ -38,8 +38,9 @@ _AGAIN: Final = (
 )  # fmt: skip
 _IDS: Final = ("put_batch", "prepare_batch")
 _NEVER: Final = (
-    "change_invisible", "give_up", "redrive", "create_topic", "create_topics", "delete_topic",
-    "delete_topics", "create_group", "create_groups", "delete_group", "delete_groups",
+    "change_invisible", "change_invisible_batch", "nack_batch", "undo_pop", "give_up", "redrive",
+    "create_topic", "create_topics", "delete_topic", "delete_topics",
+    "create_group", "create_groups", "delete_group", "delete_groups",
     "change_delay", "change_delay_in", "schedule", "delete_schedule", "create_namespace",
     "delete_namespace", "export_rocketmq", "export_rocketmq_store",
 )  # fmt: skip
@@ -52,10 +53,10 @@ REPEATS: Final[dict[str, Repeat]] = {
 """The calls, and what a repeat of each does."""
 
 HAVE_PROGRESS: Final = frozenset({"segments", "verify", "export_rocketmq_store"})
-
-
-_OF_RECEIPTS: Final = frozenset({"ack_batch", "renew_batch"})
-"""Their results are True or an error for each receipt."""
+_OF_RECEIPTS: Final = frozenset(
+    {"ack_batch", "nack_batch", "undo_pop", "change_invisible_batch", "renew_batch"}
+)
+"""Calls that have a result or an error for each receipt."""
 
 
 @cache
@@ -70,4 +71,4 @@ def read_result(method: str, data: Any) -> Any:
         found = _reader(method)(data)
     except (msgspec.DecodeError, TypeError, ValueError, OverflowError) as e:
         raise FormatError(f"the result of {method} can't be read: {e}") from None
-    return ack_results(found) if method in _OF_RECEIPTS else found
+    return receipt_results(found) if method in _OF_RECEIPTS else found

@@ -33,6 +33,7 @@ from kvstore.errors import CallerError, FormatError, StoreError, shown
 from kvstore.message import PullResult
 from kvstore.meta.groups import GroupConfig
 from kvstore.meta.topics import TopicConfig
+from kvstore.pop.nack import Nack
 from kvstore.read.sql import SqlFilter, sql
 from kvstore.wire.failures import make_error, pack_error
 
@@ -48,11 +49,13 @@ LONG_NUMBER: Final = 9
 BROKEN_TEXT: Final = 10
 PAIRS: Final = 11
 UNSENT: Final = 12
+NACK: Final = 13
 
 _STRUCTS: Final[dict[int, type[msgspec.Struct]]] = {
     TOPIC_CONFIG: TopicConfig,
     GROUP_CONFIG: GroupConfig,
     RETENTION: Retention,
+    NACK: Nack,
 }
 _NUMBERS: Final[dict[type, int]] = {kind: number for number, kind in _STRUCTS.items()}
 _ROWS: Final = (PutResult, StoredMessage, Popped, Message)
@@ -266,9 +269,9 @@ def result_reader(kind: Any) -> Callable[[Any], Any]:
     return msgspec.msgpack.Decoder(kind, dec_hook=_read_result).decode
 
 
-def ack_results(found: list[Any]) -> list[Any]:
-    """True, or the error, for each receipt."""
-    return [one if one is True else make_error(one) for one in found]
+def receipt_results(found: list[Any]) -> list[Any]:
+    """For each receipt True, the receipt that holds from now on, or the error."""
+    return [one if one is True or isinstance(one, str) else make_error(one) for one in found]
 
 
 _question: Final = result_reader(tuple[int, StoredMessage] | None)

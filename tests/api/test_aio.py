@@ -71,7 +71,7 @@ def tables(store: kvstore.aio.Store) -> list[Any]:
 def test_every_call_of_a_store_is_there_with_its_signature() -> None:
     for mine, theirs in ((kvstore.aio.Store, Store), (kvstore.aio.Namespace, Namespace)):
         for name, _ in inspect.getmembers(theirs, inspect.isfunction):
-            if name.startswith("_") or name in ("namespace", "transaction"):
+            if name.startswith("_") or name in ("namespace", "transaction", "consume"):
                 continue
             found = getattr(mine, name, None)
             assert found is not None, f"kvstore/aio.py needs {name} = _awaited(SyncStore.{name})"
@@ -79,6 +79,9 @@ def test_every_call_of_a_store_is_there_with_its_signature() -> None:
             assert found.__doc__
     assert inspect.signature(kvstore.aio.Store.pop) == inspect.signature(Store.pop)
     assert inspect.signature(kvstore.aio.Store.put) == inspect.signature(Store.put)
+    consume = (inspect.signature(each.consume).parameters for each in (kvstore.aio.Store, Store))
+    first, second = ({p.name: p.default for p in given.values()} for given in consume)
+    assert first == second
 
 
 def test_a_message_goes_through(run: Callable[..., Any]) -> None:

@@ -28,7 +28,7 @@ CALLS: Final[dict[tuple[str, ...], str]] = {
     ("put", "DIR", "t", "--body", "x"): "store.put_batch([kvstore.Message(...), ...])",
     ("pop", "DIR", "g", "t", "--limit", "3"): "store.pop('g', 't', 3)",
     ("ack", "DIR", "r1", "r2"): "store.ack_batch(['r1', 'r2'])",
-    ("work", "DIR", "g", "t", "--", "true"): "store.pop('g', 't') and store.ack(receipt)",
+    ("work", "DIR", "g", "t", "--", "true"): "store.consume('g', 't', run_the_command)",
     ("topic", "create", "DIR", "u", "--queues", "2"): "store.create_topic('u', 2, kind='normal'",
     ("topic", "alter", "DIR", "t", "--queues", "2"): "store.alter_topic('t', queues=2)",
     ("topic", "delete", "DIR", "t"): "store.delete_topic('t')",
@@ -112,7 +112,7 @@ EXACT: Final[dict[tuple[str, ...], str]] = {
     ("pop", "DIR", "g", "t", "--sql", "a > 5"):
         "store.pop('g', 't', 1, filter=kvstore.sql('a > 5'))",
     ("work", "DIR", "g", "t", "--filter", "a", "--queue", "1", "--", "true"):
-        "store.pop('g', 't', filter='a', queue=1) and store.ack(receipt)",
+        "store.consume('g', 't', run_the_command, filter='a', queue=1)",
     ("tier", "attach", "DIR", "archives", "--topic", "t", "--store-id", "12"):
         "tiering.attach(store, 'archives', topics=['t'], options={'store_id': '12'})",
     ("namespace", "create", "DIR", "n", "--topic", "t", "--group", "g", "--exist-ok"):

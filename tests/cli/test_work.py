@@ -171,10 +171,10 @@ def test_the_lock_is_extended_while_the_command_runs(kvmq: Kvmq, store: Path) ->
 def test_a_command_whose_message_is_lost_is_killed(
     kvmq: Kvmq, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def expired(*_: object) -> str:
-        raise kvstore.ReceiptExpired("somebody reset the offset")
+    def expired(_: object, receipts: list[str], *__: object) -> list[kvstore.ReceiptExpired]:
+        return [kvstore.ReceiptExpired("somebody reset the offset")] * len(receipts)
 
-    monkeypatch.setattr(kvstore.Store, "change_invisible", expired)
+    monkeypatch.setattr(kvstore.Store, "change_invisible_batch", expired)
     begin = time.monotonic()
     slow = python("import time; time.sleep(60)")
     ran = kvmq("work", store, "g", "t", "--count", 1, "--invisible", 0.3, "--json", *slow)

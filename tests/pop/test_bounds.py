@@ -129,7 +129,7 @@ def test_what_is_parked_or_locked_or_waited_for_outlives_many_other_flights(
     assert offsets(store.pop("l", "t", 1)) == [0]
     with pytest.raises(kvstore.ReceiptExpired):
         store.ack(locked.receipt)
-    assert poll.table is inside.table(store, "g", "t")
+    assert poll.tables == [inside.table(store, "g", "t")]
     store.put("t", b"")
     assert woken
     assert offsets(poll.look()) == [3]
@@ -154,7 +154,7 @@ def test_a_flight_that_a_pop_begins_to_wait_at_is_not_let_go(
     found, poll = begin_pop(lambda: None, "g", "t", 60.0, 1, None, LONG, None, None, None)
     assert not found
     assert poll is not None
-    assert poll.table is inside.table(store, "g", "t")
+    assert poll.tables == [inside.table(store, "g", "t")]
     poll.end()
 
 

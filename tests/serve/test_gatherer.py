@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from kvstore import Message, MessageIllegal, PutResult, ReceiptIllegal, Store, StoreClosed
+from kvstore import (
+    CallerError,
+    Message,
+    MessageIllegal,
+    PutResult,
+    ReceiptIllegal,
+    Store,
+    StoreClosed,
+)
 from kvstore.serve.gatherer import QUEUED_MAX, Gatherer
 from tests.support import inside
 from tests.support.popping import bodies
@@ -94,6 +102,57 @@ def test_acks_of_many_callers_go_together_and_each_learns_of_its_own(
     assert (first, last) == ([True, True], [True, True])
     assert isinstance(wrong[0], ReceiptIllegal)
     assert store.group_stats("g", "t")[0].in_flight == 0
+
+
+def test_changes_to_the_same_time_are_one_call_and_each_caller_gets_its_own_answer(
+    served: Served, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put_batch([message(str(i)) for i in range(8)])
+    sizes: list[int] = []
+    change = store.change_invisible_batch
+
+    def noted(receipts: Sequence[str], *given: Any, **named: Any) -> Any:
+        sizes.append(len(receipts))
+        return change(receipts, *given, **named)
+
+    monkeypatch.setattr(store, "change_invisible_batch", noted)
+
+    async def test(gatherer: Gatherer) -> list[Any]:
+        receipts = [p.receipt for p in await gatherer.pop("g", "t", 8)]
+        asked: list[tuple[Any, Any, Any]] = [
+            *[(receipt, 60.0, False) for receipt in receipts[:4]],
+            ("none", 60.0, False),
+            (receipts[4], 1, True),
+            (receipts[5], 1, 1),
+            (receipts[6], 50.0, False),
+            (5, 50.0, False),
+            (receipts[7], 50.0, False),
+        ]
+        changes = [
+            gatherer.change_invisible(receipt, seconds, gives_back=gives_back)
+            for receipt, seconds, gives_back in asked
+        ]
+        return await asyncio.gather(*changes, return_exceptions=True)
+
+    found = served(test)
+    assert sizes[:3] == [5, 1, 1]
+    assert [type(one) for one in found] == [
+        *[str] * 4, ReceiptIllegal, str, CallerError, str, ReceiptIllegal, str,
+    ]  # fmt: skip
+    assert store.group_stats("g", "t")[0].in_flight == 8
+
+
+def test_a_pop_of_several_topics_is_woken_by_a_put_to_any(served: Served, store: Store) -> None:
+    store.create_topic("other", queues=1)
+
+    async def test(gatherer: Gatherer) -> list[bytes]:
+        waiting = gatherer.pop("g", ["t", "o*"], wait=50)
+        while not inside.waiting_polls(gatherer):
+            await asyncio.sleep(0.01)
+        await gatherer.put([Message("other", b"x", queue=0)], 10)
+        return bodies(await waiting)
+
+    assert served(test) == [b"x"]
 
 
 def test_waiting_pops_hold_no_thread_and_are_woken_by_puts(served: Served, store: Store) -> None:

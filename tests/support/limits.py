@@ -52,6 +52,8 @@ LET_OUT: Final = {
     "engine.upkeep._PARTS_MAX": "tests/engine/test_checkpoints.py",
     "timing.checks.LINE_MAX": "tests/timing/test_transactions.py",
     "index.archived.FETCHED_MAX": "tests/tiering/catalog/test_same_answers.py",
+    "consume.hand._UNSETTLED_MAX": "tests/consume/test_consumer.py",
+    "pop.several._SETS_MAX": "tests/pop/test_several_topics.py",
     "client.exchange.CONFIRM_BYTES": "tests/serve/test_serving_limits.py",
     "client.exchange.OUTSTANDING_MAX": "tests/serve/test_serving_limits.py",
     "client.exchange.REQUEST_MAX": "tests/serve/test_serving_limits.py",

@@ -17,7 +17,7 @@ to do so.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from kvstore.clock import Clock
@@ -45,6 +45,8 @@ class Waiting:
         """Groups that may have found no room under their cap since room was made last: a caller
         that gives any back calls `made_room`. A group is here before it counts its locked messages.
         """
+        self._expecting: set[Callable[[], None]] = set()
+        """The wake-ups of pops to which topics may be added that are yet to be made."""
         self._lock = threading.Lock()
         self._closed = False
 
@@ -68,6 +70,24 @@ class Waiting:
             table.waiters.add(waiter)
             table.asleep[waiter] = None
             table.selective += waiter.selective
+
+    def expect_topics(self, wake: Callable[[], None]) -> None:
+        """Wakes a pop when topics were made, until `expect_no_topics`; once more does nothing."""
+        with self._lock:
+            self._expecting.add(wake)
+
+    def expect_no_topics(self, wake: Callable[[], None]) -> None:
+        """Ends `expect_topics`; once more does nothing."""
+        if self._expecting:
+            with self._lock:
+                self._expecting.discard(wake)
+
+    def topics_made(self) -> None:
+        """Wakes the pops to which new topics may belong."""
+        if self._expecting:
+            with self._lock:
+                for wake in self._expecting:
+                    wake()
 
     def rest(self, table: InflightTable, waiter: Waiter) -> None:
         """Makes a waiter ready to be woken again; called before each look. The longest wait is
@@ -163,6 +183,8 @@ class Waiting:
             for tables in self.topics.values():
                 for table in tables:
                     self._wake(table, len(table.waiters))
+            for wake in self._expecting:
+                wake()
 
     def _wake(self, table: InflightTable, count: int) -> None:
         asleep = table.asleep

@@ -69,11 +69,11 @@ class Hub(Protocol):
     buffer: memoryview
 
     def opened(self, connection: H2Connection) -> None:
-        """It is there."""
+        """The connection is there."""
         ...
 
     def closed(self, connection: H2Connection) -> None:
-        """It is gone."""
+        """The connection is gone."""
         ...
 
     def arrived(self, call: Call) -> None:
