@@ -1,7 +1,7 @@
 """Broker channel: the queues of kombu as topics of the store, popped by one group.
 
-The idea: a queue is a topic of kind `priority`, and all workers pop it by the group `celery`. What
-a worker has not acked stays under its lock (`held_tasks`).
+The idea: a queue is a topic of kind `priority`, and all workers pop it by the group `celery`. A
+message that a worker has not acked stays under its lock (`held_tasks`).
 
 Invariants: a message that was put is in the store before `_put` returns; one that a worker took is
 acked, given back, or comes again when its lock runs out.

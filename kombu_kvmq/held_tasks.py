@@ -45,7 +45,7 @@ class HeldTasks:
                 _log.warning("a task ended behind its lock, and runs again: %s", e)
 
     def give_back(self, tag: str) -> None:
-        """The message goes to whoever asks next."""
+        """The message goes to the next worker that asks."""
         with self._mutex:
             receipt = self._receipts.pop(tag, None)
             if receipt is None:

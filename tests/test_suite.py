@@ -11,7 +11,7 @@ from tests.conftest import LONG
 ROOT = Path(__file__).resolve().parent.parent
 INSIDE = {f"tests/support/{name}.py" for name in ("inside", "inside_pops", "inside_tiering")}
 """The modules that know how the product calls its parts."""
-BESIDE_ROOMS = {"crash", "data", "mutants", "support", "tiering"}
+BESIDE_ROOMS = {"crash", "data", "examples", "kombu_kvmq", "mutants", "support", "tiering"}
 """The folders of tests that are no room's."""
 
 

@@ -58,7 +58,7 @@ from kvstore.pop.inflight.tables import InflightTables
 from kvstore.pop.inflight.waiting import Waiting
 from kvstore.pop.popper import Popper
 from kvstore.pop.progress import GroupProgress, ProgressHistory
-from kvstore.pop.receipt_secret import open_receipts
+from kvstore.meta.receipt_secret import open_receipts
 from kvstore.process.background import Background
 from kvstore.process.locks import Signal
 from kvstore.read.find import Finder

@@ -37,7 +37,7 @@ Renew = Callable[[Sequence[str], float], Awaitable[Sequence[Any]]]
 """`Store.renew_batch`, awaited."""
 
 
-class Held:
+class HeldAnswer:
     """The messages of one answer that its client has still to end, by their receipts."""
 
     __slots__ = ("client_id", "receipts", "since", "until")
@@ -56,9 +56,9 @@ class Renewals:
         self._renew = renew
         self._is_alive = is_alive
         self._clock = clock
-        self._by_receipt: dict[str, Held] = {}
-        self._by_client: dict[str, set[Held]] = {}
-        self._due: list[tuple[float, int, Held]] = []
+        self._by_receipt: dict[str, HeldAnswer] = {}
+        self._by_client: dict[str, set[HeldAnswer]] = {}
+        self._due: list[tuple[float, int, HeldAnswer]] = []
         self._order = itertools.count()
 
     def __len__(self) -> int:
@@ -67,9 +67,9 @@ class Renewals:
     def hold(self, client_id: str, receipts: Sequence[str]) -> None:
         """Renews the locks of these receipts from now on."""
         now = self._clock.monotonic()
-        self._add(Held(client_id, receipts, now, now + FOR), now)
+        self._add(HeldAnswer(client_id, receipts, now, now + FOR), now)
 
-    def _add(self, held: Held, now: float) -> None:
+    def _add(self, held: HeldAnswer, now: float) -> None:
         # A repeated receive is answered with the same messages.
         self.end(held.receipts)
         for receipt in held.receipts:
@@ -107,7 +107,7 @@ class Renewals:
         now, now_ms = self._clock.monotonic(), self._clock.now_ms()
         for one in written:
             until = now + min(FOR, (one.until_ms - now_ms) / 1000)
-            self._add(Held(one.client_id, one.receipts, now, until), now - LOCK)
+            self._add(HeldAnswer(one.client_id, one.receipts, now, until), now - LOCK)
 
     async def run(self) -> None:
         """Renews locks until it is cancelled."""
@@ -118,7 +118,7 @@ class Renewals:
     async def turn(self) -> None:
         """Renews the locks that end soon."""
         now = self._clock.monotonic()
-        due: list[Held] = []
+        due: list[HeldAnswer] = []
         while self._due and self._due[0][0] <= now:
             held = heapq.heappop(self._due)[2]
             if not held.receipts:
@@ -142,10 +142,10 @@ class Renewals:
             if held.receipts:
                 self._plan(held, now)
 
-    def _plan(self, held: Held, now: float) -> None:
+    def _plan(self, held: HeldAnswer, now: float) -> None:
         heapq.heappush(self._due, (now + LOCK - AHEAD, next(self._order), held))
 
-    def _drop(self, held: Held) -> None:
+    def _drop(self, held: HeldAnswer) -> None:
         of_client = self._by_client.get(held.client_id)
         if of_client is not None:
             of_client.discard(held)
