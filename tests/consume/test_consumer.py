@@ -160,7 +160,6 @@ def test_locks_are_renewed_while_handlers_run_and_messages_wait(
 def test_the_result_of_a_handler_whose_lock_was_lost_changes_nothing(
     store: Store, gate: threading.Event
 ) -> None:
-    put(store, 1)
     lost: list[bool] = []
 
     def handle(popped: Popped) -> None:
@@ -171,6 +170,7 @@ def test_the_result_of_a_handler_whose_lock_was_lost_changes_nothing(
             lost.append(True)
 
     consumer = store.consume("g", "t", handle, concurrency=1, invisible_for=SHORT)
+    put(store, 1)  # the handler asks the consumer
     until(lambda: lost)
     store.reset_offset("g", "t", to="begin")
     gate.set()

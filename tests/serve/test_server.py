@@ -113,6 +113,30 @@ def test_what_was_taken_is_made_before_the_server_ends(store: Store) -> None:
         assert not thread.is_alive()
 
 
+def test_pops_that_come_while_a_server_ends_go_to_the_next_one(store: Store) -> None:
+    errors: list[type[Exception]] = []
+
+    def pop(url: str, popped: threading.Event) -> None:
+        with kvstore.connect(url, reconnect_for=0) as client:
+            try:
+                while True:
+                    client.pop("g", "t")
+                    popped.set()
+            except kvstore.StoreError as e:
+                errors.append(type(e))
+
+    for _ in range(12):
+        with serving(store) as server:
+            begun = [threading.Event() for _ in range(12)]
+            threads = [threading.Thread(target=pop, args=(server.url, one)) for one in begun]
+            for thread in threads:
+                thread.start()
+            assert all(one.wait(20) for one in begun)
+        for thread in threads:
+            thread.join(20)
+    assert errors == [kvstore.ConnectionLost] * 144
+
+
 def test_a_checker_in_a_client_answers_for_transactions(opens: Opens) -> None:
     store = opens(settings(transaction_immunity=0.05, transaction_check_interval=0.2), "checked")
     store.create_topic("t", queues=1)
