@@ -45,6 +45,7 @@ from kvstore.message import Message, StoredMessage
 from kvstore.meta.groups import Groups
 from kvstore.meta.namespaces import Namespaces
 from kvstore.meta.offsets import Offsets
+from kvstore.meta.receipt_secret import open_receipts
 from kvstore.meta.topics import Topic, Topics
 from kvstore.opening import store_folder
 from kvstore.opening.adopting import Adoption, in_place
@@ -58,7 +59,6 @@ from kvstore.pop.inflight.tables import InflightTables
 from kvstore.pop.inflight.waiting import Waiting
 from kvstore.pop.popper import Popper
 from kvstore.pop.progress import GroupProgress, ProgressHistory
-from kvstore.meta.receipt_secret import open_receipts
 from kvstore.process.background import Background
 from kvstore.process.locks import Signal
 from kvstore.read.find import Finder
