@@ -23,6 +23,7 @@ READ_ONLY: Final = {
 }  # fmt: skip
 NOT_OF_A_STORE: Final = {
     "bench", "demo", "import", "rebuild", "restore", "serve", "tier key list", "tier key make",
+    "token",
 }  # fmt: skip
 CALLS: Final[dict[tuple[str, ...], str]] = {
     ("put", "DIR", "t", "--body", "x"): "store.put_batch([kvstore.Message(...), ...])",

@@ -18,6 +18,7 @@ ROOT: Final = Path(kvstore.__file__).resolve().parent.parent
 INSTANTS: Final = {
     "kvstore/cli/terminal/opening.py": 1,
     "kvstore/cli/spark/spark_options.py": 1,
+    "kvstore/serve/access/credentials.py": 1,
     "kvstore/timing/recurrence.py": 1,
     "tiering/places/object_store.py": 1,
     "tiering/spark/wanted.py": 1,
