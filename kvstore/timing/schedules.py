@@ -315,6 +315,8 @@ class Schedules:
         self._forget(name)
         try:
             self._find_chain(name)
+        except IndexDamaged:
+            raise  # it may be read at the next turn, which looks once more
         except (ScheduleIllegal, Damaged) as e:
             # The machine has lost the zone, or the row is damaged: others go on.
             _log.error("%s: the schedule %s stands still: %s", self._path, shown(name), str(e))

@@ -58,6 +58,7 @@ def _given(call: Callable[..., Any]) -> dict[str, Any]:
         "receipts": [],
         "receipt": "r",
         "messages": [],
+        "handler": print,
     }
     numbers = {"queue", "offset", "position", "limit", "time", "invisible_for"}
     return {

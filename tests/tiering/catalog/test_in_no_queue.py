@@ -12,7 +12,7 @@ import kvstore
 import tiering
 from kvstore import Message, MessageNotFound, Store, StoreConfig, StoredMessage
 from kvstore.api.founding import rebuild
-from kvstore.core.names import TIMER_TOPIC
+from kvstore.core.names import TIMER_TOPIC, TRANSACTION_HALF_TOPIC
 from kvstore.errors import OffsetNotFound
 from tests.fixtures import unpack_fixture
 from tests.reference.encode import blank
@@ -44,11 +44,11 @@ def loose(store: Store, positions: list[int]) -> dict[Any, Any]:
 
 
 def whole(store: Store, positions: list[int]) -> dict[Any, Any]:
-    """All records, and all that queues have; messages that wait for a time move in theirs."""
+    """All records, and all that queues have; messages that wait move in theirs."""
     return {position: store.read_at(position) for position in positions} | {
         (topic.name, queue): found
         for topic in store.topics()
-        if topic.name != TIMER_TOPIC
+        if topic.name not in (TIMER_TOPIC, TRANSACTION_HALF_TOPIC)
         for queue in range(topic.read_queues)
         for low in (store.bounds(topic.name, queue).min_offset,)
         if (found := store.pull(topic.name, queue, low, 1000).messages)
@@ -73,8 +73,8 @@ def test_a_log_of_rocketmq_gives_all_its_records_from_archives_too(tmp_path: Pat
     with kvstore.open(tmp_path / "a", config()) as store:
         store.seal()
         said, pulled = loose(store, positions), whole(store, every)
-        # Each message that was delayed there, and not delivered, was put anew to wait here.
-        continued = store.timers().count
+        # Each message that was delayed or prepared there, and waited, was put anew to wait here.
+        continued = store.timers().count + store.transactions().count
         with Worker(store, POLICY) as worker:
             assert not worker.run_once().failed
             assert store.stats().segments == 1

@@ -75,7 +75,12 @@ class Refusal(CallerError):
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
-        self.code = code(name)
+        self.name = name
+
+    @property
+    def code(self) -> int:
+        """The number of the code."""
+        return code(self.name)
 
 
 def status_of(error: BaseException) -> tuple[int, str]:
