@@ -40,7 +40,7 @@ def relay(db: sqlite3.Connection, store: kvstore.Store) -> int:
 def main() -> None:
     """Takes two orders and a wrong one, and announces those that were taken."""
     with tempfile.TemporaryDirectory() as folder, kvstore.open(Path(folder, "store")) as store:
-        store.create_topic("orders", dedup_window=3600)
+        store.create_topic("orders", queues=1, dedup_window=3600)
         db = sqlite3.connect(Path(folder, "orders.db"))
         db.execute("create table orders (id text primary key, cents integer not null)")
         db.execute("create table outbox (id integer primary key, dedup_id text, body text)")
