@@ -135,9 +135,16 @@ class LoopPops:
             self._stop_alarm(table)
 
     def abandon(self, keep: bool, looked: Looked) -> None:
-        """Undoes a look whose pop was cancelled; the second time does nothing more. In any
-        thread, which may wait for the disk then.
-        """
+        """Undoes a look whose pop was cancelled. In any thread, which may wait for the disk."""
+        try:
+            self._undo(keep, looked)
+        except BaseException:
+            # A waiter that never left would take wake-ups from others.
+            with suppress(BaseException):
+                self._undo(keep, looked)
+
+    def _undo(self, keep: bool, looked: Looked) -> None:
+        """Undoes a look; the second time does nothing more."""
         found, poll = looked
         if poll is not None:
             poll.end()
