@@ -29,7 +29,7 @@ def deliver(store: kvstore.Store, send: Send) -> kvstore.Consumer:
     def attempt(popped: kvstore.Popped) -> None:
         send(popped.message.keys[0], popped.message.body)
 
-    return store.consume("sender", "requests", attempt, concurrency=8, until_empty=False)
+    return store.consume("sender", "requests", attempt, concurrency=8)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from kvstore import ReceiptExpired, ServedStore, StoreError
 
@@ -35,25 +36,21 @@ class HeldTasks:
 
     def ack(self, tag: str) -> None:
         """The message is done. If its lock was lost, somebody else has it by now."""
-        with self._mutex:
-            receipt = self._receipts.pop(tag, None)
-            if receipt is None:
-                return
-            try:
-                self._store.ack(receipt)
-            except ReceiptExpired as e:
-                _log.warning("a task ended behind its lock, and runs again: %s", e)
+        self._end(tag, self._store.ack)
 
     def give_back(self, tag: str) -> None:
         """The message goes to the next worker that asks."""
+        self._end(tag, lambda receipt: self._store.change_invisible(receipt, 0))
+
+    def _end(self, tag: str, call: Callable[[str], object]) -> None:
         with self._mutex:
             receipt = self._receipts.pop(tag, None)
             if receipt is None:
                 return
             try:
-                self._store.change_invisible(receipt, 0)
+                call(receipt)
             except ReceiptExpired as e:
-                _log.warning("a task was given back behind its lock: %s", e)
+                _log.warning("a task ended behind its lock, and others may run it: %s", e)
 
     def end(self) -> None:
         """Ends the renewals."""
@@ -63,15 +60,18 @@ class HeldTasks:
     def _renew(self) -> None:
         while not self._ended.wait(self.lock_seconds / 3):
             with self._mutex:
-                for tag, receipt in list(self._receipts.items()):
-                    try:
-                        renewed = self._store.change_invisible(receipt, self.lock_seconds)
-                    except ReceiptExpired as e:
-                        _log.warning("a task's lock was lost: %s", e)
-                        del self._receipts[tag]
-                    except StoreError as e:
-                        # The lock holds for two more turns.
-                        _log.warning("a task's lock could not be renewed: %s", e)
-                        break
-                    else:
+                held = dict(self._receipts)
+                try:
+                    results = self._store.change_invisible_batch(
+                        list(held.values()), self.lock_seconds
+                    )
+                except StoreError as e:
+                    # The locks hold for two more turns.
+                    _log.warning("the locks of tasks could not be renewed: %s", e)
+                    continue
+                for tag, renewed in zip(held, results, strict=True):
+                    if isinstance(renewed, str):
                         self._receipts[tag] = renewed
+                    else:
+                        _log.warning("a task's lock was lost: %s", renewed)
+                        del self._receipts[tag]

@@ -207,6 +207,21 @@ class _WholeStore(_Calls):
     catalog = _awaited(SyncStore.catalog)
     verify = _awaited(SyncStore.verify)
 
+    async def close(self) -> None:
+        """See `kvstore.Store.close`."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
 
 class Store(_WholeStore):
     """An open store, see `kvstore.Store`; made by `open`, for the loop it is opened in."""
@@ -336,17 +351,6 @@ class Store(_WholeStore):
             self._threads.shutdown()
         finally:
             self._store.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
 
 class Namespace(_Calls):
@@ -491,17 +495,6 @@ class ServedStore(_WholeStore):
     async def close(self) -> None:
         """Ends the connection; calls that are under way raise `StoreClosed`."""
         await self._link.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
 
 class _Opening(Generic[H]):
