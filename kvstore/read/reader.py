@@ -183,6 +183,9 @@ class Reader:
                 at += len(check.offsets) - expired
             if len(out) == stop or left < 0 or (check is not None and check.ends_at(at)):
                 return at
+            # Nothing is looked up for a reader that has come to the queue's end.
+            if at >= index.next_offset(key, end):
+                return at
             if not index.locations.decode_run(key, at, self.first_segment()):
                 return at
 

@@ -17,6 +17,7 @@ from kvstore.index.keys import LOCKS
 from kvstore.pop.inflight.counters import Tally
 from tests.support import inside, inside_pops
 from tests.support.clock import VirtualClock
+from tests.support.costs import Costs
 
 SIZES: Final = (4, 40, 400)
 LONG: Final = 3600.0
@@ -59,6 +60,28 @@ def test_a_pop_costs_one_write_and_so_does_the_ack_of_its_messages(
         assert store.ack_batch([p.receipt for p in popped]) == [True] * count
         assert len(writes) == 2
         writes.clear()
+
+
+@pytest.mark.parametrize("limit", [1, 5, 32])
+def test_messages_that_memory_has_are_popped_and_pulled_without_a_look_into_rocksdb(
+    store: Store, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    store.create_topic("wide", queues=8)
+    store.create_group("g")
+    messages = [Message("wide", b"", queue=n % 8) for n in range(64)]
+    for _ in range(2):
+        store.put_batch(messages)
+        while popped := store.pop("g", "wide", limit=32):
+            store.ack_batch([p.receipt for p in popped])
+        store.checkpoint()
+    at = [store.bounds("wide", queue).next_offset for queue in range(8)]
+    store.put_batch(messages)
+    with Costs(monkeypatch).counting() as costs:
+        while popped := store.pop("g", "wide", limit=limit):
+            store.ack_batch([p.receipt for p in popped])
+        for queue in range(8):
+            store.pull("wide", queue=queue, offset=at[queue], limit=limit)
+    assert not costs
 
 
 @contextmanager
