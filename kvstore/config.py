@@ -154,7 +154,8 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     above `compress_above` bytes (None: never) are compressed with `compression`. `check_crc` checks
     bodies when read; `property_crc` writes a CRC over the whole record into it,
     `check_property_crc` has recovery and reads demand it. `host`, `port` are what records carry as
-    store and born host.
+    store and born host. Times to deliver or expire at are from 2000 to 2100, since others are
+    mostly in a wrong unit; `any_time` takes those from 1970 to 2286 as well.
 
     Index: `checkpoint_bytes` of log, or `checkpoint_interval`, are between two checkpoints.
     `key_index` is the default of topics: all KEYS tokens and the unique id, the unique id only, or
@@ -200,6 +201,7 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     check_property_crc: bool = False
     host: str = "127.0.0.1"
     port: int = 10911
+    any_time: bool = False
     checkpoint_bytes: int = 64 << 20
     checkpoint_interval: float = 60.0
     key_index: KeyIndex = "all"
@@ -269,6 +271,7 @@ _FLAGS: Final = (
     "check_crc",
     "property_crc",
     "check_property_crc",
+    "any_time",
     "auto_create_topics",
     "secure_erase",
 )

@@ -69,6 +69,7 @@ PHRASES: Final = (
     (", or open with auto_create_topics=True", ""),
     ("exist_ok=True", "--exist-ok"),
     ("takes_delays=False", "--takes-no-delays"),
+    ("StoreConfig(any_time=True)", "any_time = true in the file of --config"),
     ("or open it here with read_only=True", "or use a verb that only reads"),
     (
         "open it without read_only=True to create or adopt one",

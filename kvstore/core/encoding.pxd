@@ -3,6 +3,7 @@
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from kvstore.core.put_fields cimport Times
 from kvstore.core.put_route cimport PutRoute
 from kvstore.core.texts cimport NameSet
 from kvstore.core.unique_ids cimport UniqueIds
@@ -16,6 +17,8 @@ cdef struct Limits:
     # Larger bodies are compressed.
     Py_ssize_t compress_above
     bint property_crc
+    # The times that callers may give.
+    Times times
 
 
 cdef struct Row:

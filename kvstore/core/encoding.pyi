@@ -80,12 +80,14 @@ class Encoder:
         compress_above: int | None,
         compression: str,
         property_crc: bool,
-        cut_ms: int = 0,
+        any_time: bool,
+        cut_ms: int,
     ) -> None:
         """`routes` is a dict of topic and route whose other methods make those that it has not;
         `compress` gives a compressed body and its system flags. `host` is packed, 8 or 20 bytes;
         `reserved` are names that properties may not have, and those that begin with `transient`
-        are left out. Sizes are bytes. The time may be `cut_ms` ahead of the time of a put.
+        are left out. Sizes are bytes. With `any_time` a time need not be from 2000 to 2100. The
+        clock's time may be `cut_ms` ahead of the time of a put.
         """
 
     def prepare(

@@ -8,5 +8,5 @@ cdef enum:
     EXPIRY_SIZE = 27
 
 
-cdef int write_expiry(int64_t time, uint8_t *out) except -1 nogil
+cdef int write_expiry(int64_t time, uint8_t *out) noexcept nogil
 cdef int64_t expiry_of(const uint8_t *properties, Py_ssize_t size) noexcept nogil

@@ -12,7 +12,7 @@ property like others, and its message never expires.
 from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcmp, memcpy
 
-from kvstore.core.put_fields cimport is_time, refuse, write_digits
+from kvstore.core.put_fields cimport write_digits
 
 from kvstore.core.names import EXPIRES_AT
 
@@ -25,10 +25,8 @@ cdef const uint8_t *_begin_at = _begin
 assert len(_begin) == DIGITS_AT
 
 
-cdef int write_expiry(int64_t time, uint8_t *out) except -1 nogil:
-    # The property; ValueError for a time that is in a wrong unit.
-    if not is_time(time):
-        refuse("a time out of its range")
+cdef int write_expiry(int64_t time, uint8_t *out) noexcept nogil:
+    # The property; the time has at most 13 digits.
     memcpy(out, _begin_at, DIGITS_AT)
     write_digits(time, DIGITS, out + DIGITS_AT)
     out[EXPIRY_SIZE - 1] = 2
@@ -47,4 +45,4 @@ cdef int64_t expiry_of(const uint8_t *properties, Py_ssize_t size) noexcept nogi
         if digit > 9:
             return -1
         time = time * 10 + digit
-    return time if properties[EXPIRY_SIZE - 1] == 2 and is_time(time) else -1
+    return time if properties[EXPIRY_SIZE - 1] == 2 else -1

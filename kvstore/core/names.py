@@ -172,6 +172,8 @@ DATES_BEGIN: Final = 946_684_800_000
 """2000-01-01 UTC, in ms since the epoch. Earlier times are in a wrong unit: seconds lie before."""
 DATES_END: Final = 4_102_444_800_000
 """2100-01-01 UTC; from then on they are, too."""
+DIGITS_END: Final = 10_000_000_000_000
+"""2286-11-20 UTC: a record has 13 digits for when a message is due, or expires."""
 
 # --- topics ----------------------------------------------------------------------------------
 

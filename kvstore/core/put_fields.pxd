@@ -11,13 +11,20 @@ cdef enum:
     DUE_DIGITS = 13
 
 
+cdef struct Times:
+    # The times in ms that a caller may give: from `begin` to before `end`.
+    int64_t begin, end
+
+
 cdef int refuse(const char *why) except -1 nogil
 cdef Message message_of(object message)
 cdef int64_t number_within(object given, int64_t largest) except -1
 cdef int64_t number_or_none(object given, int64_t largest) except? -1
 cdef bint is_delayed(Message message) noexcept
-cdef int64_t due_of(Message message, int64_t now_ms, int64_t cut_ms) except -1
-# Whether it is a time in ms, and not in a wrong unit.
-cdef bint is_time(int64_t time) noexcept nogil
-cdef int64_t due_at(int64_t due, int64_t now_ms) except -1 nogil
+cdef Times times_of(bint any_time)
+cdef int64_t due_of(
+    Message message, int64_t now_ms, int64_t cut_ms, const Times *times
+) except -1
+cdef int check_time(int64_t time, const Times *times) except -1 nogil
+cdef int64_t due_at(int64_t due, int64_t now_ms, const Times *times) except -1 nogil
 cdef int write_digits(int64_t number, int digits, uint8_t *out) noexcept nogil

@@ -3,7 +3,9 @@
 
 The idea: encoding of messages and of columns checks a number here, by one rule for each.
 
-Invariant: a due time is 0, for now, or later than now and at most 40 years later.
+Invariants: a due time is 0, for now, or later than now and at most 40 years later. A time from
+before 2000, or from 2100 on, is taken to be in a wrong unit unless the store takes any time; then
+one is refused that is negative, or has more digits than a record has room for.
 """
 
 from cpython.object cimport PyObject
@@ -12,7 +14,7 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from kvstore.core.put_values cimport Message
 
-from kvstore.core.names import DELAY_LEVELS_MS, DATES_BEGIN, DATES_END
+from kvstore.core.names import DATES_BEGIN, DATES_END, DELAY_LEVELS_MS, DIGITS_END
 
 cdef extern from "Python.h":
     int64_t PyLong_AsLongLongAndOverflow(object number, int *overflow) except? -1
@@ -20,7 +22,7 @@ cdef extern from "Python.h":
 cdef enum:
     LEVELS = 18
 
-cdef int64_t _times_begin = DATES_BEGIN, _times_end = DATES_END
+cdef Times _dates = Times(DATES_BEGIN, DATES_END), _any_times = Times(0, DIGITS_END)
 # 40 years of 365.25 days.
 cdef int64_t _DELAY_MAX = 1_262_304_000_000
 cdef int64_t _levels[LEVELS]
@@ -62,21 +64,27 @@ cdef bint is_delayed(Message message) noexcept:
     )
 
 
-cdef int64_t due_of(Message message, int64_t now_ms, int64_t cut_ms) except -1:
+cdef Times times_of(bint any_time):
+    return _any_times if any_time else _dates
+
+
+cdef int64_t due_of(
+    Message message, int64_t now_ms, int64_t cut_ms, const Times *times
+) except -1:
     # A delay begins at the latest that the time can be, so that it never ends early.
     cdef int64_t delay
     cdef double seconds
     if message.deliver_at is not None:
         if message.delay is not None or message.delay_level is not None:
             refuse("two delays")
-        return due_at(number_within(message.deliver_at, _times_end - 1), now_ms)
+        return due_at(number_within(message.deliver_at, times.end - 1), now_ms, times)
     if message.delay_level is not None:
         if message.delay is not None:
             refuse("two delays")
         delay = number_within(message.delay_level, LEVELS)
         if not delay:
             refuse("no delay level")
-        return now_ms + cut_ms + _levels[delay - 1]
+        return _end_of(_levels[delay - 1], now_ms + cut_ms, times)
     if type(message.delay) is not float and type(message.delay) is not int:
         refuse("the delay is no number")
     seconds = message.delay
@@ -84,15 +92,24 @@ cdef int64_t due_of(Message message, int64_t now_ms, int64_t cut_ms) except -1:
         refuse("a delay out of its range")
     # As `clock.whole_ms`: 0.069 s, times 1,000, is 69.00000000000001.
     delay = <int64_t>ceil(seconds * 1000 - 1e-6)
-    return now_ms + cut_ms + delay if delay > 0 else 0
+    return _end_of(delay, now_ms + cut_ms, times) if delay > 0 else 0
 
 
-cdef bint is_time(int64_t time) noexcept nogil:
-    return _times_begin <= time < _times_end
+cdef int64_t _end_of(int64_t delay, int64_t begin_ms, const Times *times) except -1:
+    if begin_ms + delay >= times.end:
+        refuse("a delay that ends out of its range")
+    return begin_ms + delay
 
 
-cdef int64_t due_at(int64_t due, int64_t now_ms) except -1 nogil:
-    if not is_time(due) or due - now_ms > _DELAY_MAX:
+cdef int check_time(int64_t time, const Times *times) except -1 nogil:
+    if not times.begin <= time < times.end:
+        refuse("a time out of its range")
+    return 0
+
+
+cdef int64_t due_at(int64_t due, int64_t now_ms, const Times *times) except -1 nogil:
+    check_time(due, times)
+    if due - now_ms > _DELAY_MAX:
         refuse("a time out of its range")
     return due if due > now_ms else 0
 

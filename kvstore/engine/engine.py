@@ -173,6 +173,7 @@ class Engine:
             self.finder,
             config.clock,
             config.check_crc,
+            config.any_time,
         )
         self.timer_rows = TimerRows(self.index)
         self.schedule_rows = ScheduleRows(self.index.families)

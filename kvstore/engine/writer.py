@@ -95,6 +95,8 @@ class Writer:
             compress_above=config.compress_above,
             compression=config.compression,
             property_crc=config.property_crc,
+            any_time=config.any_time,
+            cut_ms=cut_ms(config.clock),
         )
         self.encoder = Encoder(
             self._routes,
@@ -103,7 +105,6 @@ class Writer:
             host,
             reserved=RESERVED,
             transient=TRANSIENT_PREFIX.encode(),
-            cut_ms=cut_ms(config.clock),
             **self._limits._asdict(),
         )
         self._tail_due = config.checkpoint_bytes

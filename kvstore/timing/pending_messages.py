@@ -83,6 +83,7 @@ class TimingContext:
     finder: Finder
     clock: Clock
     check_crc: bool
+    any_time: bool
 
 
 class PendingMessages:

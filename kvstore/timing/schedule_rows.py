@@ -20,7 +20,6 @@ from typing import Any, Final, Literal
 import msgspec
 
 from kvstore.clock import whole_ms
-from kvstore.core.names import DATES_END
 from kvstore.errors import CallerError, IndexDamaged, MessageIllegal, ScheduleNotFound, shown
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import META, behind
@@ -100,8 +99,10 @@ class ScheduleRow(ScheduleFields, frozen=True, kw_only=True):
         """The id of the message of a time: 32 digits, as other ids have."""
         return f"{self.number:012X}{self.revision & 0xFFFFFFFF:08X}{time:012X}"
 
-    def message(self, name: str, time: int, queues: int) -> Message:
-        """The message of a time. `name` is the schedule's, and `queues` how many its topic has."""
+    def message(self, name: str, time: int, queues: int, times_end: int) -> Message:
+        """The message of a time. `name` is the schedule's, `queues` how many its topic has, and
+        from `times_end` on no message expires.
+        """
         space = namespace_of(name)
         own = name if space is None else unwrap(space, name) or name
         return Message(
@@ -115,15 +116,15 @@ class ScheduleRow(ScheduleFields, frozen=True, kw_only=True):
             message_id=self.message_id(time),
             born_at=time,
             deliver_at=time,
-            expires_at=expiry_of(time, self.expires_after),
+            expires_at=expiry_of(time, self.expires_after, times_end),
         )
 
 
-def expiry_of(time: int, expires_after: float | None) -> int | None:
-    """When the message of a time expires, ms: before 2100, as each message does."""
+def expiry_of(time: int, expires_after: float | None, times_end: int) -> int | None:
+    """When the message of a time expires, ms: before the end of the times that a store takes."""
     if expires_after is None:
         return None
-    return min(time + whole_ms(expires_after), DATES_END - 1)
+    return min(time + whole_ms(expires_after), times_end - 1)
 
 
 def check_name(name: Any, topic: Any) -> None:

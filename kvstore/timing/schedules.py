@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from kvstore.core.names import DATES_END, TIMER_TOPIC
+from kvstore.core.names import TIMER_TOPIC
 from kvstore.errors import (
     ArchiveUnavailable,
     CallerError,
@@ -46,7 +46,7 @@ from kvstore.errors import (
 )
 from kvstore.message import Message
 from kvstore.meta.namespaces import namespace_of, wrap
-from kvstore.record.put.explain import DELAY_MAX
+from kvstore.record.put.explain import DELAY_MAX, times_of
 from kvstore.timing.delayed_message import DelayedMessage, delayed_of
 from kvstore.timing.firing_chain import FiringChain
 from kvstore.timing.pending_messages import Putting, TimingContext
@@ -100,6 +100,7 @@ class Schedules:
         self._index = context.index
         self._topics = context.topics
         self._clock = context.clock
+        self._times_end = times_of(context.any_time)[1]
         self._rows = rows
         self._timers = timers
         self._writer = writer
@@ -154,7 +155,7 @@ class Schedules:
                 Message(
                     asked.topic, asked.body, asked.queue, asked.tag, asked.keys, properties,
                     asked.message_group, deliver_at=now + 1000,
-                    expires_at=expiry_of(now, asked.expires_after),
+                    expires_at=expiry_of(now, asked.expires_after, self._times_end),
                 )
             ],
             now,
@@ -212,7 +213,7 @@ class Schedules:
     def _begin(self, name: str, row: ScheduleRow, undo: Callable[[], None]) -> None:
         """Writes a row, and puts the first message of its chain."""
         now = self._writer.begin_put()
-        first = _within(first_after(row.recurrence(), now), now)
+        first = self._within(first_after(row.recurrence(), now), now)
         if first is None:
             raise ScheduleIllegal(f"schedule {shown(name)} has no time in the next 40 years")
         batch = self._writer.encode([self._message(name, row, first)], min(now, first - 1))
@@ -379,7 +380,7 @@ class Schedules:
                 return
         else:
             time = first_after(recurrence, now)
-        time = _within(time, now)
+        time = self._within(time, now)
         if time is not None:
             self._put([_Firing(chain, row, time)], now)
 
@@ -421,7 +422,14 @@ class Schedules:
         self._rows.write(chain.name, paused, chain.times)
 
     def _message(self, name: str, row: ScheduleRow, time: int) -> Message:
-        return row.message(name, time, self._topics.get(row.topic).write_queues)
+        queues = self._topics.get(row.topic).write_queues
+        return row.message(name, time, queues, self._times_end)
+
+    def _within(self, time: int | None, now: int) -> int | None:
+        """A time, unless no message can wait for it."""
+        if time is None or time - now > DELAY_MAX * 1000 or time >= self._times_end:
+            return None
+        return time
 
     # --- in a delivery ---
 
@@ -479,7 +487,7 @@ class Schedules:
         self._unsure.add(name)
         self._turn.append((chain, time))
         is_delivered, after = chain.step(time, now)
-        after = _within(after, now)
+        after = self._within(after, now)
         if after is not None and chain.times[-1] == time:
             following.append(_Firing(chain, row, after))
         return is_delivered
@@ -504,10 +512,3 @@ class Schedules:
         if chain is not None:
             for time in tuple(chain.times):
                 self._remove(chain, time)
-
-
-def _within(time: int | None, now: int) -> int | None:
-    """A time, unless no message can wait for it."""
-    if time is None or time - now > DELAY_MAX * 1000 or time >= DATES_END:
-        return None
-    return time

@@ -325,9 +325,10 @@ class Timers:
     ) -> int:
         """See `Store.change_delay`."""
         now = self._clock.now_ms()
-        check_delay(deliver_at, delay, None, now)
+        latest = now + cut_ms(self._clock)
+        check_delay(deliver_at, delay, None, latest, any_time=self._context.any_time)
         if delay is not None:
-            deliver_at = now + (whole_ms(delay) + cut_ms(self._clock) if delay else 0)
+            deliver_at = latest + whole_ms(delay) if delay else now
         if deliver_at is None:
             raise CallerError("change_delay needs deliver_at or delay: when is it to be delivered?")
         with self.pending.lock:

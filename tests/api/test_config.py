@@ -34,6 +34,7 @@ RIGHT: dict[str, list[Any]] = {
     "check_crc": [True, False],
     "property_crc": [True, False],
     "check_property_crc": [True, False],
+    "any_time": [True, False],
     "host": ["127.0.0.1", "::1", "255.255.255.255", "2001:db8::17"],
     "port": [0, 65535],
     "checkpoint_bytes": [1, 1 << 30],
@@ -101,7 +102,10 @@ WRONG: dict[str, list[Any]] = {
     "max_properties": [-1, 32768, 1.5, *NO_NUMBER],
     "compress_above": [-1, 1.5, "1", True],
     **dict.fromkeys(
-        ("check_crc", "property_crc", "check_property_crc", "auto_create_topics", "secure_erase"),
+        (
+            "check_crc", "property_crc", "check_property_crc", "any_time", "auto_create_topics",
+            "secure_erase",
+        ),
         NO_FLAG,
     ),
     "host": [

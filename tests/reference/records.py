@@ -161,8 +161,7 @@ def expires_at(raw: bytes) -> int | None:
     if name != b"__EXPIRES_AT" or not end or len(digits) != 13:
         return None
     # The digits of other scripts are no bytes of these.
-    time = int(digits) if digits.isdigit() else -1
-    return time if 946_684_800_000 <= time < 4_102_444_800_000 else None
+    return int(digits) if digits.isdigit() else None
 
 
 def java_hash(text: str) -> int:

@@ -17,6 +17,7 @@ from kvstore.cli.terminal.opening import (
     Word,
     call_store,
     call_text,
+    config_option,
     delay_options,
     folder_argument,
     namespace_option,
@@ -112,17 +113,18 @@ def cancel(out: Output, folder: Path, message_ids: tuple[str, ...], namespace: s
 @folder_argument
 @_id_argument
 @delay_options
+@config_option
 @namespace_option
 @output_option
 def change(
     out: Output, folder: Path, message_id: str, delay: float | None, deliver_at: int | None,
-    namespace: str | None,
+    config_file: Path | None, namespace: str | None,
 ) -> None:  # fmt: skip
     """Let the message with ID be delivered at another time; one that has passed is now."""
     if (delay is None) == (deliver_at is None):
         raise click.UsageError("give one of --delay and --deliver-at")
     due = call_store(
-        out, folder, "change_delay", message_id, namespace=namespace,
+        out, folder, "change_delay", message_id, namespace=namespace, config_file=config_file,
         deliver_at=deliver_at, delay=delay,
     )  # fmt: skip
     if out.json:

@@ -203,7 +203,9 @@ def line_from_json(line: bytes) -> MessageLine:
     elif type(body) is not str:
         found.body = msgspec.json.encode(body)
     if found.is_delayed:
-        check_delay(found.deliver_at, found.delay, found.delay_level, SystemClock().now_ms())
+        # The store knows whether it takes any time.
+        now = SystemClock().now_ms()
+        check_delay(found.deliver_at, found.delay, found.delay_level, now, any_time=True)
     return found
 
 

@@ -166,13 +166,14 @@ def call_store(
     *given: object,
     namespace: str | None = None,
     access: Access | None = None,
+    config_file: Path | None = None,
     **named: object,
 ) -> Any:
     """Opens the store, and makes one call of the store or of its namespace. Of a store that is open
     elsewhere the error names that call.
     """
     does = call_text(call, *given, namespace=namespace, **named)
-    with open_store(out, folder, access=access, does=does) as store:
+    with open_store(out, folder, config_file, access=access, does=does) as store:
         return getattr(within(store, namespace), call)(*given, **named)
 
 

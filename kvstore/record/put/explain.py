@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
+from kvstore.clock import whole_ms
 from kvstore.core.arrow.given_columns import GivenColumns
 from kvstore.core.encoding import PutRoute
 from kvstore.core.names import (
@@ -22,6 +23,7 @@ from kvstore.core.names import (
     DEDUP_ID,
     DELAY_LEVEL,
     DELAY_LEVELS_MS,
+    DIGITS_END,
     EXPIRES_AT,
     KEYS,
     MESSAGE_GROUP,
@@ -55,6 +57,7 @@ _WAIT_BYTES: Final = len("TIMER_OUT_MS 0000000000000 REAL_TOPIC  REAL_QID 000000
 """Bytes of the properties that say how a message waits, without the name of its topic."""
 PROPERTY_CRC_BYTES: Final = 20
 EXPIRY_DIGITS: Final = len(str(DATES_END))
+_ASK: Final = "; StoreConfig(any_time=True) allows other times"
 ID_LENGTH: Final = 32
 _INSTEAD: Final = {
     TAGS: "use tag=",
@@ -84,7 +87,9 @@ TopicOf = Callable[[str], TopicFacts]
 
 
 class Limits(NamedTuple):
-    """The limits of a message; sizes in bytes."""
+    """The limits of a message; sizes in bytes. The clock's time may be `cut_ms` ahead of the time
+    of a put.
+    """
 
     max_body: int
     max_record: int
@@ -92,6 +97,8 @@ class Limits(NamedTuple):
     compress_above: int | None
     compression: str
     property_crc: bool
+    any_time: bool
+    cut_ms: int
 
 
 class Rows:
@@ -187,8 +194,10 @@ def _check_message(m: Any, limits: Limits, topic_of: TopicOf, now_ms: int) -> No
     _check_dedup_id(m)
     _check_keys(m.keys)
     _check_properties(m.properties)
-    _check_numbers(m)
-    check_delay(m.deliver_at, m.delay, m.delay_level, now_ms)
+    _check_numbers(m, any_time=limits.any_time)
+    check_delay(
+        m.deliver_at, m.delay, m.delay_level, now_ms + limits.cut_ms, any_time=limits.any_time
+    )
     _check_sizes(m, FIXED_V1 + len(m.topic.encode()), limits)
 
 
@@ -272,7 +281,7 @@ def _check_properties(properties: Any) -> None:
         _check_text(f"property {shown(name)}", value)
 
 
-def _check_numbers(m: Message) -> None:
+def _check_numbers(m: Message, *, any_time: bool) -> None:
     if type(m.flags) is not int or not 0 <= m.flags < FLAGS_END:
         raise MessageIllegal(
             f"flags is {shown(m.flags)}; it must be a whole number of 32 bits, 0 to {FLAGS_END - 1}"
@@ -282,26 +291,34 @@ def _check_numbers(m: Message) -> None:
         raise MessageIllegal(
             f"born_at is {shown(born)}; it must be whole milliseconds since the epoch, or None"
         )
-    _check_expiry(m.expires_at)
+    _check_expiry(m.expires_at, any_time=any_time)
     if m.queue is not None and (type(m.queue) is not int or m.queue < 0):
         raise MessageIllegal(
             f"queue is {shown(m.queue)}; it must be a queue of topic {shown(m.topic)}, 0 and up"
         )
 
 
-def check_delay(deliver_at: Any, delay: Any, delay_level: Any, now_ms: int) -> None:
+def times_of(any_time: bool) -> tuple[int, int]:
+    """The first time in ms that a caller may give, and the end of these times, which is none."""
+    return (0, DIGITS_END) if any_time else (DATES_BEGIN, DATES_END)
+
+
+def check_delay(
+    deliver_at: Any, delay: Any, delay_level: Any, now_ms: int, *, any_time: bool
+) -> None:
     """Raises `MessageIllegal` unless at most one of the three is given, and it is a time, a number
-    of seconds, or a level of RocketMQ.
+    of seconds, or a level of RocketMQ. A delay begins at `now_ms`.
     """
     named = {"deliver_at": deliver_at, "delay": delay, "delay_level": delay_level}
     given = [name for name, value in named.items() if value is not None]
     if len(given) > 1:
         raise MessageIllegal(f"{' and '.join(given)} are given; a message has one of them")
     if deliver_at is not None:
-        if type(deliver_at) is not int or not DATES_BEGIN <= deliver_at < DATES_END:
+        if not _is_time(deliver_at, any_time=any_time):
             raise MessageIllegal(
                 f"deliver_at is {shown(deliver_at)}; it must be whole milliseconds since the "
-                f"epoch, from 2000 to 2100 (delay=0 delivers now){_unit_hint(deliver_at)}"
+                f"epoch, {_span_text(any_time)} (delay=0 delivers now)"
+                f"{_hint(deliver_at, any_time=any_time)}"
             )
         if deliver_at - now_ms > DELAY_MAX * 1000:
             raise MessageIllegal(
@@ -318,25 +335,45 @@ def check_delay(deliver_at: Any, delay: Any, delay_level: Any, now_ms: int) -> N
         raise MessageIllegal(
             f"delay_level is {shown(delay_level)}; it must be 1 to {len(DELAY_LEVELS_MS)}"
         )
+    ahead = 0 if delay_level is None else DELAY_LEVELS_MS[delay_level - 1]
+    ahead = whole_ms(delay) if delay is not None else ahead
+    if ahead and now_ms + ahead >= times_of(any_time)[1]:
+        raise MessageIllegal(
+            f"{given[0]} is {shown(named[given[0]])}, which ends at {now_ms + ahead} ms since the "
+            f"epoch; it must end {_span_text(any_time)}{'' if any_time else _ASK}"
+        )
 
 
-def _check_expiry(time: object) -> None:
-    if time is None or (type(time) is int and DATES_BEGIN <= time < DATES_END):
+def _is_time(time: object, *, any_time: bool) -> bool:
+    begin, end = times_of(any_time)
+    return type(time) is int and begin <= time < end
+
+
+def _check_expiry(time: object, *, any_time: bool) -> None:
+    if time is None or _is_time(time, any_time=any_time):
         return
     raise MessageIllegal(
-        f"expires_at is {shown(time)}; it must be whole milliseconds since the epoch, from 2000 "
-        f"to 2100 ({DATES_BEGIN} to {DATES_END - 1}), or None{_unit_hint(time)}"
+        f"expires_at is {shown(time)}; it must be whole milliseconds since the epoch, "
+        f"{_span_text(any_time)}, or None{_hint(time, any_time=any_time)}"
     )
 
 
-def _unit_hint(time: object) -> str:
-    """The end of an error about a time that may be in another unit."""
+def _span_text(any_time: bool) -> str:
+    """The times that a caller may give, as a part of an error."""
+    begin, end = times_of(any_time)
+    years = "from 1970 to 2286, as records have 13 digits" if any_time else "from 2000 to 2100"
+    return f"{years} ({begin} to {end - 1})"
+
+
+def _hint(time: object, *, any_time: bool) -> str:
+    """The end of an error about a time: the unit that it may be in, and how to allow others."""
+    ask = _ASK if not any_time and _is_time(time, any_time=True) else ""
     if isinstance(time, int | float) and not isinstance(time, bool):
         if DATES_BEGIN <= time * 1000 < DATES_END:
-            return "; this looks like seconds: multiply by 1000"
+            return f"; this looks like seconds: multiply by 1000{ask}"
         if DATES_BEGIN <= time // 1000 < DATES_END:
             return "; this looks like microseconds: divide by 1000"
-    return ""
+    return ask
 
 
 def _check_sizes(m: Message, overhead: int, limits: Limits) -> None:
