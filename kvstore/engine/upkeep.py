@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from kvstore.clock import Clock
 from kvstore.config import Retention
-from kvstore.core.names import TIMER_TOPIC
+from kvstore.core.names import PENDING_TOPICS
 from kvstore.core.tail import Tail
 from kvstore.engine.engine_context import EngineContext
 from kvstore.engine.retention import Aged, Why, drop_expired, may_delete, next_to_go, unread_in
@@ -344,12 +344,12 @@ class Upkeep:
 
     def tell_unread(self, deleted: str, unread: dict[int, int]) -> None:
         """Logs deleted messages that no group has taken. (Deleted topics have no messages, and no
-        group takes records of messages that wait.)
+        group takes records of messages that wait, or waited.)
         """
         named = {
             name: n
             for topic, n in unread.items()
-            if (name := self._name_of(topic)) and name != TIMER_TOPIC
+            if (name := self._name_of(topic)) and name not in PENDING_TOPICS
         }
         if not named:
             return

@@ -81,8 +81,32 @@ class PreparedList:
 
     def state(self, message_id: str, owns: Owns | None) -> PreparedMessage | Ended:
         """The first message of the transaction that has a message of that id, or its end;
-        `MessageNotFound`.
+        `MessageNotFound`, and the errors of `first`.
         """
+        found = self._newest(message_id, owns)
+        return found if isinstance(found, Ended) else self.first(found, owns)
+
+    def first(self, found: PreparedMessage, owns: Owns | None) -> PreparedMessage | Ended:
+        """As `state`, given a message that waits. `RecordDamaged` if the message that its set is
+        named after is of another set.
+        """
+        if found.set_id in (None, found.message_id):
+            return found
+        first = self._newest(found.set_id or "", owns)
+        member = member_of(found.message)
+        is_first = member is None or member.number == 0
+        if isinstance(first, PreparedMessage) and (is_first or first.set_id != found.set_id):
+            position = found.message.position
+            raise RecordDamaged(
+                f"the message {shown(found.message_id)} at {position} waits as one of the set "
+                f"{shown(found.set_id)}, whose first message is not the newest with that id: an id "
+                "was given twice, or the log is damaged",
+                position,
+            )
+        return first
+
+    def _newest(self, message_id: str, owns: Owns | None) -> PreparedMessage | Ended:
+        """The message that waits with an id, or its end; `MessageNotFound`."""
         message = newest_of(self._context.finder.find, _TOPICS, message_id, owns)
         if message.topic == TRANSACTION_DISCARD_TOPIC:
             return Ended(False, message)
@@ -104,8 +128,6 @@ class PreparedList:
             # A commit to a topic whose ids are not indexed; or the topic was deleted meanwhile.
             topic = self._context.topics.find(found.topic)
             return Ended(topic is not None and topic.since <= message.position, message)
-        if found.set_id not in (None, found.message_id):
-            return self.state(found.set_id or "", owns)
         return found
 
     def _is_waiting(self, found: PreparedMessage) -> bool:

@@ -105,7 +105,7 @@ def member_of(message: StoredMessage) -> Member | None:
     """Which message of a set a record is, or was; None if it is of none."""
     parts = message.properties.get(TRANSACTION_SET, "").split(" ")
     numbers = [_number(part, -1) for part in parts[1:]]
-    if len(numbers) != 2 or not 0 <= numbers[0] < numbers[1] <= SET_MAX:
+    if len(numbers) != 2 or not parts[0] or not 0 <= numbers[0] < numbers[1] <= SET_MAX:
         return None
     return Member(parts[0], *numbers)
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal
 
 from kvstore.clock import cut_ms, whole_ms
@@ -34,6 +35,9 @@ from kvstore.core.names import (
 from kvstore.errors import (
     CallerError,
     MessageIllegal,
+    MessageNotFound,
+    RecordDamaged,
+    SegmentDamaged,
     TransactionEnded,
     shown,
 )
@@ -189,11 +193,7 @@ class Transactions:
         if isinstance(asked, PutResult):
             found = self._list.at(asked.position)
             if found is not None and found.message_id == asked.message_id and sees(owns, found):
-                return (
-                    found
-                    if found.set_id in (None, found.message_id)
-                    else self._list.state(found.set_id or "", owns)
-                )
+                return self._list.first(found, owns)
             asked = asked.message_id
         return self._list.state(asked, owns)
 
@@ -212,10 +212,12 @@ class Transactions:
             one = self._list.at(position)
             if one is None:
                 continue
-            if one.set_id not in (None, one.message_id):
-                first = self._list.state(one.set_id or "", None)
+            # Whose first message is lost goes with those behind it.
+            with suppress(CallerError, MessageNotFound, RecordDamaged, SegmentDamaged):
+                first = self._list.first(one, None)
                 one = first if isinstance(first, PreparedMessage) else one
             found.update((p.message.position, None) for p in self._list.members(one))
+            found[position] = None
         return list(found)
 
     # --- a put that a crash cut short ---
@@ -244,8 +246,9 @@ class Transactions:
         if is_new:
             self._wait_again(rest, [WITH_THE_FIRST] * len(rest))
         elif last.topic == TRANSACTION_HALF_TOPIC:
-            why = last.properties[TRANSACTION_ROLLBACK]
-            self._roll_back(rest, why)
+            why = last.properties.get(TRANSACTION_ROLLBACK)
+            if why is not None:  # else it is no record of ours
+                self._roll_back(rest, why)
         elif last.topic == TRANSACTION_DISCARD_TOPIC:
             self._give_up(rest)
         else:
