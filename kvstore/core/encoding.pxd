@@ -79,8 +79,6 @@ cdef class Encoder:
     cdef bytes _transient
     cdef Limits limits
     cdef object _compression
-    # By how many ms the time may be ahead of that of a put.
-    cdef int64_t cut_ms
     cdef int _hold(self, PreparedBatch batch, Py_ssize_t i, PutRoute held) except -1
     cdef PutRoute pending_route(self, bint is_prepared)
     cdef PutRoute route(self, object topic)

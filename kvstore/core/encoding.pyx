@@ -24,8 +24,8 @@ from kvstore.core.crc cimport crc32_of
 from kvstore.core.hashing cimport java_hash_of, xxh32_of
 from kvstore.core.expiry cimport EXPIRY_SIZE, write_expiry
 from kvstore.core.put_fields cimport (
-    DUE_DIGITS, QUEUE_DIGITS, check_time, due_of, is_delayed, message_of, number_or_none,
-    number_within, refuse, times_of, write_digits,
+    DUE_DIGITS, QUEUE_DIGITS, Times, due_of, is_delayed, message_of, number_or_none, number_within,
+    refuse, times_of, write_digits,
 )
 from kvstore.core.put_route cimport PutRoute, window_of
 from kvstore.core.put_values cimport Message, PutResult
@@ -66,8 +66,7 @@ cdef class Encoder:
     def __init__(
         self, routes, UniqueIds ids not None, compress, bytes host not None, *,
         frozenset reserved not None, bytes transient not None, max_body, max_record,
-        max_properties, compress_above, compression, property_crc, any_time,
-        cut_ms,
+        max_properties, compress_above, compression, property_crc, any_time, cut_ms,
     ):
         if len(host) not in (8, 20):
             raise ValueError("a packed host takes 8 or 20 bytes")
@@ -87,17 +86,16 @@ cdef class Encoder:
         self.limits.compress_above = PY_SSIZE_T_MAX if compress_above is None else compress_above
         self._compression = compression
         self.limits.property_crc = property_crc
-        self.limits.times = times_of(any_time)
-        self.cut_ms = cut_ms
+        self.limits.times = times_of(any_time, cut_ms)
 
     def prepare(self, messages, int64_t now_ms, held=None, *, bint any_kind=False):
         # A tuple: what runs on the way may change the caller's list.
         cdef tuple given = tuple(messages)
         cdef PreparedBatch batch = PreparedBatch.__new__(PreparedBatch)
         cdef Py_ssize_t i, size
+        cdef const Times *times = &self.limits.times
         cdef const uint8_t *name
         cdef uint8_t expiry[EXPIRY_SIZE]
-        cdef int64_t expires_at
         cdef Message message
         cdef object topic = None
         cdef PutRoute route = None
@@ -116,9 +114,7 @@ cdef class Encoder:
             batch.rows[i].born_at = number_or_none(message.born_at, INT64_MAX)
             batch.rows[i].properties_at = batch.properties_size
             if message.expires_at is not None:
-                expires_at = number_within(message.expires_at, INT64_MAX)
-                check_time(expires_at, &self.limits.times)
-                write_expiry(expires_at, expiry)
+                write_expiry(number_within(message.expires_at, INT64_MAX), times, expiry)
                 batch.add(<const char *>expiry, EXPIRY_SIZE)
             if message.dedup_id is not None:
                 batch._add_dedup_id(&batch.rows[i], message.dedup_id, route)
@@ -136,9 +132,7 @@ cdef class Encoder:
                     refuse("a prepared message can't be delayed")
             elif is_delayed(message):
                 batch.rows[i].delayed = True
-                batch.rows[i].due = due_of(
-                    message, now_ms, self.cut_ms, &self.limits.times
-                )
+                batch.rows[i].due = due_of(message, now_ms, times)
             if batch.rows[i].dedup_size and (held is not None or is_delayed(message)):
                 refuse("a message that waits has no dedup id")
             if batch.rows[i].due:

@@ -12,7 +12,7 @@ property like others, and its message never expires.
 from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcmp, memcpy
 
-from kvstore.core.put_fields cimport write_digits
+from kvstore.core.put_fields cimport Times, check_time, write_digits
 
 from kvstore.core.names import EXPIRES_AT
 
@@ -25,8 +25,9 @@ cdef const uint8_t *_begin_at = _begin
 assert len(_begin) == DIGITS_AT
 
 
-cdef int write_expiry(int64_t time, uint8_t *out) noexcept nogil:
-    # The property; the time has at most 13 digits.
+cdef int write_expiry(int64_t time, const Times *times, uint8_t *out) except -1 nogil:
+    # The property; ValueError for a time that a caller may not give.
+    check_time(time, times)
     memcpy(out, _begin_at, DIGITS_AT)
     write_digits(time, DIGITS, out + DIGITS_AT)
     out[EXPIRY_SIZE - 1] = 2

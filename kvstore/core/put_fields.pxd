@@ -12,8 +12,9 @@ cdef enum:
 
 
 cdef struct Times:
-    # The times in ms that a caller may give: from `begin` to before `end`.
-    int64_t begin, end
+    # The times in ms that a caller may give: from `begin` to before `end`. The clock's time may be
+    # `cut` ahead of that of a put.
+    int64_t begin, end, cut
 
 
 cdef int refuse(const char *why) except -1 nogil
@@ -21,10 +22,8 @@ cdef Message message_of(object message)
 cdef int64_t number_within(object given, int64_t largest) except -1
 cdef int64_t number_or_none(object given, int64_t largest) except? -1
 cdef bint is_delayed(Message message) noexcept
-cdef Times times_of(bint any_time)
-cdef int64_t due_of(
-    Message message, int64_t now_ms, int64_t cut_ms, const Times *times
-) except -1
+cdef Times times_of(bint any_time, int64_t cut_ms)
+cdef int64_t due_of(Message message, int64_t now_ms, const Times *times) except -1
 cdef int check_time(int64_t time, const Times *times) except -1 nogil
 cdef int64_t due_at(int64_t due, int64_t now_ms, const Times *times) except -1 nogil
 cdef int write_digits(int64_t number, int digits, uint8_t *out) noexcept nogil

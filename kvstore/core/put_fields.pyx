@@ -22,7 +22,7 @@ cdef extern from "Python.h":
 cdef enum:
     LEVELS = 18
 
-cdef Times _dates = Times(DATES_BEGIN, DATES_END), _any_times = Times(0, DIGITS_END)
+cdef int64_t _dates_begin = DATES_BEGIN, _dates_end = DATES_END, _digits_end = DIGITS_END
 # 40 years of 365.25 days.
 cdef int64_t _DELAY_MAX = 1_262_304_000_000
 cdef int64_t _levels[LEVELS]
@@ -64,13 +64,13 @@ cdef bint is_delayed(Message message) noexcept:
     )
 
 
-cdef Times times_of(bint any_time):
-    return _any_times if any_time else _dates
+cdef Times times_of(bint any_time, int64_t cut_ms):
+    if any_time:
+        return Times(0, _digits_end, cut_ms)
+    return Times(_dates_begin, _dates_end, cut_ms)
 
 
-cdef int64_t due_of(
-    Message message, int64_t now_ms, int64_t cut_ms, const Times *times
-) except -1:
+cdef int64_t due_of(Message message, int64_t now_ms, const Times *times) except -1:
     # A delay begins at the latest that the time can be, so that it never ends early.
     cdef int64_t delay
     cdef double seconds
@@ -84,7 +84,7 @@ cdef int64_t due_of(
         delay = number_within(message.delay_level, LEVELS)
         if not delay:
             refuse("no delay level")
-        return _end_of(_levels[delay - 1], now_ms + cut_ms, times)
+        return _end_of(_levels[delay - 1], now_ms, times)
     if type(message.delay) is not float and type(message.delay) is not int:
         refuse("the delay is no number")
     seconds = message.delay
@@ -92,13 +92,14 @@ cdef int64_t due_of(
         refuse("a delay out of its range")
     # As `clock.whole_ms`: 0.069 s, times 1,000, is 69.00000000000001.
     delay = <int64_t>ceil(seconds * 1000 - 1e-6)
-    return _end_of(delay, now_ms + cut_ms, times) if delay > 0 else 0
+    return _end_of(delay, now_ms, times) if delay > 0 else 0
 
 
-cdef int64_t _end_of(int64_t delay, int64_t begin_ms, const Times *times) except -1:
-    if begin_ms + delay >= times.end:
+cdef int64_t _end_of(int64_t delay, int64_t now_ms, const Times *times) except -1:
+    cdef int64_t end = now_ms + times.cut + delay
+    if end >= times.end:
         refuse("a delay that ends out of its range")
-    return begin_ms + delay
+    return end
 
 
 cdef int check_time(int64_t time, const Times *times) except -1 nogil:

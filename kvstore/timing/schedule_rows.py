@@ -6,13 +6,15 @@ large body is not. The third one has the first of these times in its key: in the
 schedules become due, so an opening looks at none before its time.
 
 Invariants: a schedule is in the namespace of its topic; its rows come and go with each other, and
-go in the batch that removes the topic. A schedule with times has the row of its first one.
+go in the batch that removes the topic. A schedule with times has the row of its first one. A row
+that can't be read concerns its own schedule alone.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from struct import Struct
 from typing import Any, Final, Literal
@@ -47,8 +49,13 @@ AT_ONCE: Final = 0
 """A time before all others: with it in its row a schedule is looked at by the next opening."""
 NUMBERS_END: Final = 1 << 48
 _NAME: Final = re.compile(r"[A-Za-z0-9%_|-]+")
+_ANEW: Final = "delete the schedule, and make it again"
 FIRINGS_MAX: Final = 1000
 """Times that `next_firings` tells at most."""
+
+
+class ScheduleRowDamaged(IndexDamaged):
+    """The rows of one schedule can't be read; those of others can."""
 
 
 class ScheduleFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,18 +190,69 @@ class ScheduleRows:
         it were delivered, unless a crash took that back.
         """
         row = self._families.get(META, _TIMES + name.encode()) or b""
+        if len(row) % _TIME.size:
+            raise ScheduleRowDamaged(
+                f"the times of schedule {shown(name)} can't be read: they have {len(row)} bytes; "
+                f"{_ANEW}"
+            )
         return [time for (time,) in _TIME.iter_unpack(row)]
 
     def names(self) -> list[str]:
         """The names of all schedules, in order."""
         rows = self._families.rows(META, _ROW, behind(_ROW))
-        return [key[len(_ROW) :].decode() for key, _ in rows]
+        names = (_name_in(key[len(_ROW) :]) for key, _ in rows)
+        return [name for name in names if name is not None]
 
     def all(self) -> Iterator[tuple[str, ScheduleRow]]:
         """All schedules, by name."""
         for key, row in self._families.rows(META, _ROW, behind(_ROW)):
-            name = key[len(_ROW) :].decode()
-            yield name, _decode(name, row)
+            name = _name_in(key[len(_ROW) :])
+            if name is not None:
+                yield name, _decode(name, row)
+
+    def due_rows(self, begin: int = 0) -> Iterator[tuple[bytes, int, str | None]]:
+        """The rows of first times that are not before `begin`: key, time, and the schedule's name;
+        None for a row of another form.
+        """
+        for key, _ in self._families.rows(META, _DUE + _TIME.pack(begin), behind(_DUE)):
+            name = _name_in(key[len(_DUE) + _TIME.size :])
+            yield key, _due_time(key), name
+
+    def faults(self) -> list[str]:
+        """The contradictions between the rows as they are at one moment, as texts. Whether each
+        row can be read is not asked.
+        """
+        names, due, faults = set[str | None](), dict[str, int](), list[str]()
+        has_due = False
+        for key, row in self._families.rows(META, _ROW, behind(_TIMES)):
+            if key.startswith(_ROW):
+                names.add(_name_in(key[len(_ROW) :]))
+            elif key == _HAS_DUE:
+                has_due = True
+            elif key.startswith(_DUE):
+                name = _name_in(key[len(_DUE) + _TIME.size :])
+                if name is None or name in due:
+                    faults.append(f"the row {key!r} has no schedule, or is a second first time")
+                else:
+                    due[name] = _due_time(key)
+            elif key.startswith(_TIMES):
+                name = _name_in(key[len(_TIMES) :])
+                if name is None or name not in names:
+                    faults.append(f"the row {key!r} has the times of a schedule that there is not")
+                elif has_due and row:
+                    faults += _fault_of_first(name, row, due.pop(name, None))
+        return faults + [
+            f"schedule {shown(name)} has no first time, and a row of {time} for that"
+            for name, time in sorted(due.items())
+        ]
+
+    def remove_due(self, name: str) -> None:
+        """Removes rows of first times of a schedule that there is not."""
+        batch = self._families.batch()
+        for key, _, found in self.due_rows():
+            if found == name:
+                batch.delete(META, key)
+        self._families.write(batch)
 
     def due(self, begin: int, until: int, known: Container[str]) -> tuple[list[str], int]:
         """The schedules that are not known whose first times are from `begin` to `until`; and a
@@ -202,12 +260,10 @@ class ScheduleRows:
         """
         found: list[str] = []
         passed = 0
-        for key, _ in self._families.rows(META, _DUE + _TIME.pack(begin), behind(_DUE)):
-            time = _TIME.unpack_from(key, len(_DUE))[0]
-            name = key[len(_DUE) + _TIME.size :].decode()
-            is_known = name in known
+        for _, time, name in self.due_rows(begin):
+            is_known = name is None or name in known
             if time <= until:
-                found += [] if is_known else [name]
+                found += [] if name is None or is_known else [name]
             elif not is_known or passed == _PASSED_MAX:
                 return found, time
             else:
@@ -249,9 +305,9 @@ class ScheduleRows:
         batch.put(META, _HAS_DUE, b"")
 
     def _delete_due(self, batch: Batch, name: str) -> None:
-        before = self.times(name)
-        if before:
-            batch.delete(META, _due_key(name, before[0]))
+        with suppress(ScheduleRowDamaged):
+            for time in self.times(name)[:1]:
+                batch.delete(META, _due_key(name, time))
 
     def remove(self, name: str) -> None:
         """Removes a schedule; the disk has it when it returns."""
@@ -266,9 +322,11 @@ class ScheduleRows:
 
     def put_removal(self, batch: Batch, topic: TopicInfo) -> None:
         """Puts into a batch that the schedules of a topic are removed."""
-        for name, row in self.all():
-            if row.topic == topic.name:
-                self._delete(batch, name)
+        for name in self.names():
+            with suppress(ScheduleRowDamaged):
+                row = self.find(name)
+                if row is not None and row.topic == topic.name:
+                    self._delete(batch, name)
 
     # --- values for callers ---
 
@@ -296,6 +354,29 @@ class ScheduleRows:
         return [begin, *islice(recurrence.times_after(begin), count - 1)]
 
 
+def _name_in(text: bytes) -> str | None:
+    """The name of a schedule in a key; None if it is none."""
+    name = text.decode("ascii", "replace")
+    return name if _NAME.fullmatch(name) else None
+
+
+def _fault_of_first(name: str, times: bytes, told: int | None) -> list[str]:
+    """The fault, if any, of a schedule whose first time a row says."""
+    first = int.from_bytes(times[: _TIME.size], "big")
+    if told == first:
+        return []
+    has = "no row" if told is None else f"the row of {told}"
+    return [
+        f"schedule {shown(name)} has {first} as its first time, and {has} for that: it may stand "
+        "still after an opening; pause it, and resume it"
+    ]
+
+
+def _due_time(key: bytes) -> int:
+    """The time in the key of a row of a first time."""
+    return int.from_bytes(key[len(_DUE) : len(_DUE) + _TIME.size], "big")
+
+
 def _due_key(name: str, time: int) -> bytes:
     return _DUE + _TIME.pack(time) + name.encode()
 
@@ -304,7 +385,6 @@ def _decode(name: str, row: bytes) -> ScheduleRow:
     try:
         return msgspec.msgpack.decode(row, type=ScheduleRow)
     except msgspec.MsgspecError as e:
-        raise IndexDamaged(
-            f"the row of schedule {shown(name)} can't be read: {e}; delete the schedule, and make "
-            "it again"
+        raise ScheduleRowDamaged(
+            f"the row of schedule {shown(name)} can't be read: {e}; {_ANEW}"
         ) from e

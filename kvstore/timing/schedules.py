@@ -60,6 +60,7 @@ from kvstore.timing.schedule_rows import (
     ScheduleFields,
     ScheduleInfo,
     ScheduleRow,
+    ScheduleRowDamaged,
     ScheduleRows,
     check_lifetime,
     check_name,
@@ -202,7 +203,7 @@ class Schedules:
         with self._lock:
             self.settle()
             row: ScheduleRow | None = None
-            with suppress(IndexDamaged):
+            with suppress(ScheduleRowDamaged):
                 row = self._rows.get(name)
                 self._chain(name)
             with self._stepping(name):
@@ -316,12 +317,15 @@ class Schedules:
         self._forget(name)
         try:
             self._find_chain(name)
-        except IndexDamaged:
-            raise  # it may be read at the next turn, which looks once more
         except (ScheduleIllegal, Damaged) as e:
+            if isinstance(e, IndexDamaged) and not isinstance(e, ScheduleRowDamaged):
+                raise  # it may be read at the next turn, which looks once more
             # The machine has lost the zone, or the row is damaged: others go on.
-            _log.error("%s: the schedule %s stands still: %s", self._path, shown(name), str(e))
+            self._stands_still(name, e)
         self._unsure.discard(name)
+
+    def _stands_still(self, name: str, why: Exception) -> None:
+        _log.error("%s: the schedule %s stands still: %s", self._path, shown(name), str(why))
 
     @property
     def _path(self) -> object:
@@ -333,6 +337,8 @@ class Schedules:
         if row is None or topic is None:
             if row is not None or self._rows.times(name):
                 self._rows.remove(name)
+            else:
+                self._rows.remove_due(name)
             return
         if row.is_paused:
             return
@@ -480,7 +486,12 @@ class Schedules:
         whether the due one is delivered.
         """
         name = chain.name
-        row = self._rows.find(name)
+        try:
+            row = self._rows.find(name)
+        except ScheduleRowDamaged as e:
+            self._forget(name)
+            self._stands_still(name, e)
+            return True
         if row is None:
             self._forget(name)
             return True

@@ -103,7 +103,11 @@ WRONG: dict[str, list[Any]] = {
     "compress_above": [-1, 1.5, "1", True],
     **dict.fromkeys(
         (
-            "check_crc", "property_crc", "check_property_crc", "any_time", "auto_create_topics",
+            "check_crc",
+            "property_crc",
+            "check_property_crc",
+            "any_time",
+            "auto_create_topics",
             "secure_erase",
         ),
         NO_FLAG,

@@ -97,6 +97,8 @@ def encoder(
         compress_above=above,
         compression="zlib",
         property_crc=crc,
+        any_time=False,
+        cut_ms=0,
     )
 
 

@@ -21,7 +21,7 @@ from kvstore.core.arrow.given_columns cimport (
 )
 from kvstore.core.encoding cimport Encoder, PreparedBatch, Row
 from kvstore.core.expiry cimport EXPIRY_SIZE, write_expiry
-from kvstore.core.put_fields cimport check_time, due_at, refuse
+from kvstore.core.put_fields cimport due_at, refuse
 from kvstore.core.put_route cimport PutRoute, window_of
 from kvstore.core.records cimport Span
 from kvstore.core.texts cimport is_utf8
@@ -132,8 +132,7 @@ cdef int _add_row(
     row.body, row.body_size = body.at, body.size
     row.properties_at = batch.properties_size
     if expires_at >= 0:
-        check_time(expires_at, &batch.limits.times)
-        write_expiry(expires_at, expiry)
+        write_expiry(expires_at, &batch.limits.times, expiry)
         batch.add(<const char *>expiry, EXPIRY_SIZE)
     if text_at(&chunk.dedup_id, i, &ignored) != NO_VALUE:
         batch.begin_dedup_id(row, window)

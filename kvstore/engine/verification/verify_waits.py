@@ -274,8 +274,9 @@ class WaitsCheck:
 
 
 def verify_schedules(context: EngineContext, tell: TellWait) -> None:
-    """Lists rows of schedules that can't be read, or whose topic there is not. Whether the message
-    of a schedule waits is not asked: it is looked for in the log when its time comes, and put.
+    """Lists rows of schedules that can't be read, or whose topic there is not, and those of first
+    times that are not the schedules'. Whether the message of a schedule waits is not asked: it is
+    looked for in the log when its time comes, and put.
     """
     rows = ScheduleRows(context.index.families)
     for name in rows.names():
@@ -284,8 +285,11 @@ def verify_schedules(context: EngineContext, tell: TellWait) -> None:
             if row is None:
                 continue
             row.recurrence()
+            rows.times(name)
         except (IndexDamaged, ScheduleIllegal) as e:
             tell(str(e), -1, "")
             continue
         if context.topics.find(row.topic) is None and rows.find(name) is not None:
             tell(f"schedule {shown(name)} puts to a topic that there is not", -1, row.topic)
+    for fault in rows.faults():
+        tell(fault, -1, "")

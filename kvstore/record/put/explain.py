@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import ceil
 from typing import Any, Final, NamedTuple, Protocol
 
-from kvstore.clock import whole_ms
 from kvstore.core.arrow.given_columns import GivenColumns
 from kvstore.core.encoding import PutRoute
 from kvstore.core.names import (
@@ -336,7 +336,8 @@ def check_delay(
             f"delay_level is {shown(delay_level)}; it must be 1 to {len(DELAY_LEVELS_MS)}"
         )
     ahead = 0 if delay_level is None else DELAY_LEVELS_MS[delay_level - 1]
-    ahead = whole_ms(delay) if delay is not None else ahead
+    if delay is not None:
+        ahead = ceil(delay * 1000 - 1e-6)  # as `core.put_fields` has it
     if ahead and now_ms + ahead >= times_of(any_time)[1]:
         raise MessageIllegal(
             f"{given[0]} is {shown(named[given[0]])}, which ends at {now_ms + ahead} ms since the "
