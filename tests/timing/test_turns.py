@@ -1,0 +1,92 @@
+"""Deliveries that take several turns, and delays whose begin lies between two milliseconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from kvstore import Retention
+from kvstore.timing import pending_messages
+from tests.support import inside
+from tests.support.clock import FineClock, VirtualClock
+from tests.support.stores import killed, opened, settings
+from tests.support.waiting import until
+
+
+def test_a_message_that_is_cancelled_between_two_turns_is_not_delivered(
+    tmp_path: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending_messages, "AT_ONCE", 3)
+    with opened(tmp_path / "s", settings(clock=clock)) as store:
+        ids = {}
+        for first in (0, 1):  # even ones have rows, odd ones are in the tail
+            for n in range(first, 12, 2):
+                put = store.put("t", b"%d" % n, queue=0, deliver_at=clock.now_ms() + 1000 + n)
+                ids[n] = put.message_id
+            if not first:
+                store.checkpoint()
+        clock.step(2)
+        timers = inside.engine(store).timers
+        timers.deliver()
+        delivered = [int(m.body) for m in store.pull("t", 0, 0).messages]
+        assert 0 < len(delivered) < 12, "it is amid several turns"
+        cancelled = {n for n in range(len(delivered), 12, 2) if store.cancel(ids[n])}
+        assert cancelled
+        while timers.deliver() == 0:
+            pass
+        found = [int(m.body) for m in store.pull("t", 0, 0).messages]
+        assert found == [n for n in range(12) if n not in cancelled]
+        assert store.timers().count == 0
+        assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_delay_does_not_end_early_by_a_part_of_a_millisecond(
+    tmp_path: Path, is_changed: bool
+) -> None:
+    clock = FineClock()
+    with kvstore.open(tmp_path / "s", settings(clock=clock)) as store:
+        store.create_topic("t", queues=1)
+        clock.pass_us(900)
+        put = store.put("t", b"", delay=60 if is_changed else 0.05)
+        if is_changed:
+            store.change_delay(put.message_id, delay=0.05)
+        clock.pass_us(49_999)
+        inside.deliver_due(store)
+        assert store.timers().count == 1
+        clock.pass_us(1_001)
+        inside.deliver_due(store)
+        assert store.timers().count == 0
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_the_disk_has_the_copy_of_a_message_before_its_segment_leaves(
+    tmp_path: Path, clock: VirtualClock, is_prepared: bool
+) -> None:
+    config = settings(clock=clock, retention=Retention(hot_for=100.0))
+    with opened(tmp_path / "s", config) as store:
+        if is_prepared:
+            store.prepare("t", b"kept", group="g", immunity=10_000)
+        else:
+            store.put("t", b"kept", delay=10_000)
+        store.seal()
+        store.checkpoint()
+        clock.advance(200)
+        until(lambda: store.stats().first_position > 0)
+        path, durable = killed(store, tmp_path / "killed"), inside.log(store).durable
+    # A power cut takes the rest.
+    for file in (path / "commitlog").iterdir():
+        data = bytearray(file.read_bytes())
+        at = min(max(0, durable - int(file.name)), len(data))
+        data[at:] = bytes(len(data) - at)
+        file.write_bytes(bytes(data))
+    with kvstore.open(path, config) as store:
+        assert (store.transactions() if is_prepared else store.timers()).count == 1
+        clock.advance(20_000)
+        if is_prepared:
+            store.commit(store.transactions().messages[0].message_id)
+        inside.deliver_due(store)
+        found = [m.body for queue in (0, 1) for m in store.pull("t", queue, 0).messages]
+        assert found == [b"kept"]
