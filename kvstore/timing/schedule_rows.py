@@ -306,7 +306,8 @@ class ScheduleRows:
 
     def _delete_due(self, batch: Batch, name: str) -> None:
         with suppress(ScheduleRowDamaged):
-            for time in self.times(name)[:1]:
+            # Another of the times may become the first before the batch is written.
+            for time in self.times(name):
                 batch.delete(META, _due_key(name, time))
 
     def remove(self, name: str) -> None:

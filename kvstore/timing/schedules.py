@@ -289,9 +289,10 @@ class Schedules:
         tidied = list[tuple[str, list[int]]]()
         for name in sorted(self._untidy):
             chain = self._chains.get(name)
-            if chain is not None:
+            # A schedule without times to come has none in its row, so `next_at` is None.
+            if chain is not None and chain.times:
                 tidied.append((name, chain.known_times(self._log.durable)))
-            if chain is None or not chain.ended:
+            if chain is None or not chain.times or not chain.ended:
                 self._untidy.discard(name)
         if tidied:
             self._rows.write_times(tidied)
