@@ -34,6 +34,7 @@ from kvstore.record.validate import check_group
 from kvstore.timing.checks import Ask
 from kvstore.timing.transaction import Transaction
 from kvstore.wire.addresses import read_address
+from kvstore.wire.call_table import TIER
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -239,6 +240,19 @@ class ServedStore(ServedCalls):
         """See `kvstore.Store.on_check`; the function is called in this process."""
         sent = self._requests.make("on_check", (group,), {})
         return ServedChecker(self._link, group, checker, sent, self._answer)
+
+    def tier(
+        self,
+        operation: str,
+        policy: Mapping[str, Any] | None,
+        arguments: Mapping[str, Any],
+        *,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> Any:
+        """Has the server's worker make one of its calls, by a policy's fields; see
+        `tiering.ServedWorker`, which has these calls. The report comes as plain values.
+        """
+        return self._call(TIER, (operation, policy, arguments), {"progress": progress})
 
     def _answer(self, number: int, question: int, answer: str) -> None:
         self._call("answer", (number, question, answer), {})

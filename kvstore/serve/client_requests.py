@@ -20,7 +20,8 @@ from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.questions import Questions
 from kvstore.serve.repeated import prepare_again, put_again, put_columns_again
 from kvstore.serve.sessions import ClientSession, UnderWay
-from kvstore.wire.call_table import HAVE_PROGRESS, REPEATS
+from kvstore.serve.tier_jobs import TierJob
+from kvstore.wire.call_table import HAVE_PROGRESS, REPEATS, TIER
 from kvstore.wire.column_values import SentColumns, pulled_columns, sent_columns
 from kvstore.wire.failures import pack_error
 from kvstore.wire.frames import EVENT, FAILURE, REPLY, REPLY_MAX
@@ -134,6 +135,21 @@ class Request:
         _limit_bytes("pull_columns", given, named)
         return self._gatherer.call_by("pull_columns", pull)
 
+    def _tier(self, given: list[Any], named: dict[str, Any], again: bool) -> asyncio.Future[Any]:
+        jobs = self._gatherer.tier_jobs
+        if jobs is None:
+            raise CallerError("this server has no tiering worker; kvmq serve DIR has one")
+        operation, policy, arguments = given
+        progress = self._progress() if named.get("progress") else None
+        job = jobs.job(operation, policy, arguments, progress)
+        future = self._gatherer.call_by(TIER, job.run)
+        future.add_done_callback(partial(self._stop_if_cancelled, job))
+        return future
+
+    def _stop_if_cancelled(self, job: TierJob, future: asyncio.Future[Any]) -> None:
+        if future.cancelled():
+            self._gatherer.run(job.stop)
+
     def _change(self, given: list[Any], named: dict[str, Any], again: bool) -> asyncio.Future[Any]:
         return self._gatherer.change_invisible(*given, **named)
 
@@ -231,5 +247,6 @@ _HANDS: Final[dict[str, Callable[..., asyncio.Future[Any] | None]]] = {
     "change_invisible": Request._change,
     "on_check": Request._ask,
     "answer": Request._answer,
+    TIER: Request._tier,
 }
 """Calls that go other ways than to the store by their name."""

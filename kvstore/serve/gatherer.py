@@ -39,6 +39,7 @@ from kvstore.pop.ack import AckResult
 from kvstore.read.sql import SqlFilter
 from kvstore.serve.lanes import Lane
 from kvstore.serve.metrics.server_counts import GATHERED, ServerCounts
+from kvstore.serve.tier_jobs import TierJobs
 
 QUEUED_MAX: Final = 64 << 20
 """Bytes of messages that wait to be put, at which doors are to stop reading."""
@@ -57,6 +58,8 @@ class Gatherer:
         self._store = store
         self.counts = counts = ServerCounts()
         """The server's calls and connections, for its metrics."""
+        self.tier_jobs: TierJobs | None = None
+        """Does the work of tiering that clients ask for, if there is one."""
         self.loop = self._loop = loop = asyncio.get_running_loop()
         self._lane_threads = ThreadPoolExecutor(_LANE_THREADS, "kvmq-lane")
         self._call_threads = ThreadPoolExecutor(_CALL_THREADS, "kvmq-call")

@@ -53,11 +53,19 @@ REPEATS: Final[dict[str, Repeat]] = {
 }
 """The calls, and what a repeat of each does."""
 
-HAVE_PROGRESS: Final = frozenset({"segments", "verify", "export_rocketmq_store"})
+TIER: Final = "tier"
+"""The work of tiering, which is no call of the store: `[operation, policy, arguments]`."""
+
+HAVE_PROGRESS: Final = frozenset({"segments", "verify", "export_rocketmq_store", TIER})
 _OF_RECEIPTS: Final = frozenset(
     {"ack_batch", "nack_batch", "undo_pop", "change_invisible_batch", "renew_batch"}
 )
 """Calls that have a result or an error for each receipt."""
+
+
+def repeat_of(method: str) -> Repeat:
+    """What a repeat of any call does."""
+    return "never" if method == TIER else REPEATS.get(method, "again")
 
 
 @cache
@@ -66,8 +74,9 @@ def _reader(method: str) -> Callable[[Any], Any]:
         return result_reader(list[Any])
     if method == "put_columns":
         return result_reader(SentColumns)
-    kind = get_type_hints(getattr(Store, method))["return"] if method in REPEATS else None
-    return result_reader(kind)
+    if method in REPEATS:
+        return result_reader(get_type_hints(getattr(Store, method))["return"])
+    return result_reader(Any if method == TIER else None)
 
 
 def read_result(method: str, data: Any) -> Any:
