@@ -143,8 +143,8 @@ def test_segments_become_archives_under_clients_that_put_read_and_pop(folder: Pa
         assert set(held.values()) == {1}
         assert Counter(clients.popped) <= Counter(bodies)
         assert store.verify().problems == []
-        with tiering.Worker(store, tiering.Policy()) as worker:
-            assert worker.verify().problems == []
+        with tiering.Worker(store, tiering.Policy()) as checker:
+            assert checker.verify().problems == []
 
 
 def whole(store: kvstore.Store, queue: int) -> list[kvstore.StoredMessage]:
@@ -187,6 +187,6 @@ def test_a_signal_ends_a_tier_job_under_way_and_the_server_within_its_time(
         assert [type(e) for e in raised] == ([tiering.TieringStopped] if thread else [])
     with kvstore.open(folder) as store:
         assert sum(len(whole(store, queue)) for queue in range(QUEUES)) == OLD * 60 + 1
-        with tiering.Worker(store, tiering.Policy(hot_for=0, warm="archive")) as worker:
-            assert worker.run_once().failed == {}
-            assert worker.verify().problems == []
+        with tiering.Worker(store, tiering.Policy(hot_for=0, warm="archive")) as again:
+            assert again.run_once().failed == {}
+            assert again.verify().problems == []
