@@ -64,7 +64,7 @@ _OF_RECEIPTS: Final = frozenset(
 
 
 def repeat_of(method: str) -> Repeat:
-    """What a repeat of any call does."""
+    """How a repeat of any call is made."""
     return "never" if method == TIER else REPEATS.get(method, "again")
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import kvstore
 from kvstore import DiskFull
+from kvstore.clock import SystemClock
 from kvstore.files import LocalFiles
 from tests.crash.test_full_disk import CONFIG
 from tests.support.grpc_doors import OpenDoor
@@ -29,26 +30,26 @@ MORE = 50
 class Putter:
     """A client that puts by itself, and goes on after each refusal for a full disk."""
 
-    def __init__(self, url: str, number: int, stop: threading.Event) -> None:
+    def __init__(self, url: str, number: int) -> None:
+        self.most = 1_000_000
         self.placed: list[bytes] = []
         self.refused = 0
         self.failures: list[BaseException] = []
         self._url = url
         self._number = number
-        self._stop = stop
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 
     def _run(self) -> None:
         with kvstore.connect(self._url) as client:
-            while not self._stop.is_set():
+            while len(self.placed) < self.most:
                 body = b"%d-%d " % (self._number, len(self.placed)) + os.urandom(2000)
                 try:
                     client.put("t", body)
                     self.placed.append(body)
                 except DiskFull:
                     self.refused += 1
-                    self._stop.wait(0.02)
+                    SystemClock().sleep(0.02)
                 except BaseException as e:
                     self.failures.append(e)
                     return
@@ -94,7 +95,6 @@ def test_a_full_disk_is_told_to_clients_of_both_doors_and_puts_go_on_once_there_
     config = msgspec.structs.replace(CONFIG, watermarks=(watermark,) * 3, files=RealDisk())
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(10 << 20))
-    stop = threading.Event()
     with kvstore.open(small_disk / "s", config) as store:
         store.create_topic("t", queues=2)
         for group in "gh":
@@ -106,7 +106,7 @@ def test_a_full_disk_is_told_to_clients_of_both_doors_and_puts_go_on_once_there_
             kvstore.connect(server.url) as client,
         ):
             assert send(grpc) == "OK"
-            putters = [Putter(server.url, n, stop) for n in range(CLIENTS)]
+            putters = [Putter(server.url, n) for n in range(CLIENTS)]
             until(lambda: all(one.refused > 2 or one.failures for one in putters), patience=60)
             assert [one.failures for one in putters] == [[]] * CLIENTS
             assert send(grpc) == "INTERNAL_SERVER_ERROR"
@@ -127,18 +127,12 @@ def test_a_full_disk_is_told_to_clients_of_both_doors_and_puts_go_on_once_there_
             assert set(done.values()) <= {1}
             assert all(one.refused > 2 for one in putters)
 
-            before = [len(one.placed) for one in putters]
-            ballast.unlink()
-            until(
-                lambda: all(
-                    len(one.placed) > had + MORE or one.failures
-                    for one, had in zip(putters, before, strict=True)
-                ),
-                patience=60,
-            )
-            stop.set()
             for one in putters:
-                one.thread.join(20)
+                one.most = len(one.placed) + MORE
+            ballast.unlink()
+            for one in putters:
+                one.thread.join(60)
+                assert one.failures or len(one.placed) >= one.most
             assert [one.failures for one in putters] == [[]] * CLIENTS
             assert send(grpc) == "OK"
             assert len(receive(grpc)) == len(client.pop("g", "t", 4)) == 4
