@@ -32,6 +32,8 @@ _MANY: Final = 128
 _REPLY_BYTES: Final = 256 << 20
 _PROGRESS_EVERY: Final = 0.1
 """Seconds between two events of one call's progress."""
+_CUT_SHORT: Final = frozenset({"pop", TIER})
+"""Calls that end with the connection; a client that comes back sends them again."""
 _LIMIT_AT: Final = {"pull": 3, "pull_columns": 3, "pop": 2}
 _LIMITS: Final = {"pull": 32, "pull_columns": 1024, "pop": 1}
 """Where the limit stands among the arguments, and its default."""
@@ -51,7 +53,7 @@ class Request:
         self._loop = gatherer.loop
         self._session = session
         self._number = number
-        self._under_way = UnderWay(method, waits=method == "pop")
+        self._under_way = UnderWay(method, waits=method in _CUT_SHORT)
 
     def begin(self, size: int, given: Any, named: Any, *, again: bool) -> None:
         """Reads the arguments, which took so many bytes, and hands the request to the gatherer."""

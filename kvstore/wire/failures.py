@@ -49,18 +49,18 @@ def make_error(packed: Any) -> Exception:
     return StoreError(f"the server's error can't be read: {errors.shown(packed)}")
 
 
-def _known(base: type[StoreError]) -> dict[str, type[StoreError]]:
-    """An error and those below it, by their names."""
-    found = {base.__name__: base}
+def _below(base: type[StoreError]) -> dict[str, type[StoreError]]:
+    """The errors below one, by their names."""
+    found: dict[str, type[StoreError]] = {}
     for kind in base.__subclasses__():
-        found |= _known(kind)
+        found |= {kind.__name__: kind, **_below(kind)}
     return found
 
 
 def _made(names: Sequence[Any], text: str, carried: Mapping[Any, Any]) -> Exception:
     for name in names:
-        found = _known(StoreError).get(str(name))
-        if found is not None:
+        found = getattr(errors, str(name), None) or _below(StoreError).get(str(name))
+        if isinstance(found, type) and issubclass(found, StoreError):
             error = found.__new__(found, text)
             error.args = (text,)
             vars(error).update({str(k): v for k, v in carried.items()})

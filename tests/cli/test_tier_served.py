@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,8 @@ import tiering
 from kvstore import Message, StoreConfig
 from tests.cli.conftest import Kvmq
 from tests.support.clock import VirtualClock
+from tests.support.waiting import until
+from tiering.places.work_folder import WORK
 
 POLICY = 'hot_for = "1d"\nwarm = "s/archive"\ngrace = 0\n'
 Serves = Callable[..., AbstractContextManager[None]]
@@ -128,6 +131,32 @@ def test_a_server_with_a_policy_does_no_work_by_another(
                 store.tier("run_once", None, {"colour": 1})
             with pytest.raises(tiering.PolicyIllegal):
                 store.tier("run_once", {"hot_for": "red"}, {})
+
+
+def test_watching_a_served_store_goes_on_until_a_signal_ends_it(
+    process: Any, old: Path, policy: Path, serves: Serves
+) -> None:
+    with serves():
+        child = process(
+            "tier", "run", old, "--policy", policy, "--watch", "--interval", 0.1, "--json"
+        )
+        assert b'"segments":[0,1,2]' in child.stdout.readline()
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(30) == 0
+
+
+def test_a_verb_that_is_interrupted_stops_its_job_in_the_server(
+    process: Any, kvmq: Kvmq, old: Path, policy: Path, serves: Serves
+) -> None:
+    slow = policy.with_name("slow.toml")
+    slow.write_text(POLICY + "read_rate = 1000\n")
+    with serves():
+        child = process("tier", "run", old, "--policy", slow)
+        until(lambda: list((old / WORK / "made").glob("*/*")))
+        child.send_signal(signal.SIGINT)
+        assert child.wait(30) != 0
+        ran = kvmq("tier", "run", old, "--policy", policy, "--json")
+        assert (ran.code, ran.json["segments"]) == (0, [0, 1, 2]), ran.err
 
 
 def test_a_worker_of_this_process_says_that_the_server_has_one(old: Path, serves: Serves) -> None:

@@ -11,6 +11,7 @@ import pytest
 from msgspec.msgpack import Ext
 
 import kvstore
+import kvstore.aio
 from kvstore import Message, ServedStore, Store
 from kvstore.core.arrow.packed_columns import pack_columns
 from kvstore.serve.gatherer import Gatherer
@@ -115,6 +116,18 @@ def test_columns_that_lie_fail_their_request_and_others_are_served_on(raw: Raw, 
     answers = {found[1]: found for found in (raw.next(), raw.next())}
     assert (answers[1][0], answers[1][2][0][0]) == (FAILURE, "FormatError")
     assert answers[2][0] == REPLY
+
+
+def test_asyncio_puts_and_pulls_columns_of_a_served_store(server: ServerThread) -> None:
+    async def main() -> dict[str, list[Any]]:
+        async with kvstore.aio.connect(server.url) as client:
+            put = await client.put_columns("t", ROWS)
+            assert [result.offset for result in put.results()] == [0, 1, 2]
+            found = await client.pull_columns("t", 0, 1, columns=["body"])
+            rows: dict[str, list[Any]] = pa.record_batch(found.columns).to_pydict()
+            return rows
+
+    assert asyncio.run(main()) == {"body": [b"b", b"c"]}
 
 
 @pytest.fixture

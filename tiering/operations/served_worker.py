@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self, TypeVar
 import msgspec
 
 from tiering.catalog.catalog import ArchiveInfo
-from tiering.errors import PolicyIllegal
+from tiering.errors import PolicyIllegal, TieringStopped
 from tiering.merge.merge import TARGET_BYTES
 from tiering.operations.attach import AttachReport
 from tiering.operations.erase import DestroyReport, ErasurePlan, ErasureReport
@@ -53,8 +53,7 @@ class ServedWorker:
     A relative place in `policy` is in the store's folder. Without a policy the work is done by that
     of the server; one that has none can do only what moves nothing. Raises `TieringBusy` if the
     server runs a worker by another policy, or another job is under way there. Keys and settings of
-    places are the server's own. A job whose caller is interrupted is stopped; one whose client went
-    away is done to its end.
+    places are the server's own. A job whose caller is interrupted, or goes away, is stopped.
     """
 
     def __init__(
@@ -63,19 +62,31 @@ class ServedWorker:
         if policy is not None and not isinstance(policy, Policy):
             raise PolicyIllegal(f"the policy is {policy!r}; it must be a tiering.Policy")
         self.policy = policy
-        self.is_busy = False
-        """Whether a call waits for its report."""
+        self._is_busy = False
+        self._is_stopped = False
         self._store = store
         self._progress = progress
 
     def _do(self, operation: str, kind: type[T], **arguments: Any) -> T:
         policy = None if self.policy is None else msgspec.to_builtins(self.policy)
-        self.is_busy = True
+        self._is_busy = True
         try:
             found = self._store.tier(operation, policy, arguments, progress=self._progress)
+        except KeyboardInterrupt:
+            if not self._is_stopped:
+                raise
+            raise TieringStopped("the job was told to stop; what it was doing is undone") from None
         finally:
-            self.is_busy = False
+            self._is_busy = False
         return msgspec.convert(found, kind)
+
+    def stop(self) -> None:
+        """Ends the call under way with `TieringStopped`; to be called by a signal's handler in the
+        thread of that call.
+        """
+        self._is_stopped = True
+        if self._is_busy:
+            raise KeyboardInterrupt
 
     def archives(self) -> list[ArchiveInfo]:
         return self._do("archives", list[ArchiveInfo])

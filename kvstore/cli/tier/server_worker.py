@@ -58,17 +58,22 @@ class ServerWorker:
 
     def job(self, operation: Any, policy: Any, arguments: Any, progress: Tells | None) -> _Job:
         """See `serve.tier_jobs.TierJobs`."""
-        job = _Job(self, operation, policy, arguments, progress)
+        return _Job(self, operation, policy, arguments, progress)
+
+    def begin(self, job: _Job) -> list[_Job]:
+        """Notes that a job begins; the jobs before it that are told to stop, and have not ended."""
         with self._lock:
             if self._is_stopped:
                 job.is_stopped.set()
+            ending = [one for one in self._jobs if one.is_stopped.is_set()]
             self._jobs.add(job)
-        return job
+        return ending
 
-    def ended(self, job: _Job) -> None:
-        """A job is over."""
+    def end(self, job: _Job) -> None:
+        """Notes that it has ended."""
         with self._lock:
             self._jobs.discard(job)
+        job.has_ended.set()
 
     def worker_of(self, given: Any, progress: Tells | None) -> tuple[Worker, bool]:
         """The worker for a client's policy, and whether it is for one job alone."""
@@ -105,16 +110,22 @@ class _Job:
         progress: Tells | None,
     ) -> None:  # fmt: skip
         self.is_stopped = threading.Event()
+        self.has_ended = threading.Event()
         self._server = server
         self._asked = operation, policy, arguments
         self._progress = progress
         self._worker: Worker | None = None
 
     def run(self) -> Any:
+        ending = self._server.begin(self)
         try:
+            # Two jobs never wait for each other: each was told to stop behind those it waits for.
+            self._check()
+            for job in ending:
+                job.has_ended.wait()  # its client may have come back as this one's
             return self._run(*self._asked)
         finally:
-            self._server.ended(self)
+            self._server.end(self)
 
     def _run(self, operation: Any, policy: Any, arguments: Any) -> Any:
         import tiering
@@ -127,12 +138,17 @@ class _Job:
         try:
             if is_its_own:
                 self._worker = worker
-            if self.is_stopped.is_set():
-                raise tiering.TieringStopped("the server is ending; nothing was begun")
+            self._check()
             return getattr(worker, operation)(**arguments)
         finally:
             if is_its_own:
                 worker.stop()
+
+    def _check(self) -> None:
+        from tiering.errors import TieringStopped
+
+        if self.is_stopped.is_set():
+            raise TieringStopped("the job was told to stop before it had begun")
 
     def stop(self) -> None:
         self.is_stopped.set()

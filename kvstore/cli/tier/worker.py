@@ -115,7 +115,6 @@ class Job(NamedTuple):
     def _served(
         self, store: ServedStore, policy: Policy, shown: Callable[[Report], Progress]
     ) -> Iterator[RunningWorker]:
-        from tiering.errors import TieringStopped
         from tiering.operations.served_worker import ServedWorker
 
         stopping = threading.Event()
@@ -126,9 +125,7 @@ class Job(NamedTuple):
 
             def end() -> None:
                 stopping.set()
-                if worker.is_busy:
-                    # It leaves the call, which takes the request back.
-                    raise TieringStopped("the server's worker was told to stop")
+                worker.stop()
 
             with on_signal(end):
                 yield RunningWorker(worker, stopping, SystemClock())
