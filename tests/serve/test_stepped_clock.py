@@ -111,7 +111,7 @@ class Traffic:
         assert self.failures == []
 
 
-@pytest.mark.parametrize("most", [0.5, HOUR])
+@pytest.mark.parametrize("most", [0.2, HOUR])
 def test_nothing_is_done_twice_and_nothing_is_early_by_more_than_the_steps(
     server: ServerThread, store: Store, stepped: SteppedClock, most: float
 ) -> None:
@@ -135,7 +135,7 @@ def test_nothing_is_done_twice_and_nothing_is_early_by_more_than_the_steps(
     assert held == Counter(list(traffic.put))
     assert Counter(b for b in traffic.acked if b in traffic.put) == held
     for body, (at, delay) in traffic.put.items():
-        assert traffic.came[body] - at >= delay - 2 * most
+        assert traffic.came[body] - at >= delay - 3 * most  # from one end to the last step
     found = [m for q in range(2) for m in store.pull("t", q, 0, 10_000).messages]
     times = {m.properties["SCHEDULED_AT"] for m in found if m.body == b"scheduled"}
     assert len(times) == firings
@@ -173,10 +173,10 @@ def test_a_lock_is_kept_by_a_clock_that_goes_back_and_ends_by_one_that_goes_ahea
 ) -> None:
     with kvstore.connect(server.url) as client:
         client.put("t", b"x")
-        (first,) = client.pop("g", "t", invisible_for=60.0)
+        (first,) = client.pop("g", "t", invisible_for=600.0)
         stepped.set_off(-HOUR)
         assert client.pop("g", "t") == []
-        stepped.set_off(59.0)
+        stepped.set_off(500.0)
         assert client.pop("g", "t", wait=0.2) == []
         found: list[kvstore.Popped] = []
         waits = threading.Thread(target=lambda: found.extend(client.pop("g", "t", wait=30)))
@@ -201,8 +201,8 @@ def test_a_transaction_is_asked_about_when_its_time_has_come_and_committed_once(
     with kvstore.connect(server.url) as client:
         checker = client.on_check("pay", answer)  # type: ignore[arg-type]  # it answers right
         for number in range(10):
-            client.prepare("t", b"%d" % number, group="pay", immunity=30.0)
-        for off in (-HOUR, 25.0, -HOUR, 29.0):
+            client.prepare("t", b"%d" % number, group="pay", immunity=600.0)
+        for off in (-HOUR, 400.0, -HOUR, 500.0):
             stepped.set_off(off)
             until(lambda: client.stats() is not None)
         assert asked == []
