@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvstore.core.arrow.column_batch import ColumnBatch
-from kvstore.core.arrow.put_rows import result_columns, row_results
+from kvstore.core.arrow.put_rows import columns_of_results, result_columns, row_results
 from kvstore.core.encoding import PreparedBatch
 from kvstore.core.messages import StoredMessage
 from kvstore.core.put_values import Message, PutResult, PutStatus
@@ -124,7 +124,8 @@ class ColumnsPut:
         repeat those of the first message), and whether it is a duplicate. Made anew each time it is
         asked for.
         """
-        return result_columns(self._batch, self._results)
+        found = self._results
+        return result_columns(self._batch) if found is None else columns_of_results(found)
 
     def results(self) -> list[PutResult]:
         """The places as `put_batch` gives them, for callers without an Arrow library."""

@@ -58,6 +58,7 @@ LONG: Final = (
     "tests/crash/test_kept_exceptions.py",
     "tests/crash/test_kill.py",
     "tests/crash/test_pop_kill.py",
+    "tests/crash/test_serve_campaign.py",
     "tests/crash/test_power_cut.py",
     "tests/crash/test_threads.py",
     "tests/crash/test_threads_of_aio.py",

@@ -49,6 +49,7 @@ from tiering.operations.attach import AttachReport, attach
 from tiering.operations.erase import DestroyReport, ErasurePlan, ErasureReport
 from tiering.operations.inspection import Together, held_together
 from tiering.operations.restore import RestoreProblem, RestoreReport, restore
+from tiering.operations.served_worker import ServedWorker
 from tiering.operations.worker import ArchiveInfo, Worker
 from tiering.policy.plan import Plan
 from tiering.policy.policy import Policy, Prices, TierPrice
@@ -90,6 +91,7 @@ __all__ = [
     "RestoreProblem",
     "RestoreReport",
     "RunReport",
+    "ServedWorker",
     "StoresAmbiguous",
     "TargetNotEmpty",
     "TierPrice",

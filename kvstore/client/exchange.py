@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from kvstore.errors import ConnectionLost, FormatError, ProtocolMismatch, StoreError, shown
-from kvstore.wire.call_table import REPEATS
+from kvstore.wire.call_table import repeat_of
 from kvstore.wire.failures import make_error
 from kvstore.wire.frames import (
     BYE,
@@ -131,7 +131,7 @@ class Exchange:
         self._received = 0
         frames: list[bytes] = []
         for sent in list(self.outstanding.values()):
-            if sent.was_sent and REPEATS.get(sent.method, "again") == "never":
+            if sent.was_sent and repeat_of(sent.method) == "never":
                 self._forget(sent)
                 sent.end(
                     ConnectionLost(

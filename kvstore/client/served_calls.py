@@ -20,6 +20,7 @@ from kvstore.core.unique_ids import UniqueIds
 from kvstore.message import Message
 from kvstore.record.put.explain import as_batch
 from kvstore.wire.call_table import HAVE_PROGRESS, read_result
+from kvstore.wire.column_values import sendable
 from kvstore.wire.values import encode, message_row, pack_argument
 
 _NO_NAMES: Final = encode({})
@@ -44,6 +45,11 @@ class Requests:
             elif "messages" in by_name:
                 given.append(self._rows(by_name.pop("messages")))
         else:
+            if method == "put_columns":
+                if "columns" in by_name:
+                    by_name["columns"] = sendable(by_name["columns"], self._new_ids)
+                else:
+                    given[1:2] = [sendable(one, self._new_ids) for one in given[1:2]]
             given = [pack_argument(one) for one in given]
         has_progress = method in HAVE_PROGRESS and by_name.get("progress") is not None
         if has_progress:
@@ -53,9 +59,12 @@ class Requests:
         has_events = has_progress or method == "on_check"
         return Sent(method, encode(given), names, has_events=has_events)
 
+    def _new_ids(self, count: int) -> list[str]:
+        return self._ids.make(self._clock.now_ms(), count)
+
     def _rows(self, messages: Any) -> list[Any]:
         batch = as_batch(messages)
-        ids = self._ids.make(self._clock.now_ms(), len(batch))
+        ids = self._new_ids(len(batch))
         rows = message_rows(list(batch), ids)
         return [_row(batch[at], ids[at]) if row is None else row for at, row in enumerate(rows)]
 

@@ -23,19 +23,18 @@ from kvstore.api.store import Store
 from kvstore.client.exchange import Sent
 from kvstore.client.served_calls import Requests, message_of, result_of_call
 from kvstore.client.served_checker import ServedChecker
-from kvstore.client.served_columns import SentColumns, naming_rows, pulled_columns, rows_to_put
 from kvstore.client.socket_link import SocketLink
 from kvstore.clock import SystemClock
 from kvstore.consume.consumer import Consumes
 from kvstore.errors import CallerError, shown
-from kvstore.message import PulledBatch, PutResult
+from kvstore.message import PutResult
 from kvstore.pop.nack import Nack
 from kvstore.process.forking import refuse_in_child
-from kvstore.read.sql import SqlFilter
 from kvstore.record.validate import check_group
 from kvstore.timing.checks import Ask
 from kvstore.timing.transaction import Transaction
 from kvstore.wire.addresses import read_address
+from kvstore.wire.call_table import TIER
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,12 +71,6 @@ class ServedCalls(Consumes):
         """See `kvstore.Store.put`."""
         return self.put_batch([message_of(topic, body, fields)])[0]
 
-    def put_columns(self, topic: str, columns: object) -> SentColumns:
-        """See `kvstore.Store.put_columns`."""
-        rows = rows_to_put(topic, columns)
-        with naming_rows(len(rows)):
-            return SentColumns(self.put_batch(rows))
-
     def prepare(
         self,
         topic: str,
@@ -90,21 +83,6 @@ class ServedCalls(Consumes):
         """See `kvstore.Store.prepare`."""
         message = message_of(topic, body, fields)
         return self.prepare_batch([message], group=group, immunity=immunity)[0]
-
-    def pull_columns(
-        self,
-        topic: str,
-        queue: int,
-        offset: int,
-        limit: int = 1024,
-        *,
-        columns: Sequence[str] | None = None,
-        max_bytes: int | None = None,
-        filter: str | SqlFilter | None = None,
-    ) -> PulledBatch:
-        """See `kvstore.Store.pull_columns`."""
-        found = self.pull(topic, queue, offset, limit, max_bytes=max_bytes, filter=filter)
-        return pulled_columns(found, columns)
 
     def ack(self, receipt: str) -> None:
         """See `kvstore.Store.ack`."""
@@ -132,8 +110,10 @@ class ServedCalls(Consumes):
         return []
 
     put_batch = _sent(Store.put_batch)
+    put_columns = _sent(Store.put_columns)
     get = _sent(Store.get)
     pull = _sent(Store.pull)
+    pull_columns = _sent(Store.pull_columns)
     query = _sent(Store.query)
     read_at = _sent(Store.read_at)
     find = _sent(Store.find)
@@ -260,6 +240,19 @@ class ServedStore(ServedCalls):
         """See `kvstore.Store.on_check`; the function is called in this process."""
         sent = self._requests.make("on_check", (group,), {})
         return ServedChecker(self._link, group, checker, sent, self._answer)
+
+    def tier(
+        self,
+        operation: str,
+        policy: Mapping[str, Any] | None,
+        arguments: Mapping[str, Any],
+        *,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> Any:
+        """Has the server's worker make one of its calls, by a policy's fields; see
+        `tiering.ServedWorker`, which has these calls. The report comes as plain values.
+        """
+        return self._call(TIER, (operation, policy, arguments), {"progress": progress})
 
     def _answer(self, number: int, question: int, answer: str) -> None:
         self._call("answer", (number, question, answer), {})

@@ -236,20 +236,24 @@ class Families:
         _Process.is_used = True
         release_in_child(self)
         try:
-            try:
-                self._open(create=create)
-            except Exception as e:
-                if _HELD not in str(e):
-                    raise
-                # Iterators of a store that was closed hold the lock, in exceptions that are kept.
-                _free_iterators([o for o in gc.get_objects() if issubclass(type(o), BaseException)])
-                self._open(create=create)
+            self._open_past_iterators(create=create)
         except Exception as e:  # rocksdict raises bare Exception for every error of RocksDB
             self._drop()
             raise _not_opened(path, e) from e
         self._sync = WriteOptions()
         self._sync.sync = True
         self._lazy = WriteOptions()
+
+    def _open_past_iterators(self, *, create: bool) -> None:
+        try:
+            self._open(create=create)
+        except Exception as e:
+            if _HELD not in str(e):
+                raise
+            # Iterators of what was open before hold the lock, in exceptions that are kept, or that
+            # are garbage.
+            _free_iterators([o for o in gc.get_objects() if issubclass(type(o), BaseException)])
+            self._open(create=create)
 
     def _open(self, *, create: bool) -> None:
         path, read_only = self.path, self.read_only
@@ -449,7 +453,7 @@ class Families:
                 raise _full(self.path)
             self._drop()
             try:
-                self._open(create=False)
+                self._open_past_iterators(create=False)
             except Exception as e:  # as above; or an iterator still holds the old one
                 raise _full(self.path) from e
             self._full = False

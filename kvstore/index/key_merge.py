@@ -94,6 +94,7 @@ class Merge:
             cuts = np.searchsorted(hashes, borders).tolist()
             for piece, (a, b) in enumerate(pairwise(cuts), begin):
                 batch = self._put_piece(batch, piece, [(hashes[a:b], positions[a:b])], gone)
+        del it  # with it RocksDB could not be opened again, if the write finds a full disk
         self._say_how_far(batch)
         self._families.write(batch)
 

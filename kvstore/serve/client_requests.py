@@ -13,13 +13,16 @@ from typing import Any, Final
 
 from kvstore.api.store import Store
 from kvstore.clock import SystemClock
+from kvstore.core.arrow.column_batch import ColumnBatch
 from kvstore.errors import CallerError, Cancelled, FormatError, MessageTooLarge, StoreError, shown
-from kvstore.message import PutResult
+from kvstore.message import PulledBatch, PutResult
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.questions import Questions
-from kvstore.serve.repeated import prepare_again, put_again
+from kvstore.serve.repeated import prepare_again, put_again, put_columns_again
 from kvstore.serve.sessions import ClientSession, UnderWay
-from kvstore.wire.call_table import HAVE_PROGRESS, REPEATS
+from kvstore.serve.tier_jobs import TierJob
+from kvstore.wire.call_table import HAVE_PROGRESS, REPEATS, TIER
+from kvstore.wire.column_values import SentColumns, pulled_columns, sent_columns
 from kvstore.wire.failures import pack_error
 from kvstore.wire.frames import EVENT, FAILURE, REPLY, REPLY_MAX
 from kvstore.wire.values import encode_result, messages_of, read_arguments
@@ -29,7 +32,11 @@ _MANY: Final = 128
 _REPLY_BYTES: Final = 256 << 20
 _PROGRESS_EVERY: Final = 0.1
 """Seconds between two events of one call's progress."""
-_LIMIT_AT: Final = {"pull": 3, "pop": 2}
+_CUT_SHORT: Final = frozenset({"pop", TIER})
+"""Calls that end with the connection; a client that comes back sends them again."""
+_LIMIT_AT: Final = {"pull": 3, "pull_columns": 3, "pop": 2}
+_LIMITS: Final = {"pull": 32, "pull_columns": 1024, "pop": 1}
+"""Where the limit stands among the arguments, and its default."""
 _clock: Final = SystemClock()
 
 
@@ -46,7 +53,7 @@ class Request:
         self._loop = gatherer.loop
         self._session = session
         self._number = number
-        self._under_way = UnderWay(method, waits=method == "pop")
+        self._under_way = UnderWay(method, waits=method in _CUT_SHORT)
 
     def begin(self, size: int, given: Any, named: Any, *, again: bool) -> None:
         """Reads the arguments, which took so many bytes, and hands the request to the gatherer."""
@@ -88,6 +95,17 @@ class Request:
             return self._gatherer.run(partial(put_again, self._store, messages))
         return self._gatherer.put(messages, self._under_way.size)
 
+    def _put_columns(
+        self, given: list[Any], named: dict[str, Any], again: bool
+    ) -> asyncio.Future[SentColumns]:
+        def put(topic: str, columns: object) -> SentColumns:
+            if again and isinstance(topic, str) and isinstance(columns, ColumnBatch):
+                return put_columns_again(store, topic, columns)
+            return sent_columns(topic, store.put_columns(topic, columns))
+
+        store = self._store
+        return self._gatherer.put_in_turn(partial(put, *given, **named), self._under_way.size)
+
     def _prepare(
         self, given: list[Any], named: dict[str, Any], again: bool
     ) -> asyncio.Future[list[PutResult]]:
@@ -108,6 +126,31 @@ class Request:
     def _pull(self, given: list[Any], named: dict[str, Any], again: bool) -> asyncio.Future[Any]:
         _limit_bytes("pull", given, named)
         return self._gatherer.call("pull", *given, **named)
+
+    def _pull_columns(
+        self, given: list[Any], named: dict[str, Any], again: bool
+    ) -> asyncio.Future[PulledBatch]:
+        def pull() -> PulledBatch:
+            return pulled_columns(store.pull_columns(*given, **named))
+
+        store = self._store
+        _limit_bytes("pull_columns", given, named)
+        return self._gatherer.call_by("pull_columns", pull)
+
+    def _tier(self, given: list[Any], named: dict[str, Any], again: bool) -> asyncio.Future[Any]:
+        jobs = self._gatherer.tier_jobs
+        if jobs is None:
+            raise CallerError("this server has no tiering worker; kvmq serve DIR has one")
+        operation, policy, arguments = given
+        progress = self._progress() if named.get("progress") else None
+        job = jobs.job(operation, policy, arguments, progress)
+        future = self._gatherer.call_by(TIER, job.run)
+        future.add_done_callback(partial(self._stop_if_cancelled, job))
+        return future
+
+    def _stop_if_cancelled(self, job: TierJob, future: asyncio.Future[Any]) -> None:
+        if future.cancelled():
+            self._gatherer.run(job.stop)
 
     def _change(self, given: list[Any], named: dict[str, Any], again: bool) -> asyncio.Future[Any]:
         return self._gatherer.change_invisible(*given, **named)
@@ -190,19 +233,22 @@ class Request:
 def _limit_bytes(method: str, given: list[Any], named: dict[str, Any]) -> None:
     """Limits the bytes of a reply that may have many messages; it has one at least."""
     at = _LIMIT_AT[method]
-    limit = given[at] if len(given) > at else named.get("limit")
+    limit = given[at] if len(given) > at else named.get("limit", _LIMITS[method])
     if type(limit) is int and limit > _MANY and named.get("max_bytes") is None:
         named["max_bytes"] = _REPLY_BYTES
 
 
 _HANDS: Final[dict[str, Callable[..., asyncio.Future[Any] | None]]] = {
     "put_batch": Request._put,
+    "put_columns": Request._put_columns,
     "prepare_batch": Request._prepare,
     "ack_batch": Request._ack,
     "pop": Request._pop,
     "pull": Request._pull,
+    "pull_columns": Request._pull_columns,
     "change_invisible": Request._change,
     "on_check": Request._ask,
     "answer": Request._answer,
+    TIER: Request._tier,
 }
 """Calls that go other ways than to the store by their name."""

@@ -39,6 +39,7 @@ from kvstore.pop.ack import AckResult
 from kvstore.read.sql import SqlFilter
 from kvstore.serve.lanes import Lane
 from kvstore.serve.metrics.server_counts import GATHERED, ServerCounts
+from kvstore.serve.tier_jobs import TierJobs
 
 QUEUED_MAX: Final = 64 << 20
 """Bytes of messages that wait to be put, at which doors are to stop reading."""
@@ -57,6 +58,8 @@ class Gatherer:
         self._store = store
         self.counts = counts = ServerCounts()
         """The server's calls and connections, for its metrics."""
+        self.tier_jobs: TierJobs | None = None
+        """Does the work of tiering that clients ask for, if there is one."""
         self.loop = self._loop = loop = asyncio.get_running_loop()
         self._lane_threads = ThreadPoolExecutor(_LANE_THREADS, "kvmq-lane")
         self._call_threads = ThreadPoolExecutor(_CALL_THREADS, "kvmq-call")
@@ -81,6 +84,11 @@ class Gatherer:
         """
         self._queued += size
         return self._puts.join(messages, size)
+
+    def put_in_turn(self, put: Callable[[], T], size: int) -> asyncio.Future[T]:
+        """Makes another kind of put in its turn among the puts; `size` as above."""
+        self._queued += size
+        return self._puts.join(put, size)
 
     def ack(self, receipts: Sequence[str]) -> asyncio.Future[list[AckResult]]:
         """See `Store.ack_batch`: for each receipt True, or the error."""
@@ -122,7 +130,11 @@ class Gatherer:
 
     def call(self, method: str, *given: Any, **named: Any) -> asyncio.Future[Any]:
         """Makes any other call of the store, by its name, in a thread of its own."""
-        future = self.run(partial(getattr(self._store, method), *given, **named))
+        return self.call_by(method, partial(getattr(self._store, method), *given, **named))
+
+    def call_by(self, method: str, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Does work that makes a call of the store, which is counted as that one."""
+        future = self.run(work)
         future.add_done_callback(partial(self._called, method))
         return future
 
@@ -212,7 +224,18 @@ class Gatherer:
 
     # --- steps of the lanes, in a thread ---
 
-    def _put_all(self, asked: Sequence[Sequence[Message]]) -> list[Any]:
+    def _put_all(self, asked: Sequence[Sequence[Message] | Callable[[], Any]]) -> list[Any]:
+        """Makes puts in order: those of messages that follow one another are one."""
+        results: list[Any] = []
+        for is_other, run in groupby(asked, callable):
+            alike: list[Any] = list(run)
+            if is_other:
+                results += [_outcome(put) for put in alike]
+            else:
+                results += self._put_together(alike)
+        return results
+
+    def _put_together(self, asked: Sequence[Sequence[Message]]) -> list[Any]:
         """Puts the messages of several calls by one put. If one of them is illegal, each half is
         put by itself, so that the illegal one ends up alone.
         """
@@ -223,7 +246,7 @@ class Gatherer:
             results = self._store.put_batch(together)
         except CallerError:
             half = len(asked) // 2
-            return self._put_all(asked[:half]) + self._put_all(asked[half:])
+            return self._put_together(asked[:half]) + self._put_together(asked[half:])
         except StoreError as e:
             return [e] * len(asked)
         return _parts(results, asked)

@@ -13,8 +13,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from kvstore.api.store import Store
+from kvstore.core.arrow.column_batch import ColumnBatch
+from kvstore.core.arrow.given_columns import GivenColumns
+from kvstore.core.arrow.put_rows import columns_of_results
 from kvstore.errors import DelayEnded, MessageNotFound, TransactionEnded
 from kvstore.message import Message, PutResult, PutStatus, StoredMessage
+from kvstore.wire.column_values import SentColumns, columns_of
 
 _ENDED: Final = -1
 """The position of a message that waited, and is not where it waited any more."""
@@ -28,6 +32,13 @@ def put_again(store: Store, messages: Sequence[Message]) -> list[PutResult]:
     if len(missing) < len(messages) and store.config.flush == "sync":
         store.flush()  # the first time may have been cut short before the disk had it
     return [next(put) if result is None else result for result in found]
+
+
+def put_columns_again(store: Store, topic: str, columns: ColumnBatch) -> SentColumns:
+    """As `put_again`, of rows."""
+    given = GivenColumns(columns)
+    results = put_again(store, [given.message(topic, row) for row in range(len(given))])
+    return columns_of(topic, results, columns_of_results(results))
 
 
 def prepare_again(store: Store, messages: Sequence[Message], **named: Any) -> list[PutResult]:

@@ -16,17 +16,23 @@ from typing import Final
 from kvstore.api.store import Store
 from kvstore.serve.door import Door, MakesDoor
 from kvstore.serve.gatherer import Gatherer
+from kvstore.serve.tier_jobs import TierJobs
 
 DRAIN: Final = 8.0
 """Seconds that requests under way have when the server ends; the store's closing comes behind."""
 
 
 class Server:
-    """Serves a store; see the module. It is made and run in the loop."""
+    """Serves a store; see the module. It is made and run in the loop. `tier_jobs` does the work of
+    tiering that clients ask for.
+    """
 
-    def __init__(self, store: Store, makers: Iterable[MakesDoor]) -> None:
+    def __init__(
+        self, store: Store, makers: Iterable[MakesDoor], tier_jobs: TierJobs | None = None
+    ) -> None:
         self._store = store
         self._makers = list(makers)
+        self._tier_jobs = tier_jobs
         self._stopping = asyncio.Event()
         self.doors: list[Door] = []
         """Those that are open."""
@@ -34,6 +40,7 @@ class Server:
     async def run(self, ready: Callable[[Door], None]) -> None:
         """Opens the doors, calls `ready` with each, and serves until `stop` is called."""
         gatherer = Gatherer(self._store)
+        gatherer.tier_jobs = jobs = self._tier_jobs
         loop = asyncio.get_running_loop()
         try:
             for make in self._makers:
@@ -47,12 +54,16 @@ class Server:
             await self._stopping.wait()
         finally:
             stops = [loop.create_task(door.stop(DRAIN)) for door in self.doors]
+            # Their clients wait for an answer, which is that they were stopped.
+            stopped = None if jobs is None else loop.run_in_executor(None, jobs.stop)
             # The doors take no more first: a pop that came now would be refused, not waited for.
             await asyncio.sleep(0)
             gatherer.end_polls()
             await asyncio.gather(*stops)
             self._store._say_served("")
             await gatherer.close()
+            if stopped is not None:
+                await stopped
 
     def stop(self) -> None:
         """Lets `run` drain and end; called in the loop."""

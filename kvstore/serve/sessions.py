@@ -38,8 +38,8 @@ class ClientLink(Protocol):
 
 
 class UnderWay:
-    """A request that is being made. `waits` says that it is a pop, or a checker, that would wait
-    for a client that went away; `end` ends a checker.
+    """A request that is being made. `waits` says that it is a pop, or work of tiering, which is not
+    to go on for a client that went away; `end` ends a checker.
     """
 
     __slots__ = ("end", "future", "method", "questions", "size", "waits")
@@ -64,7 +64,7 @@ class ClientSession:
         self.last_id = 0
         """The highest id of a request that came."""
         self.cut_short: set[int] = set()
-        """Pops that were ended because the connection broke; the client sends them again."""
+        """Requests that were ended because the connection broke; the client sends them again."""
         self.end_timer: asyncio.TimerHandle | None = None
         self._unconfirmed: deque[bytes] = deque()
         self._unconfirmed_bytes = 0

@@ -17,6 +17,7 @@ import msgspec
 
 from kvstore.api.store import Store
 from kvstore.errors import FormatError
+from kvstore.wire.column_values import SentColumns
 from kvstore.wire.values import receipt_results, result_reader
 
 Repeat = Literal["again", "ids", "never"]
@@ -25,9 +26,9 @@ ids first; it is not made.
 """
 
 _AGAIN: Final = (
-    "get", "pull", "query", "read_at", "find", "find_in", "offset_at", "bounds", "pop",
-    "ack_batch", "group_stats", "group_topics", "topics", "topics_of", "topic", "alter_topic",
-    "groups", "groups_of", "group", "alter_group", "commit_offset", "commit_offsets",
+    "get", "pull", "pull_columns", "query", "read_at", "find", "find_in", "offset_at", "bounds",
+    "pop", "ack_batch", "group_stats", "group_topics", "topics", "topics_of", "topic",
+    "alter_topic", "groups", "groups_of", "group", "alter_group", "commit_offset", "commit_offsets",
     "committed_offset", "offset_history", "reset_offset", "lag", "commit", "commit_batch",
     "commit_in", "rollback",
     "rollback_batch", "rollback_in", "transactions", "transactions_in", "prepared", "prepared_in",
@@ -36,7 +37,7 @@ _AGAIN: Final = (
     "namespaces", "import_rocketmq_config", "flush", "checkpoint", "seal", "apply_retention",
     "stats", "segments", "catalog", "verify", "on_check", "renew_batch",
 )  # fmt: skip
-_IDS: Final = ("put_batch", "prepare_batch")
+_IDS: Final = ("put_batch", "put_columns", "prepare_batch")
 _NEVER: Final = (
     "change_invisible", "change_invisible_batch", "nack_batch", "undo_pop", "give_up", "redrive",
     "create_topic", "create_topics", "delete_topic", "delete_topics",
@@ -52,17 +53,30 @@ REPEATS: Final[dict[str, Repeat]] = {
 }
 """The calls, and what a repeat of each does."""
 
-HAVE_PROGRESS: Final = frozenset({"segments", "verify", "export_rocketmq_store"})
+TIER: Final = "tier"
+"""The work of tiering, which is no call of the store: `[operation, policy, arguments]`."""
+
+HAVE_PROGRESS: Final = frozenset({"segments", "verify", "export_rocketmq_store", TIER})
 _OF_RECEIPTS: Final = frozenset(
     {"ack_batch", "nack_batch", "undo_pop", "change_invisible_batch", "renew_batch"}
 )
 """Calls that have a result or an error for each receipt."""
 
 
+def repeat_of(method: str) -> Repeat:
+    """How a repeat of any call is made."""
+    return "never" if method == TIER else REPEATS.get(method, "again")
+
+
 @cache
 def _reader(method: str) -> Callable[[Any], Any]:
-    kind = get_type_hints(getattr(Store, method))["return"] if method in REPEATS else None
-    return result_reader(list[Any] if method in _OF_RECEIPTS else kind)
+    if method in _OF_RECEIPTS:
+        return result_reader(list[Any])
+    if method == "put_columns":
+        return result_reader(SentColumns)
+    if method in REPEATS:
+        return result_reader(get_type_hints(getattr(Store, method))["return"])
+    return result_reader(Any if method == TIER else None)
 
 
 def read_result(method: str, data: Any) -> Any:

@@ -5,8 +5,9 @@ The idea: an error is the names of its class and of the classes above it, its te
 attributes. The client makes the nearest class that it knows, so an error of a newer server, or of a
 package that the client has not loaded, is still one of the right kind.
 
-Invariants: only classes of `kvstore.errors`, and a few of Python's own, are made; an attribute that
-is no plain value is left out.
+Invariants: only errors of a store that this process knows (`kvstore.errors`, and those of `tiering`
+once it is imported), and a few of Python's own, are made; an attribute that is no plain value is
+left out.
 """
 
 from __future__ import annotations
@@ -48,9 +49,17 @@ def make_error(packed: Any) -> Exception:
     return StoreError(f"the server's error can't be read: {errors.shown(packed)}")
 
 
+def _below(base: type[StoreError]) -> dict[str, type[StoreError]]:
+    """The errors below one, by their names."""
+    found: dict[str, type[StoreError]] = {}
+    for kind in base.__subclasses__():
+        found |= {kind.__name__: kind, **_below(kind)}
+    return found
+
+
 def _made(names: Sequence[Any], text: str, carried: Mapping[Any, Any]) -> Exception:
     for name in names:
-        found = getattr(errors, str(name), None)
+        found = getattr(errors, str(name), None) or _below(StoreError).get(str(name))
         if isinstance(found, type) and issubclass(found, StoreError):
             error = found.__new__(found, text)
             error.args = (text,)

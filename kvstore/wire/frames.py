@@ -18,7 +18,7 @@ import msgspec
 from kvstore.errors import FormatError, shown
 
 NAME: Final = "kvmq"
-VERSION: Final = 1
+VERSION: Final = 2
 LENGTH: Final = struct.Struct(">I")
 GREETING_MAX: Final = 1 << 10
 """Bytes of a frame before the welcome."""

@@ -20,6 +20,8 @@ from msgspec import UNSET, UnsetType
 from msgspec.msgpack import Encoder, Ext
 
 from kvstore.config import Retention
+from kvstore.core.arrow.column_batch import ColumnBatch
+from kvstore.core.arrow.packed_columns import pack_columns, unpack_columns
 from kvstore.core.messages import StoredMessage, stored_of, stored_rows
 from kvstore.core.popping.receipts import Popped, popped_of, popped_rows
 from kvstore.core.put_values import (
@@ -50,6 +52,7 @@ BROKEN_TEXT: Final = 10
 PAIRS: Final = 11
 UNSENT: Final = 12
 NACK: Final = 13
+COLUMNS: Final = 14
 
 _STRUCTS: Final[dict[int, type[msgspec.Struct]]] = {
     TOPIC_CONFIG: TopicConfig,
@@ -82,6 +85,8 @@ def pack_argument(value: Any, depth: int = 0) -> Any:
         return Ext(SQL, _encoded(value.expression))
     if isinstance(value, UnsetType):
         return Ext(NOT_GIVEN, _encoded(None))
+    if isinstance(value, ColumnBatch):
+        return Ext(COLUMNS, _encoded(pack_columns(value)))
     number = _NUMBERS.get(type(value))
     if number is not None:
         named = {n: pack_argument(getattr(value, n), depth + 1) for n in value.__struct_fields__}
@@ -155,6 +160,9 @@ def encode(value: Any) -> bytes:
         raise CallerError(f"an argument can't be sent to a server: {e}") from None
 
 
+_READERS: Final[dict[int, Callable[[Any], Any]]] = {SQL: sql, COLUMNS: unpack_columns}
+
+
 class Unsent:
     """Stands for a value that could not be sent: the store is to say what is wrong with it."""
 
@@ -173,8 +181,8 @@ def _read_extension(code: int, data: memoryview) -> Any:
     inner = _arguments.decode(data)
     if code == NOT_GIVEN:
         return UNSET
-    if code == SQL:
-        return sql(inner)
+    if code in _READERS:
+        return _READERS[code](inner)
     if code == PAIRS and type(inner) is list:
         return dict(inner)
     if code == UNSENT and type(inner) is list:
@@ -253,6 +261,8 @@ def encode_result(kind: int, number: int, result: Any) -> bytes:
 
 
 def _read_result(kind: type[Any], row: Any) -> Any:
+    if kind is ColumnBatch:
+        return unpack_columns(row)
     if kind is StoredMessage:
         return stored_of(row)
     return (popped_of if kind is Popped else put_results_of)([row])[0]

@@ -60,9 +60,9 @@ def test_a_second_start_and_a_verb_that_needs_the_store_say_who_serves(
 ) -> None:
     policy = served.parent / "policy.toml"
     policy.write_text('hot_for = 1\nwarm = "warm"\n')
-    for words in (("serve", str(served)), ("tier", "run", str(served), "--policy", str(policy))):
+    for words in (("serve", str(served)), ("spark", "tier", str(served), "--policy", str(policy))):
         ran = kvmq(*words, "--json")
-        assert (ran.code, ran.error["error"]) == (1, "StoreServed")
+        assert (ran.code, ran.error["error"]) == (1, "StoreServed"), ran.err
         assert "kvmq.sock" in ran.error["message"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from random import Random
 from typing import Any, Final
 
@@ -12,11 +13,22 @@ import pyarrow as pa
 
 from kvstore.core.arrow.column_batch import columns_to_put
 from kvstore.core.arrow.given_columns import GivenColumns
+from kvstore.core.arrow.packed_columns import (
+    columns_to_send,
+    pack_columns,
+    results_in,
+    unpack_columns,
+)
 from kvstore.core.arrow.pulled_columns import COLUMN_NAMES, PulledColumns
-from kvstore.core.arrow.put_rows import prepare_columns, result_columns, row_results
+from kvstore.core.arrow.put_rows import (
+    columns_of_results,
+    prepare_columns,
+    result_columns,
+    row_results,
+)
 from kvstore.core.messages import ExpiryCheck, StoredMessage
 from kvstore.core.names import RESERVED
-from kvstore.core.put_values import PutStatus
+from kvstore.core.put_values import PutResult, PutStatus
 from kvstore.core.queue_offsets import QueueOffsets
 from kvstore.core.tail import Tail
 from kvstore.errors import MessageIllegal
@@ -235,6 +247,83 @@ def _columns(*given: Any) -> int:
     return len(rows)
 
 
+# --- columns that are sent ---
+
+
+def _send(*made: Any) -> int:
+    """The rows that arrive are those that were given, and each has an id."""
+    handed = _given(*made)
+    given = GivenColumns(handed)
+    if len(given) > _SEEN:
+        return 0
+    batch = columns_to_send(given, [f"own-{row}" for row in range(len(given))])
+    packed = pack_columns(batch)
+    arrived = unpack_columns(packed)
+    assert pack_columns(arrived) == packed
+    rows = GivenColumns(arrived)
+    for row in range(len(given)):
+        try:
+            message = given.message("t", row)
+        except MessageIllegal:
+            continue  # two properties of one name, which arrive as they are
+        if message.message_id is None:
+            message.message_id = f"own-{row}"
+        assert rows.message("t", row) == message
+    return len(rows)
+
+
+def _to_unpack(rng: Random) -> Arguments:
+    handed = _given(*_to_given(rng))
+    rows = GivenColumns(handed)
+    return (pack_columns(columns_to_send(rows, [""] * len(rows))),)
+
+
+def _unpack(packed: Any) -> int:
+    """Only columns that an Arrow library can read are made."""
+    batch = unpack_columns(packed)
+    with suppress(pa.ArrowNotImplementedError):  # a map without names
+        pa.record_batch(batch).validate()
+    pack_columns(batch)
+    return len(batch)
+
+
+def _to_results(rng: Random) -> Arguments:
+    return (
+        [
+            (f"{rng.getrandbits(40):X}", "t", *[rng.getrandbits(50) - 1 for _ in range(4)], bool(n))
+            for n in range(rng.choice((0, 1, 2, 9)))
+        ],
+    )
+
+
+def _result(
+    message_id: str, topic: str, queue: int, offset: int, position: int, size: int, duplicate: bool
+) -> PutResult:
+    place = (message_id, topic, queue, offset, position, size)
+    return PutResult(*place, PutStatus.WRITTEN, duplicate)
+
+
+def _results(rows: Any) -> int:
+    """Results that were sent as columns are the same results."""
+    results = [_result(*row) for row in rows]
+    sent = unpack_columns(pack_columns(columns_of_results(results)))
+    for was, found in zip(results, results_in(sent, "t", PutStatus.WRITTEN), strict=True):
+        for name in ("queue", "offset", "position", "size", "status", "duplicate"):
+            assert getattr(found, name) == getattr(was, name)
+        if type(was.message_id) is str and was.message_id.isascii():
+            assert found.message_id == was.message_id
+    return len(results)
+
+
+def _to_results_in(rng: Random) -> Arguments:
+    results = [_result(*row) for row in _to_results(rng)[0]]
+    return (pack_columns(columns_of_results(results)),)
+
+
+def _results_in(packed: Any) -> int:
+    return len(results_in(unpack_columns(packed), "t", PutStatus.WRITTEN))
+
+
 # --- columns that are pulled ---
 
 
@@ -300,6 +389,11 @@ def _read_queue(*given: Any) -> tuple[list[StoredMessage], list[int]]:
 ARROW_FUZZERS: Final = {
     "arrow.column_batch.columns_to_put": Fuzzer(_to_columns, call=_columns),
     "arrow.given_columns.GivenColumns": Fuzzer(_to_given, call=_read),
+    "arrow.packed_columns.columns_to_send": Fuzzer(_to_given, call=_send),
+    "arrow.packed_columns.pack_columns": Fuzzer(_to_given, call=_send),
+    "arrow.packed_columns.unpack_columns": Fuzzer(_to_unpack, call=_unpack),
+    "arrow.packed_columns.results_in": Fuzzer(_to_results_in, call=_results_in),
+    "arrow.put_rows.columns_of_results": Fuzzer(_to_results, call=_results),
     "arrow.put_rows.prepare_columns": Fuzzer(_to_given, call=_put),
     "arrow.put_rows.result_columns": Fuzzer(_to_given, call=_put),
     "arrow.put_rows.row_results": Fuzzer(_to_given, call=_put),

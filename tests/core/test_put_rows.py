@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 
 from kvstore.core.arrow.column_batch import columns_to_put
 from kvstore.core.arrow.given_columns import GivenColumns
-from kvstore.core.arrow.put_rows import prepare_columns, result_columns, row_results
+from kvstore.core.arrow.put_rows import (
+    columns_of_results,
+    prepare_columns,
+    result_columns,
+    row_results,
+)
 from kvstore.core.put_values import Message, PutStatus
 from kvstore.core.tail import Tail
 from kvstore.errors import MessageIllegal
@@ -89,7 +94,7 @@ def test_rows_become_the_records_and_keys_that_their_messages_become(
     assert row_results(by_rows, PutStatus.STAGED) == results
     for result in results:
         result.duplicate = bool(result.position % 3)
-    places = pa.record_batch(result_columns(by_rows, results)).to_pylist()
+    places = pa.record_batch(columns_of_results(results)).to_pylist()
     assert [{name: getattr(r, name) for name in places[0]} for r in results] == places
 
 

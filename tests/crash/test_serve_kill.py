@@ -21,17 +21,23 @@ CLIENTS: Final = 4
 
 
 class Killed:
-    """A server in another process, which is killed and started again."""
+    """A server in another process, which is killed and started again; `options` are those of one
+    more door.
+    """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         self._folder = folder
+        self._options = options
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "kvstore", "serve", str(self._folder), "--json"]
+        words = ["-m", "kvstore", "serve", str(self._folder), "--json", *self._options]
+        command = [sys.executable, *words]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert self._process.stdout is not None
         assert b"kvmq+unix" in self._process.stdout.readline()
+        if self._options:
+            assert b"url" in self._process.stdout.readline()
 
     def kill(self) -> None:
         self._process.kill()

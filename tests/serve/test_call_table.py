@@ -13,7 +13,7 @@ from kvstore import Namespace, ServedStore, Store
 from kvstore.wire.call_table import REPEATS
 
 MADE_OF_OTHERS: Final = frozenset(
-    {"put", "put_columns", "pull_columns", "prepare", "ack", "nack", "consume", "transaction",
+    {"put", "prepare", "ack", "nack", "consume", "transaction",
      "namespace", "close"}
 )  # fmt: skip
 """Calls that a client makes of other calls, or for itself."""

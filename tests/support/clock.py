@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
+from kvstore.clock import SystemClock
 from kvstore.process.locks import Signal
 from tests.support import inside
 
@@ -82,6 +83,20 @@ class VirtualClock:
     def set_hour(self, hour: int) -> None:
         """Let time pass until the local hour is `hour`."""
         self.advance((hour - self.local_hour()) % 24 * 3600)
+
+
+class SteppedClock(SystemClock):
+    """The machine's clocks, with the wall clock set off by as much as a test says."""
+
+    def __init__(self) -> None:
+        self._off_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._off_ms
+
+    def set_off(self, seconds: float) -> None:
+        """Sets the wall clock to so many seconds ahead of the right time."""
+        self._off_ms = round(seconds * 1000)
 
 
 class FineClock(VirtualClock):

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import pytest
 
-from kvstore import Store
+from kvstore import Popped, Store
 from kvstore.core.popping.inflight import InflightRows
 from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.inflight.tables import InflightTables
+from kvstore.pop.pop import Poll
 from kvstore.pop.popper import Popper
 from tests.support import inside
 from tests.support.inside import Step
@@ -47,6 +48,19 @@ def counted_looks(store: Store, monkeypatch: pytest.MonkeyPatch) -> _Looks:
     tables = inside.tables(store)
     looks = _Looks(tables._tables)
     monkeypatch.setattr(tables, "_tables", looks)
+    return looks
+
+
+def looks_of_polls(monkeypatch: pytest.MonkeyPatch) -> list[Poll]:
+    """The polls of pops that wait, one for each look from now on."""
+    looks: list[Poll] = []
+    look = Poll.look
+
+    def counted(poll: Poll) -> list[Popped]:
+        looks.append(poll)
+        return look(poll)
+
+    monkeypatch.setattr(Poll, "look", counted)
     return looks
 
 

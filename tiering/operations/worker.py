@@ -91,6 +91,11 @@ class Worker:
     ) -> None:
         if not isinstance(policy, Policy):
             raise PolicyIllegal(f"the policy is {policy!r}; it must be a tiering.Policy")
+        if not hasattr(store, "handover"):
+            raise CallerError(
+                f"{store!r} is open in another process, which is to do the work; use "
+                "tiering.ServedWorker"
+            )
         config = store.config
         check_with_store(policy, config.retention, config.watermarks)
         refuse_in_child(self)

@@ -17,11 +17,10 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
@@ -35,15 +34,13 @@ from kvstore.cli.terminal.opening import (
 )
 from kvstore.cli.terminal.options import Access, access_options, policy_option_at_need, read_policy
 from kvstore.cli.terminal.output import Output, output_option
+from kvstore.cli.tier.server_worker import ServerWorker
 from kvstore.errors import ConfigError
 from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.door import Door, MakesDoor
 from kvstore.serve.local_door import LocalDoor
 from kvstore.serve.server import Server
 from kvstore.wire.addresses import read_address, socket_of
-
-if TYPE_CHECKING:
-    from tiering.policy.policy import Policy
 
 _log = logging.getLogger("kvmq.serve")
 _YOUNG: Final = 50_000
@@ -105,16 +102,13 @@ def serve(
     makers += open_to.makers(policy)
     with out.progress() as report:
         store = kvstore.open(folder, config, progress=report)
-    with store, _archiving(store, policy):
-        asyncio.run(_serve(out, store, makers, open_to.access))
+    with store, ServerWorker(store, policy) as worker:
+        asyncio.run(_serve(out, Server(store, makers, worker), store, open_to.access))
         _log.info("drained; closing the store")
     _log.info("closed")
 
 
-async def _serve(
-    out: Output, store: kvstore.Store, makers: list[MakesDoor], access: AccessControl
-) -> None:
-    server = Server(store, makers)
+async def _serve(out: Output, server: Server, store: kvstore.Store, access: AccessControl) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         # Another thread than the main one gets no signals; its caller stops the server otherwise.
@@ -148,19 +142,6 @@ def _ready(out: Output, store: kvstore.Store, door: Door) -> None:
     else:
         out.text(f"{store.path} is served by the {door.name} at {door.url}")
     sys.stdout.flush()
-
-
-@contextmanager
-def _archiving(store: kvstore.Store, policy: Policy | None) -> Iterator[None]:
-    """The tiering worker, for the time of the block, if there is a policy."""
-    if policy is None:
-        yield
-        return
-    from tiering.operations.worker import Worker
-
-    with Worker(store, policy) as worker:
-        worker.start()
-        yield
 
 
 def _log_to_stderr(log_format: str) -> None:

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from kvstore import ServedStore
 from kvstore.cli.terminal.opening import (
     Word,
     config_option,
@@ -94,10 +95,13 @@ def history(out: Output, folder: Path, limit: int, config_file: Path | None) -> 
     out.show(done, columns, rows, right=("records", "bytes"))
 
 
+_GRACE: Final = 3600.0
+
+
 @click.command()
 @folder_argument
 @click.option("--remove-orphans", is_flag=True, help="Remove them, once they are old enough.")
-@click.option("--grace", type=click.FloatRange(min=0), default=3600.0, show_default=True,
+@click.option("--grace", type=click.FloatRange(min=0), default=_GRACE, show_default=True,
               metavar="SECONDS", help="Age from which on an orphan may be removed.")  # fmt: skip
 @click.option("--place", "places", metavar="PLACE", multiple=True,
               help="Another place to look for orphans in, a path or URL.")  # fmt: skip
@@ -115,6 +119,11 @@ def verify(job: Job, remove_orphans: bool, grace: float, places: tuple[str, ...]
     from tiering.worker.audit import AuditContext, audit
 
     out = job.out
+    served = job.served() if remove_orphans else None
+    if served is not None:
+        with served:
+            _show_report(out, _audited(out, served, grace, places))
+        return
     opened = open_store(
         out, job.folder, job.config_file, access=job.access, read_only=not remove_orphans,
         does=worker_call("verify", remove_orphans=True), own=True,
@@ -129,6 +138,23 @@ def verify(job: Job, remove_orphans: bool, grace: float, places: tuple[str, ...]
             keys=provider_of(archives.keys, files), progress=progress,
         )  # fmt: skip
         report = audit(audited, grace=grace, remove_orphans=remove_orphans)
+    _show_report(out, report)
+
+
+def _audited(out: Output, store: ServedStore, grace: float, places: tuple[str, ...]) -> AuditReport:
+    """The report of a server's worker, which goes by its own policy."""
+    from tiering.operations.served_worker import ServedWorker
+
+    if grace != _GRACE or places:
+        raise click.UsageError(
+            "the server removes orphans by its policy's grace time and in its places; leave out "
+            "--grace and --place, or stop the server"
+        )
+    with out.progress() as report:
+        return ServedWorker(store, progress=report).verify(remove_orphans=True)
+
+
+def _show_report(out: Output, report: AuditReport) -> None:
     if out.json:
         out.document(report)
     else:
@@ -178,6 +204,7 @@ def attach(job: Job, source: str, topics: tuple[str, ...], store_id: str | None)
     written anew into DIR; what is in SOURCE stays.
     """
     import tiering
+    from tiering.places.settings import is_url
 
     does = written_call(
         "tiering", "attach", [Word("store"), source],
@@ -186,6 +213,17 @@ def attach(job: Job, source: str, topics: tuple[str, ...], store_id: str | None)
             "options": None if store_id is None else {"store_id": store_id},
         },
     )  # fmt: skip
+    served = job.served()
+    if served is not None:
+        with served, job.out.progress() as progress:
+            show_report(
+                job.out,
+                tiering.ServedWorker(served, progress=progress).attach(
+                    source if is_url(source) else str(Path(source).expanduser().absolute()),
+                    topics=topics or None, options=job.access.place_options(store_id),
+                ),
+            )  # fmt: skip
+        return
     opened = open_store(
         job.out, job.folder, job.config_file, access=job.access, does=does, own=True
     )

@@ -15,6 +15,7 @@ from kvstore.cli.terminal.output import Report, exit_if
 from kvstore.cli.tier.worker import Job, job_options, show_run, worker_call
 
 if TYPE_CHECKING:
+    from tiering.operations.served_worker import ServedWorker
     from tiering.operations.worker import Worker
     from tiering.worker.runs import RunReport
     from tiering.worker.store_protocols import Progress
@@ -34,8 +35,9 @@ _of_topic_option = click.option(
 def run(job: Job, watch: bool, interval: float) -> None:
     """Carry out a policy in the store in DIR until nothing is due; --watch merges, too.
 
-    Nobody else may have the store open for writing; a program that writes runs a tiering.Worker of
-    its own. Exit code 1 if something could not be done; the next run tries it again.
+    Of a store that is served the server does it. No other process may have the store open for
+    writing; a program that writes runs a tiering.Worker of its own. Exit code 1 if something could
+    not be done; the next run tries it again.
     """
     does = worker_call("start" if watch else "run_once")
     with job.working(does, shown=_of_the_whole) as found:
@@ -46,7 +48,7 @@ def run(job: Job, watch: bool, interval: float) -> None:
     exit_if(done.failed and not watch)
 
 
-def _run_once(job: Job, worker: Worker, *, watch: bool) -> RunReport:
+def _run_once(job: Job, worker: Worker | ServedWorker, *, watch: bool) -> RunReport:
     from tiering.errors import TieringStopped
     from tiering.worker.runs import RunReport
 
@@ -130,7 +132,7 @@ def reencrypt(job: Job, topic: str | None) -> None:
     _rewrite(job, worker_call("reencrypt", topic), lambda w: w.reencrypt(topic))
 
 
-def _rewrite(job: Job, does: str, work: Callable[[Worker], RunReport]) -> None:
+def _rewrite(job: Job, does: str, work: Callable[[Worker | ServedWorker], RunReport]) -> None:
     with job.working(does) as found:
         done = work(found.worker)
     show_run(job.out, done)

@@ -17,13 +17,20 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from kvstore.cli.terminal.opening import config_option, open_store, written_call
+from kvstore import ServedStore
+from kvstore.cli.terminal.opening import (
+    config_option,
+    connect_if_served,
+    open_store,
+    written_call,
+)
 from kvstore.cli.terminal.options import Access, access_options, read_policy
 from kvstore.cli.terminal.output import Output, Report, output_option, size_text
-from kvstore.clock import Clock
+from kvstore.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from tiering.executor.pool import Executor
+    from tiering.operations.served_worker import ServedWorker
     from tiering.operations.worker import Worker
     from tiering.policy.policy import Policy
     from tiering.worker.runs import RunReport
@@ -41,7 +48,7 @@ def worker_call(call: str, *given: object, **named: object) -> str:
 class RunningWorker(NamedTuple):
     """A worker, an event that a signal sets, and the store's clock."""
 
-    worker: Worker
+    worker: Worker | ServedWorker
     stopping: threading.Event
     clock: Clock
 
@@ -65,14 +72,20 @@ class Job(NamedTuple):
         shown: Callable[[Report], Progress] = lambda report: report,
     ) -> Iterator[RunningWorker]:
         """A worker for the store, for the time of the block, with the policy of `policy_file` or
-        the given one. `shown` chooses the progress that is shown; `does` is the call for the same
-        in a program that has the store open (`worker_call`).
+        the given one; of a store that is served the server's, unless the executor is Spark.
+        `shown` chooses the progress that is shown; `does` is the call for the same in a program
+        that has the store open (`worker_call`).
         """
         from tiering.operations.worker import Worker
 
         if policy is None:
             assert self.policy_file is not None, "the verb asks for one"
             policy = read_policy(self.policy_file)
+        served = self.served()
+        if served is not None:
+            with served, self._served(served, policy, shown) as found:
+                yield found
+            return
         opened = open_store(
             self.out, self.folder, self.config_file, access=self.access, does=does, own=True
         )
@@ -91,6 +104,31 @@ class Job(NamedTuple):
 
             with on_signal(end):
                 yield RunningWorker(worker, stopping, store.config.clock)
+
+    def served(self) -> ServedStore | None:
+        """The store by its server, which does the work then; None if it has none, and for Spark,
+        whose tasks need the store.
+        """
+        return connect_if_served(self.folder) if self.executor is nullcontext else None
+
+    @contextmanager
+    def _served(
+        self, store: ServedStore, policy: Policy, shown: Callable[[Report], Progress]
+    ) -> Iterator[RunningWorker]:
+        from tiering.operations.served_worker import ServedWorker
+
+        stopping = threading.Event()
+        # A policy that moves nothing stands for that of the server.
+        own = policy if policy.moves else None
+        with self.out.progress() as report:
+            worker = ServedWorker(store, own, progress=shown(report))
+
+            def end() -> None:
+                stopping.set()
+                worker.stop()
+
+            with on_signal(end):
+                yield RunningWorker(worker, stopping, SystemClock())
 
 
 def job_options(verb: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,9 +12,12 @@ def prepare_columns(
     messages. Other threads run meanwhile. Raises as that does.
     """
 
-def result_columns(batch: PreparedBatch, results: list[PutResult] | None = None) -> ColumnBatch:
-    """Places as columns: queue, offset, position, size, message_id, duplicate; after `Tail.add`.
-    With `results` those of these instead: rows that repeat others are not in the batch.
+def result_columns(batch: PreparedBatch) -> ColumnBatch:
+    """Places as columns: queue, offset, position, size, message_id, duplicate; after `Tail.add`."""
+
+def columns_of_results(results: list[PutResult]) -> ColumnBatch:
+    """The same columns, of results. Raises AttributeError, TypeError and OverflowError for what is
+    none.
     """
 
 def row_results(batch: PreparedBatch, status: PutStatus) -> list[PutResult]:

@@ -67,20 +67,28 @@ def prepare_columns(
     return batch
 
 
-def result_columns(PreparedBatch batch not None, list results=None):
-    cdef OutColumn queue = OutColumn("queue", b"l"), offset = OutColumn("offset", b"l")
-    cdef OutColumn position = OutColumn("position", b"l"), size = OutColumn("size", b"l")
-    cdef OutColumn message_id = OutColumn("message_id", b"U")
-    cdef OutColumn duplicate = OutColumn("duplicate", b"b")
-    cdef list columns = [queue, offset, position, size, message_id, duplicate]
+cdef list _places():
+    return [
+        OutColumn("queue", b"l"), OutColumn("offset", b"l"), OutColumn("position", b"l"),
+        OutColumn("size", b"l"), OutColumn("message_id", b"U"), OutColumn("duplicate", b"b"),
+    ]
+
+
+def columns_of_results(list results not None):
+    cdef list columns = _places()
+    for result in results:
+        for column in columns:
+            (<OutColumn>column).add_value(getattr(result, (<OutColumn>column).name))
+    return ColumnBatch(columns, len(results))
+
+
+def result_columns(PreparedBatch batch not None):
+    cdef OutColumn queue, offset, position, size, message_id, duplicate
+    cdef list columns = _places()
     cdef Row *row
     cdef Span text
     cdef Py_ssize_t i
-    if results is not None:
-        for result in results:
-            for column in columns:
-                (<OutColumn>column).add_value(getattr(result, (<OutColumn>column).name))
-        return ColumnBatch(columns, len(results))
+    queue, offset, position, size, message_id, duplicate = columns
     with nogil:
         for i in range(batch.count):
             row = &batch.rows[i]
