@@ -66,6 +66,7 @@ LONG: Final = (
     "tests/crash/test_transaction_operations.py",
     "tests/api/test_states.py",
     "tests/examples",
+    "tests/rocketmq/test_real_broker.py",
     "tests/serve/http2/test_h2spec.py",
     "tests/serve/http/test_admin_page.py",
     "tests/serve/grpc/test_java_client.py",

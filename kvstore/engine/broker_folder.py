@@ -12,13 +12,15 @@ are; no file of the folder that a broker writes to is shared with the store.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
+import numpy as np
 
+from kvstore.core.columns.record_columns import place_records
 from kvstore.core.names import TIMER_TOPIC, TRANSACTION_HALF_TOPIC
 from kvstore.engine.config_exchange import all_offsets
 from kvstore.engine.engine import Engine
@@ -79,16 +81,18 @@ def export_broker_folder(
         moment = _gather(engine)
         log = _ExportedLog(engine, staging / COMMITLOG, moment.end)
         with target_errors(target):
-            log.make(archived=archived, progress=progress)
-            written = _write_files(engine, staging, target, moment)
-            publish(staging, target, files)
+            log.link(archived=archived)
+    with target_errors(target):
+        log.complete(progress)
+        written = _write_files(engine, staging, target, moment)
+        publish(staging, target, files)
     return BrokerExport(
         folder=str(target),
         first_position=log.first * engine.log.segment_size,
         end=moment.end,
-        linked_files=log.linked_files,
-        copied_files=log.copied_files,
-        made_files=log.made_files,
+        linked_files=len(log.linked_files - log.made_files),
+        copied_files=len(log.copied_files - log.made_files),
+        made_files=len(log.made_files),
         gap_bytes=log.gap_bytes,
         delayed=moment.delayed,
         prepared=moment.prepared,
@@ -162,92 +166,107 @@ def _next_offset(engine: Engine, topic: str) -> int:
 
 
 class _ExportedLog:
-    """The log of a broker's folder, up to `end`."""
+    """The log of a broker's folder, up to `end`. It has its own names of the store's segments once
+    they are linked; from then on they may leave the store.
+    """
 
     def __init__(self, engine: Engine, folder: Path, end: int) -> None:
         self._engine = engine
         self._files: Files = engine.config.files
-        self._segments = engine.log.segments
         self._size = engine.log.segment_size
         self._folder = folder
         self._end = end
+        self._last = end // self._size
+        self._missing: list[int] = []
+        self._archives: list[int] = []
         self.first = 0
         """The number of the first segment."""
-        self.linked_files = self.copied_files = self.made_files = self.gap_bytes = 0
+        self.linked_files, self.copied_files, self.made_files = set[int](), set[int](), set[int]()
+        """The numbers of segments."""
+        self.gap_bytes = 0
 
-    def make(self, *, archived: bool, progress: Progress) -> None:
-        """Makes all files."""
-        there = set(self._segments.numbers)
+    def link(self, *, archived: bool) -> None:
+        """Links the segments that the store has, and notes those that archives have."""
+        segments = self._engine.log.segments
+        there = set(segments.numbers)
         self.first = min(there)
-        last = self._end // self._size
         if archived:
             archives = self._engine.archives()
-            spans = [archives.span(number) for number in archives.numbers()]
+            self._archives = sorted(archives.numbers())
+            spans = [archives.span(number) for number in self._archives]
             self.first = min([self.first, *(first // self._size for first, _ in spans)])
-        numbers = range(self.first, last + 1)
-        missing = [number for number in numbers if number not in there]
-        for number in missing:
-            self._files.create(self._path(number), self._size)
-        if archived and missing:
-            self._write_archived(missing, progress)
-        filler = GapFiller(self._engine.config.clock.now_ms())
-        for done, number in enumerate(numbers):
-            progress("writing the log", done, len(numbers))
-            if number == last:
-                self._copy_last()
-            elif number not in there:
-                self._fill(number, filler)
-                self.made_files += 1
-            elif has_gap(self._segments.buffer(number), number * self._size):
-                self._files.copy(self._segments.path(number), self._path(number))
-                self._fill(number, filler)
-                self.made_files += 1
-            elif self._files.link_or_copy(self._segments.path(number), self._path(number)):
-                self.linked_files += 1
+        for number in range(self.first, self._last):
+            if number not in there:
+                self._missing.append(number)
+            elif self._files.link_or_copy(segments.path(number), self._path(number)):
+                self.linked_files.add(number)
             else:
-                self.copied_files += 1
+                self.copied_files.add(number)
+        self._copy_last()
+
+    def complete(self, progress: Progress) -> None:
+        """Makes the segments that the store has not, and fills the gaps of all."""
+        for number in self._missing:
+            self._files.create(self._path(number), self._size)
+        if self._missing:
+            self._write_archived(progress)
+        filler = GapFiller(self._engine.config.clock.now_ms())
+        self.made_files.update(self._missing)
+        count = self._last - self.first
+        for done, number in enumerate(range(self.first, self._last)):
+            progress("writing the log", done, count)
+            if number not in self.made_files and self._has_gap(number):
+                # The store may have the file, too.
+                self._files.copy(self._path(number), self._path(number))
+                self.made_files.add(number)
+            if number in self.made_files:
+                self._fill(number, filler)
 
     def _path(self, number: int) -> Path:
         return self._folder / segment_name(number * self._size)
 
     def _copy_last(self) -> None:
         """Copies the segment with the end; bytes behind that were put meanwhile."""
-        number = self._end // self._size
-        if not self._segments.has(number):
-            self._files.create(self._path(number), self._size)
+        segments = self._engine.log.segments
+        if not segments.has(self._last):
+            self._files.create(self._path(self._last), self._size)
             return
-        self._files.copy(self._segments.path(number), self._path(number))
-        self.copied_files += 1
-        with self._mapped(number) as copy:
+        self._files.copy(segments.path(self._last), self._path(self._last))
+        self.copied_files.add(self._last)
+        with self._mapped(self._last) as copy:
             copy.zero_from(self._end % self._size)
+
+    def _has_gap(self, number: int) -> bool:
+        with self._mapped(number, writable=False) as segment:
+            return has_gap(segment.buffer, number * self._size)
 
     def _fill(self, number: int, filler: GapFiller) -> None:
         with self._mapped(number) as segment:
             self.gap_bytes += filler.fill(segment, number * self._size)
             segment.sync()
 
-    def _write_archived(self, missing: Iterable[int], progress: Progress) -> None:
+    def _write_archived(self, progress: Progress) -> None:
         """Writes the records of all archives to the places at which they stood in the log."""
         archives, size = self._engine.archives(), self._size
-        wanted = set(missing)
-        numbers = sorted(archives.numbers())
-        for done, archive in enumerate(numbers):
-            progress("writing archived messages", done, len(numbers))
+        missing = set(self._missing)
+        for done, archive in enumerate(self._archives):
+            progress("writing archived messages", done, len(self._archives))
             with ExitStack() as opened:
                 maps: dict[int, MappedFile] = {}
                 for positions, data, bounds in archives.records(archive):
-                    begins = bounds.tolist()
-                    for row, position in enumerate(positions.tolist()):
-                        number, at = divmod(position, size)
+                    for number in np.unique(positions // size).tolist():
+                        if number not in missing:
+                            continue
                         if number not in maps:
-                            if number not in wanted:
-                                continue
                             maps[number] = opened.enter_context(self._mapped(number))
-                        maps[number].write(at, data[begins[row] : begins[row + 1]])
+                            # A write through the map finds blocks for all its bytes.
+                            maps[number].reserve(size)
+                        room = maps[number].buffer
+                        place_records(room, number * size, positions, data, bounds)
 
     @contextmanager
-    def _mapped(self, number: int) -> Iterator[MappedFile]:
-        mapped = self._files.map(self._path(number), writable=True)
+    def _mapped(self, number: int, *, writable: bool = True) -> Iterator[MappedFile]:
+        mapped = self._files.map(self._path(number), writable=writable)
         try:
             yield mapped
         finally:

@@ -26,6 +26,7 @@ from kvstore.opening.foreign_messages import (
     Foreign,
     ForeignMessages,
     Progress,
+    Returned,
     drop,
     foreign_of,
     number_of,
@@ -47,7 +48,31 @@ class ForeignDelays:
         """Puts those that were not delivered, so that they wait here, unless that was done. Returns
         how many.
         """
-        return self._foreign.put(self._waiting, "delayed")
+        return self._foreign.put(self._waiting, self._returned, "delayed")
+
+    def _returned(self) -> Iterator[Returned]:
+        """The records of this store that RocketMQ delivered, cancelled, or put to wait again."""
+        by_queue: ByQueue = {}
+        cancels: dict[str, int] = {}
+        for message in self._foreign.of_topic(TIMER_TOPIC):
+            one = self._foreign.own(message)
+            if one is None:
+                cancels[message.properties.get(TIMER_DELETE_ID, "")] = message.position
+                continue
+            of_queue = by_queue.setdefault((one.topic, one.queue), {})
+            before = of_queue.get(one.message_id)
+            if before is not None:
+                yield Returned(before, "moved")
+                one = one._replace(since=before.since)
+            of_queue[one.message_id] = one
+        for of_queue in by_queue.values():
+            for one in [one for one in of_queue.values() if _is_cancelled(one, cancels)]:
+                yield Returned(of_queue.pop(one.message_id), "dropped")
+        waiting = [one for of_queue in by_queue.values() for one in of_queue.values()]
+        self._foreign.drop_delivered(by_queue)
+        for one in waiting:
+            if one.message_id not in by_queue[one.topic, one.queue]:
+                yield Returned(one, "moved")
 
     def _waiting(self) -> set[Foreign]:
         """The messages that RocketMQ still has to deliver."""
@@ -76,6 +101,7 @@ class ForeignDelays:
     def _timers(self) -> Iterator[Foreign]:
         """Messages that wait for a time, without those that were cancelled."""
         found: list[Foreign] = []
+        first: dict[str, int] = {}
         cancels: dict[str, int] = {}
         for message in self._foreign.of_topic(TIMER_TOPIC):
             cancelled = message.properties.get(TIMER_DELETE_ID)
@@ -83,12 +109,10 @@ class ForeignDelays:
                 cancels[cancelled] = message.position
             elif read_pending(message.raw_properties) is None:
                 one = foreign_of(message, number_of(message, TIMER_OUT_MS))
-                found += () if one is None else (one,)
-        for one in found:
-            # Older versions name the unique id alone.
-            names = f"{one.topic}+{one.message_id}", one.message_id
-            if all(cancels.get(name, -1) < one.position for name in names):
-                yield one
+                if one is not None:
+                    since = first.setdefault(one.message_id, one.position)
+                    found.append(one._replace(since=since))
+        yield from (one for one in found if not _is_cancelled(one, cancels))
 
     def _drop_continued(self, by_queue: ByQueue) -> None:
         """Drops messages that were put to wait here before."""
@@ -98,3 +122,12 @@ class ForeignDelays:
             pending = read_pending(message.raw_properties)
             if pending is not None:
                 drop(by_queue.get(pending[1:], {}), message)
+
+
+def _is_cancelled(one: Foreign, cancels: dict[str, int]) -> bool:
+    """Whether a record behind the first of a message cancels it, by the names of those that are
+    cancelled. RocketMQ rolls a cancelled message, too, until it is due.
+    """
+    # A recall names the unique id alone, as older versions do.
+    names = f"{one.topic}+{one.message_id}", one.message_id
+    return any(cancels.get(name, -1) > one.since for name in names)

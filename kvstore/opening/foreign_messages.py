@@ -5,6 +5,11 @@ unique id; from then on it waits like all others. `foreign_delays` and `foreign_
 which these are, by the log alone. This module reads RocketMQ's queues and puts the messages for
 both.
 
+Messages of this store may be among RocketMQ's records: those that waited when the store was
+exported for a broker, which goes on with them. They say of themselves that they wait here, also
+where the broker delivered them, ended them, or put them once more; `Returned` says how the wait of
+such a record ends.
+
 Invariants: a note in the index stays until all of them are on the disk, and a second turn finds
 the records of the first; the source's records stay as they are; a message without a unique id gets
 one that is made of its position, so a second turn knows it as well.
@@ -15,7 +20,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import msgspec
 
 from kvstore.config import QUEUES_MAX
 from kvstore.core.names import (
@@ -23,6 +30,7 @@ from kvstore.core.names import (
     PROPERTY_CRC,
     REAL_QUEUE,
     REAL_TOPIC,
+    ROCKETMQ_PREFIX,
     SYSTEM_TOPICS,
     TIMER_BEFORE_MS,
     TIMER_DELAY_MS,
@@ -41,10 +49,12 @@ from kvstore.core.names import (
     TRANSACTION_SINCE_MS,
     UNIQUE_ID,
 )
+from kvstore.core.pending.pending_records import read_pending
 from kvstore.errors import RecordDamaged, SegmentDamaged
-from kvstore.index.keys import META
+from kvstore.index.keys import ADOPTED, META
 from kvstore.message import StoredMessage
 from kvstore.meta.topics import Topic
+from kvstore.opening.adopting import Adopted
 from kvstore.timing.pending_messages import AT_ONCE, PendingMessages, TimingContext
 
 if TYPE_CHECKING:
@@ -85,6 +95,18 @@ class Foreign(NamedTuple):
     stored_at: int
 
 
+class Returned(NamedTuple):
+    """A record of this store that waits, and no longer has to: RocketMQ did with its message as
+    `how` says. `moved`: it was delivered, committed, or put once more; `dropped`: it goes to no
+    queue; `alone`: it waits on by itself, not with the others of its set.
+    """
+
+    one: Foreign
+    how: Literal["moved", "dropped", "alone"]
+    due: int = 0
+    """Of one that waits on: until when, in ms."""
+
+
 ByQueue = dict[tuple[str, int], dict[str, Foreign]]
 """By the topic and the queue that they go to, and their ids."""
 
@@ -97,29 +119,45 @@ class ForeignMessages:
     """Reads RocketMQ's queues, and puts messages; see the module."""
 
     def __init__(
-        self, context: TimingContext, pending: PendingMessages, note: bytes, due_name: str
+        self,
+        context: TimingContext,
+        pending: PendingMessages,
+        note: bytes,
+        due_name: str,
+        added: bytes = b"",
     ) -> None:
-        """`note` is the row of `meta` that says that they are still to be put, and `due_name` the
-        property that has the due time here.
+        """`note` is the row of `meta` that says that they are still to be put, `due_name` the
+        property that has the due time here, and `added` are more properties of a note that a wait
+        has ended.
         """
         self._context = context
         self._pending = pending
         self._note = note
         self._due_name = due_name
+        self._added = added
 
-    def put(self, waiting: Callable[[], Iterable[Foreign]], did: str) -> int:
-        """Puts those that `waiting` gives, so that they wait here, unless that was done; `did` says
-        in a word what RocketMQ did to them. Returns how many.
+    def put(
+        self,
+        waiting: Callable[[], Iterable[Foreign]],
+        returned: Callable[[], Iterable[Returned]],
+        did: str,
+    ) -> int:
+        """Puts those that `waiting` gives, so that they wait here, and ends the waits that
+        `returned` gives, unless that was done; `did` says in a word what RocketMQ did to them.
+        Returns how many were put.
         """
         context = self._context
         families = context.index.families
         if families.get(META, self._note) is None:
             return 0
+        adopted, ended = families.get(META, ADOPTED), 0
+        if adopted is not None and _was_run(adopted):
+            ended = self._end_waits(list(returned()))
         found = sorted(waiting())
         count = 0
         for at in range(0, len(found), AT_ONCE):
             count += self._put_some(found[at : at + AT_ONCE])
-        if count:
+        if count or ended:
             context.log.sync_to_end()
         batch = families.batch()
         batch.delete(META, self._note)
@@ -156,6 +194,14 @@ class ForeignMessages:
             yield from found
             at = found[-1].offset + 1 if found else at + 1
 
+    def own(self, message: StoredMessage) -> Foreign | None:
+        """The message that a record of this store lets wait; None if it does not, or is no such."""
+        pending = read_pending(message.raw_properties)
+        if pending is None or not self._pending.is_waiting(pending[0], message.position):
+            return None
+        (due, topic, queue), at = pending, message.position
+        return Foreign(due, at, message.message_id, topic, queue, at, message.stored_at)
+
     def drop_delivered(self, by_queue: ByQueue, ends: Ends = lambda message, one: False) -> None:
         """Drops messages that the queues they go to have already: by their ids, or by the position
         that a record names and `ends` says yes to.
@@ -175,6 +221,34 @@ class ForeignMessages:
 
     # --- putting ---
 
+    def _end_waits(self, returned: list[Returned]) -> int:
+        """Ends the waits of records, and returns how many they are."""
+        for at in range(0, len(returned), AT_ONCE):
+            some = returned[at : at + AT_ONCE]
+            with self._pending.lock:
+                held = [(r, found) for r in some if (found := self._held(r)) is not None]
+                notes = [found for r, found in held if r.how != "alone"]
+                if notes:
+                    added = [self._added] * len(notes) if self._added else None
+                    self._pending.note(notes, added, is_needed=True)
+                alone = [(found, r.due) for r, found in held if r.how == "alone"]
+                due = [due for _, due in alone]
+                self._pending.copy([found for found, _ in alone], due, is_needed=True)
+        return len(returned)
+
+    def _held(self, returned: Returned) -> Held | None:
+        """A record whose wait ends. The note about a message that is elsewhere has an id of its
+        own: the last record with the message's id is the one that is there.
+        """
+        one = returned.one
+        held = self._pending.held_of(one.due, one.position, one.topic)
+        if held is None:
+            return None
+        message = self._context.reader.record(one.position)
+        message_id = one.message_id + "-moved" if returned.how == "moved" else one.message_id
+        raw = _as_ours(message, one, self._due_name, self._context.log.span, message_id)
+        return raw, 0, len(raw), *held[3:]
+
     def _put_some(self, some: list[Foreign]) -> int:
         log, topics = self._context.log, self._context.topics
         held: list[Held] = []
@@ -182,7 +256,7 @@ class ForeignMessages:
             topic = topics.for_replay(one.topic.encode(), one.queue, one.position, make=True)
             if topic is not None:
                 message = self._context.reader.record(one.position)
-                raw = _as_ours(message, one, self._due_name, log.span)
+                raw = _as_ours(message, one, self._due_name, log.span, one.message_id)
                 held.append((raw, 0, len(raw), one.position, one.due, one.topic, topic.base >> 32))
         try:
             return self._copy(held)
@@ -209,7 +283,8 @@ class ForeignMessages:
 def foreign_of(message: StoredMessage, due: int) -> Foreign | None:
     """The message that a record of RocketMQ lets wait until `due`, in ms; None if it is none."""
     topic, queue = message.properties.get(REAL_TOPIC), number_of(message, REAL_QUEUE)
-    if not topic or topic in SYSTEM_TOPICS:
+    # Of RocketMQ's own topics, one has the locks of pops, which wait in the timer's for their ends.
+    if not topic or topic in SYSTEM_TOPICS or topic.startswith(ROCKETMQ_PREFIX):
         return None
     if not 0 <= queue < QUEUES_MAX or not 0 < due < _TIMES_END:
         return None
@@ -234,17 +309,25 @@ def drop(found: dict[str, Foreign], message: StoredMessage) -> None:
         del found[one.message_id]
 
 
+def _was_run(adopted: bytes) -> bool:
+    """Whether a broker ran on the folder that was adopted, by the row that says what it had; a
+    store that only lost its index has no configuration of RocketMQ's.
+    """
+    return msgspec.json.decode(adopted, type=Adopted).config_kind != "none"
+
+
 def _as_ours(
     message: StoredMessage,
     one: Foreign,
     due_name: str,
     span: Callable[[int], tuple[Buffer, int, int]],
+    message_id: str,
 ) -> bytes:
-    """The bytes of a record of RocketMQ, with the properties that say how a message waits here."""
+    """The bytes of a record, with the properties that say how a message waits here, under an id."""
     pairs = message.raw_properties.split(b"\x02")
-    kept = [pair for pair in pairs if pair and pair.split(b"\x01", 1)[0] not in _LEFT_OUT]
-    if UNIQUE_ID not in message.properties:
-        kept.insert(0, f"{UNIQUE_ID}\x01{one.message_id}".encode())
+    left_out = _LEFT_OUT | {UNIQUE_ID.encode()}
+    kept = [pair for pair in pairs if pair and pair.split(b"\x01", 1)[0] not in left_out]
+    kept.insert(0, f"{UNIQUE_ID}\x01{message_id}".encode())
     kept += [
         f"{due_name}\x01{one.due:013d}".encode(),
         f"{REAL_TOPIC}\x01{one.topic}".encode(),

@@ -35,6 +35,7 @@ from kvstore.core.names import (
     TRANSACTION_OP_TOPIC,
     TRANSACTION_POSITION,
     TRANSACTION_ROLLBACK,
+    TRANSACTION_SET,
 )
 from kvstore.core.pending.pending_records import read_pending
 from kvstore.index.keys import FOREIGN_TRANSACTIONS
@@ -44,6 +45,7 @@ from kvstore.opening.foreign_messages import (
     Foreign,
     ForeignMessages,
     Progress,
+    Returned,
     drop,
     foreign_of,
     number_of,
@@ -54,6 +56,8 @@ from kvstore.timing.transactions import IMMUNITY_MAX
 I64 = NDArray[np.int64]
 _ANSWERED: Final = "d"
 """The tag of an answer."""
+_ENDED: Final = f"{TRANSACTION_ROLLBACK}\x01elsewhere\x02".encode()
+"""The property of a note that a transaction ended in RocketMQ."""
 
 
 class _Prepared(NamedTuple):
@@ -76,7 +80,7 @@ class ForeignTransactions:
     ) -> None:
         self._topics = context.topics
         self._foreign = ForeignMessages(
-            context, pending, FOREIGN_TRANSACTIONS, TRANSACTION_CHECK_MS
+            context, pending, FOREIGN_TRANSACTIONS, TRANSACTION_CHECK_MS, _ENDED
         )
         self._progress = progress
         self._config = config
@@ -85,7 +89,40 @@ class ForeignTransactions:
         """Puts those whose transactions had not ended, so that they wait here, unless that was
         done. Returns how many.
         """
-        return self._foreign.put(self._waiting, "prepared")
+        return self._foreign.put(self._waiting, self._returned, "prepared")
+
+    def _returned(self) -> Iterator[Returned]:
+        """The records of this store whose transactions RocketMQ ended, or asked about, which puts
+        them once more. It asked about each message of a set by itself, so those that are left end
+        by themselves here.
+        """
+        found: dict[str, tuple[Foreign, StoredMessage]] = {}
+        passed, ended = set[str](), set[str]()
+        for message, is_answered, is_passed in self._in_queues():
+            one = self._foreign.own(message)
+            if one is None:
+                continue
+            message_id = one.message_id
+            if message_id in found:
+                before = found[message_id][0]
+                yield Returned(before, "moved")
+                one = one._replace(since=before.since, stored_at=before.stored_at)
+            found[message_id] = one, message
+            (passed.add if is_passed else passed.discard)(message_id)
+            if is_answered:
+                ended.add(message_id)
+        by_queue: ByQueue = {}
+        for one, _ in found.values():
+            by_queue.setdefault((one.topic, one.queue), {})[one.message_id] = one
+        self._foreign.drop_delivered(by_queue, _is_commit_of)
+        given_up = {one.message_id for one in self._foreign.of_topic(TRANSACTION_DISCARD_TOPIC)}
+        for message_id, (one, message) in found.items():
+            if message_id not in by_queue[one.topic, one.queue]:
+                yield Returned(one, "moved")
+            elif message_id in ended | passed | given_up:
+                yield Returned(one, "dropped")
+            elif TRANSACTION_SET in message.properties:
+                yield Returned(one, "alone", self._due(message))
 
     def _waiting(self) -> set[Foreign]:
         """The messages whose transactions RocketMQ still has to end."""

@@ -25,6 +25,8 @@ ConfigKind = Literal["json", "rocksdb", "rocksdb-v2", "none"]
 
 MESSAGE_TYPE: Final = "message.type"
 """The attribute of a topic that says which messages it is for."""
+MIXED: Final = "MIXED"
+"""The type of a topic that takes messages of every type but priorities."""
 T = TypeVar("T")
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from kvstore.clock import whole_ms
-from kvstore.core.names import SCHEDULE_TOPIC
+from kvstore.core.names import SCHEDULE_TOPIC, SYSTEM_TOPICS
 from kvstore.files import Files
 from kvstore.meta.groups import DEFAULT_BACKOFF, GroupInfo
 from kvstore.meta.topics import TopicInfo
@@ -31,6 +31,7 @@ from kvstore.rocketmq.config_values import (
     DELAY_GROUP,
     KIND_OF_TYPE,
     MESSAGE_TYPE,
+    MIXED,
     ORDER,
     PERM,
     UNUSED_STEPS,
@@ -115,6 +116,8 @@ def topic_row(topic: TopicInfo) -> dict[str, Any]:
         attributes.setdefault(MESSAGE_TYPE, str(_TYPE_OF_KIND[topic.kind]))
     elif topic.kind == "compacted":
         attributes.setdefault(CLEANUP, COMPACTION)
+    elif _takes_all(topic):
+        attributes.setdefault(MESSAGE_TYPE, MIXED)
     ordered = topic.attributes.get(ORDER, str(topic.kind == "fifo").lower())
     perm = topic.attributes.get(PERM, _READ_AND_WRITE)
     return {
@@ -127,6 +130,14 @@ def topic_row(topic: TopicInfo) -> dict[str, Any]:
         "topicSysFlag": 0,
         "writeQueueNums": topic.write_queues,
     }
+
+
+def _takes_all(topic: TopicInfo) -> bool:
+    """Whether a topic takes messages of all types, where RocketMQ's default is normal ones alone;
+    one that came from RocketMQ stays as it was there.
+    """
+    is_callers = topic.name not in SYSTEM_TOPICS and PERM not in topic.attributes
+    return is_callers and topic.kind == "normal" and topic.takes_delays
 
 
 def group_row(group: GroupInfo) -> dict[str, Any]:

@@ -171,6 +171,10 @@ class PendingMessages:
             found.append((buffer, position - low, stop, position, time, names[topic], topic))
         return found
 
+    def is_waiting(self, due: int, position: int) -> bool:
+        """Whether the message whose record is at a position waits until that time."""
+        return self._rows.is_waiting(due, position)
+
     def held_of(self, due: int, position: int, name: str) -> Held | None:
         """As `held`, if the message still waits and its topic is there, else None; raises the error
         of a damaged segment.
@@ -228,10 +232,13 @@ class PendingMessages:
             ends=ends,
         )
 
-    def note(self, held: list[Held], added: list[bytes] | None = None) -> None:
-        """Puts notes that messages wait no more and go to no topic."""
+    def note(
+        self, held: list[Held], added: list[bytes] | None = None, *, is_needed: bool = False
+    ) -> None:
+        """Puts notes that messages wait no more and go to no topic; `is_needed` as with `copy`."""
         self.put(
-            prepare_notes(self._writer.encoder, held, is_prepared=self._is_prepared, added=added)
+            prepare_notes(self._writer.encoder, held, is_prepared=self._is_prepared, added=added),
+            self._context.clock.now_ms() if is_needed else None,
         )
 
     def begin(self) -> int:

@@ -593,6 +593,15 @@ def _to_records(rng: Random) -> Arguments:
     )  # fmt: skip
 
 
+def _to_places(rng: Random) -> Arguments:
+    records = _some_texts(rng, _count(rng))
+    data, bounds = _beside(records)
+    base = rng.choice((0, rng.randint(0, 1 << 40)))
+    room = sum(map(len, records)) + rng.randint(0, 9)
+    positions = [base + begin for begin in bounds[:-1].tolist()]
+    return bytearray(room), base, _int64(positions), data, bounds
+
+
 # --- filters ---
 
 
@@ -746,6 +755,7 @@ FUZZERS: Final = {
     "columns.hex_ids.restore_ids": Fuzzer(_to_restore, _restored),
     "columns.record_columns.join_fields": Fuzzer(_to_fields),
     "columns.record_columns.join_records": Fuzzer(_to_records),
+    "columns.record_columns.place_records": Fuzzer(_to_places),
     "columns.packed_texts.gather": Fuzzer(_texts, _of_texts(b"".join)),
     "columns.packed_texts.crc_texts": Fuzzer(_texts, _of_texts(texts.crc_texts)),
     "columns.packed_texts.split_fields": Fuzzer(_texts, _of_texts(lambda _: NotImplemented)),

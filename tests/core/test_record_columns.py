@@ -131,3 +131,36 @@ def test_properties_that_are_too_long_for_a_record_are_refused() -> None:
             continue
         with pytest.raises(ValueError, match="too long"):
             record_columns.join_records(*arguments([row], True))
+
+
+@given(st.lists(st.binary(min_size=1, max_size=9), max_size=9), st.randoms(), st.integers(0, 20))
+def test_records_are_copied_to_the_places_at_which_they_stood(
+    records: list[bytes], random: Any, cut: int
+) -> None:
+    base = 1 << 40
+    log, positions = b"", list[int]()
+    for record in records:
+        positions.append(base + len(log))
+        log += record
+    order = list(range(len(records)))
+    random.shuffle(order)
+    data, bounds = beside([records[i] for i in order])
+    at = np.array([positions[i] for i in order], np.int64)
+    # The room begins and ends with a record.
+    begin = min(cut, len(records))
+    first = positions[begin] - base if begin < len(records) else len(log)
+    room = bytearray(len(log) - first)
+
+    placed = record_columns.place_records(room, base + first, at, data, bounds)
+
+    assert (bytes(room), placed) == (log[first:], len(records) - begin)
+
+
+def test_no_record_is_copied_over_the_end_of_its_room() -> None:
+    data, bounds = beside([b"whole", b"cut"])
+    room = bytearray(7)
+    with pytest.raises(ValueError, match="end"):
+        record_columns.place_records(room, 10, np.array([10, 15]), data, bounds)
+    assert room == b"whole\0\0"
+    with pytest.raises(ValueError, match="position for each"):
+        record_columns.place_records(room, 10, np.array([10]), data, bounds)

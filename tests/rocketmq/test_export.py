@@ -285,3 +285,21 @@ def test_an_import_that_fails_half_way_makes_nothing(
     # An id that was allocated for a change that failed is not given again.
     plain = msgspec.structs.replace(store.topic("t"), attributes=found.attributes, id=found.id)
     assert found == plain
+
+
+def test_a_topic_takes_the_same_messages_in_rocketmq_as_here(opens: Opens, tmp_path: Path) -> None:
+    store = opens("store")
+    store.create_topic("any")
+    store.create_topic("no-delays", takes_delays=False)
+    store.create_topic("came", attributes={"perm": "6"})
+    for kind in ("fifo", "delay", "transaction", "priority"):
+        store.create_topic(kind, kind=kind)
+    store.export_rocketmq(tmp_path / "out")
+
+    found = {topic.name: topic.message_type for topic in read(tmp_path / "out").topics}
+    assert found == {
+        "any": "MIXED",
+        "no-delays": None,
+        "came": None,
+        **{kind: kind.upper() for kind in ("fifo", "delay", "transaction", "priority")},
+    }

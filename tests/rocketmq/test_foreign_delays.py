@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -166,12 +167,17 @@ def test_a_message_that_rocketmq_rolled_waits_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("named", ["T+a", "a"])
-def test_a_message_that_a_delete_message_names_does_not_wait(named: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", ["", "TIMER_ROLL_TIMES\x011\x02"])
+def test_a_message_that_a_delete_message_names_does_not_wait_also_where_it_is_rolled_then(
+    named: str, more: str, tmp_path: Path
+) -> None:
+    rolled = [partial(timer, name="a", offset=3, more=more)] if more else []
     path = log_of(
         tmp_path,
         lambda at: timer(at, "a", 0),
         lambda at: timer(at, "b", 1),
         lambda at: timer(at, "c", 2, more=f"TIMER_DEL_UNIQKEY\x01{named}\x02"),
+        *rolled,
     )
     assert set(waiting_of(path)) == {"b"}
 
@@ -183,6 +189,7 @@ def test_what_names_no_time_no_topic_or_no_queue_is_left_alone(tmp_path: Path) -
         lambda at: record(at, b"x", topic=TIMER_TOPIC, offset=1),
         lambda at: timer(at, "b", 2, more="REAL_QID\x01none\x02"),
         lambda at: timer(at, "c", 3, more=f"REAL_TOPIC\x01{SCHEDULE_TOPIC}\x02"),
+        lambda at: timer(at, "d", 4, more="REAL_TOPIC\x01rmq_sys_REVIVE_LOG_DefaultCluster\x02"),
     )
     assert waiting_of(path) == {}
 

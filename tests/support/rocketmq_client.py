@@ -40,7 +40,7 @@ class RocketmqClient:
             cwd=Path(__file__).parents[2],
         )
 
-    def do(self, name: str, **given: Any) -> Any:
+    def do(self, name: str, /, **given: Any) -> Any:
         """The result of one function; RuntimeError with the text of its error."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None

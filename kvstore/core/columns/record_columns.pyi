@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.core.records import Buffer
+
 I64 = NDArray[np.int64]
 Joined = tuple[bytes, I64]
 
@@ -40,4 +42,11 @@ def join_records(
 
     Raises ValueError for columns of several lengths or texts that are too long for a record,
     MemoryError.
+    """
+
+def place_records(room: Buffer, base: int, positions: I64, data: bytes, bounds: I64) -> int:
+    """Copies those records to their positions that begin in a part of the log: `room`, which may be
+    written to, begins at position `base`. Returns how many they were. Other threads run meanwhile.
+    Raises ValueError for a record that ends behind the room, when those before it are copied,
+    and BufferError for a room that can't be written to.
     """

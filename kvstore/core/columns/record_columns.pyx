@@ -3,9 +3,10 @@
 
 The idea: the inverse of `packed_texts.split_fields`, and of the columns of head fields that
 archives keep. One pass measures every row; a second one writes all rows side by side into bytes of
-that size.
+that size. `place_records` copies such records to the places at which they stood in a log.
 
-Invariants: no column is read beyond its end; what is written is what was measured.
+Invariants: no column is read beyond its end; what is written is what was measured, and lies in its
+room.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -13,7 +14,9 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from kvstore.core.buffers cimport View, numbers_of, room_of, store_be32, store_be64, view_of
+from kvstore.core.buffers cimport (
+    View, index_of, numbers_of, room_of, store_be32, store_be64, view_of,
+)
 from kvstore.core.crc cimport crc32_of
 from kvstore.core.records cimport (
     BORN_V6, HEAD_SIZE, RECORD_CRC_MASK, RECORD_V1, RECORD_V2, STORE_V6, V6_EXTRA,
@@ -302,3 +305,28 @@ def join_records(
             memcpy(end + 2, fields.bytes + fields.bounds[row], field_size)
             out += size
     return joined, bounds
+
+
+# --- records at their places ---
+
+def place_records(room, base, positions, bytes data not None, bounds):
+    cdef View into = room_of(room), at = numbers_of(positions)
+    cdef Texts records = _texts(data, bounds)
+    cdef Py_ssize_t row, index, placed = 0, size
+    cdef int64_t begin = base
+    if at.count != records.count:
+        raise ValueError("there must be a position for each record")
+    with nogil:
+        for row in range(records.count):
+            index = index_of(at.numbers[row], begin)
+            if not 0 <= index < into.size:
+                continue
+            size = records.bounds[row + 1] - records.bounds[row]
+            if size > into.size - index:
+                placed = -1
+                break
+            memcpy(into.bytes + index, records.bytes + records.bounds[row], size)
+            placed += 1
+    if placed < 0:
+        raise ValueError("a record does not end where its room does")
+    return placed

@@ -9,6 +9,7 @@ message's id is the one that its put was given.
 
 from __future__ import annotations
 
+import hashlib
 from functools import lru_cache
 from typing import Final
 
@@ -31,8 +32,19 @@ from kvstore.serve.grpc.protocol.wire import NUMBERS, Wire, message_class, set_m
 
 _IDENTITY: Final = NUMBERS["Encoding"]["IDENTITY"]
 _CRC32: Final = NUMBERS["DigestType"]["CRC32"]
+_MD5: Final = NUMBERS["DigestType"]["MD5"]
 _NORMAL: Final = TYPES["NORMAL"]
 _response: Final = message_class("ReceiveMessageResponse")
+
+
+def _digest(body: bytes) -> tuple[int, str]:
+    """The type and text of a body's digest."""
+    text = crc_text(body)
+    if text[0] == "0":
+        # Python's client compares the text with these zeros, and Java's without: it takes a body
+        # with others for damaged, and sends it to the dead letters. Both write MD5 alike.
+        return _MD5, hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
+    return _CRC32, text
 
 
 def fill(wire: Wire, message: StoredMessage, topic: Wire, *, is_priority: bool = False) -> None:
@@ -44,8 +56,7 @@ def fill(wire: Wire, message: StoredMessage, topic: Wire, *, is_priority: bool =
     properties = message.properties
     system.message_id = properties.get(UNIQUE_ID) or message.message_id
     digest = system.body_digest
-    digest.type = _CRC32
-    digest.checksum = crc_text(body)
+    digest.type, digest.checksum = _digest(body)
     system.body_encoding = _IDENTITY
     set_ms(system.born_timestamp, message.born_at)
     system.born_host = _host(message.raw_born_host)
