@@ -1,9 +1,10 @@
-"""The gatherer: the calls of all doors, made together, and never in the loop's thread.
+"""The gatherer: the calls of all doors, made together, and in the loop only if they can't wait.
 
 The idea: each door decodes its requests in the loop, and hands them to the gatherer of the store,
 which all doors share. The calls of one turn of the loop become one `put_batch`, one `ack_batch` and
-so on, by a lane for each kind (`serve.lanes`). A pop that finds nothing and waits becomes a
-poll, which costs no thread (`api.loop_pops`).
+so on, by a lane for each kind (`serve.lanes`). Most puts, acks and pops have nothing to wait for,
+and the store makes these at once; all other calls are made by threads. A pop that finds nothing and
+waits becomes a poll, which costs no thread (`api.loop_pops`).
 
 The contract with doors: all methods are called in the loop's thread, and return at
 once, most of them with a future, to be awaited or given a callback. A future has the result of the
@@ -17,8 +18,9 @@ store's call of that name, or raises the error that this call would have raised.
 - Flow control: a put holds the bytes that its caller states until it has ended. A door asks for
   `room` before it reads more from its connections, and waits if that is a future.
 
-Invariants: no call of the store runs in the loop's thread; of the messages that doors put,
-`QUEUED_MAX` bytes at most wait here, and one call of each connection more.
+Invariants: no call that waits for another thread, for a sync, or for a read of an archive runs in
+the loop's thread; of the messages that doors put, `QUEUED_MAX` bytes at most wait here, and one
+call of each connection more.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Final, TypeVar
 
 from kvstore.api.loop_pops import Bell, Look, Looked, LoopPops
@@ -36,8 +38,9 @@ from kvstore.core.popping.receipts import Popped
 from kvstore.errors import CallerError, StoreClosed, StoreError
 from kvstore.message import Message, PutResult
 from kvstore.pop.ack import AckResult
+from kvstore.pop.popped import check_wait
 from kvstore.read.sql import SqlFilter
-from kvstore.serve.lanes import Lane
+from kvstore.serve.lanes import LATER, Lane
 from kvstore.serve.metrics.server_counts import GATHERED, ServerCounts
 
 QUEUED_MAX: Final = 64 << 20
@@ -48,6 +51,8 @@ _CALL_THREADS: Final = 16
 T = TypeVar("T")
 Changed = tuple[str, float | None, bool]
 """A receipt, the seconds and `gives_back` of `Store.change_invisible`."""
+First = tuple[Bell, tuple[Any, ...]]
+"""A pop's first look: its bell, and the arguments of `LoopPops.first_look` behind that."""
 
 
 class Gatherer:
@@ -67,10 +72,14 @@ class Gatherer:
         self._calls: set[asyncio.Future[Any]] = set()
         lane = partial(Lane, loop, self._lane_threads, released=self._release)
         told = counts.gathered
-        self._puts: Lane = lane(self._put_all, ordered=True, told=told("put_batch"))
-        self._acks: Lane = lane(self._ack_all, ordered=True, told=told("ack_batch"))
+        puts, acks, pops = told("put_batch"), told("ack_batch"), told("pop")
+        self._puts: Lane = lane(self._put_all, now=self._put_now, ordered=True, told=puts)
+        self._acks: Lane = lane(self._ack_all, now=self._ack_now, ordered=True, told=acks)
         self._changes: Lane = lane(self._change_all, ordered=True, told=told("change_invisible"))
-        self._looks: Lane = lane(_look_all, count_max=64, told=told("pop"))
+        self._firsts: Lane = lane(
+            self._look_first, now=self._pop_now, now_max=8, count_max=64, told=pops
+        )
+        self._looks: Lane = lane(_look_all, count_max=64, told=pops)
         self._pops = LoopPops(store, loop, self._look)
 
     # --- calls ---
@@ -113,9 +122,8 @@ class Gatherer:
             future.set_exception(StoreClosed("the server is ending; it hands out nothing more"))
             return future
         bell, keep = Bell(self._loop), attempt_id is not None
-        asked = limit, max_bytes, invisible_for, queue, filter, attempt_id
-        look = self._pops.first_look(bell, group, topic, wait, *asked)
-        looked = self._looks.join(look, abandoned=partial(self._pops.abandon, keep))
+        asked = group, topic, wait, limit, max_bytes, invisible_for, queue, filter, attempt_id
+        looked = self._firsts.join((bell, asked), abandoned=partial(self._pops.abandon, keep))
         looked.add_done_callback(partial(self._looked, future, bell, keep))
         future.add_done_callback(partial(_cancel_too, looked))
         return future
@@ -210,7 +218,28 @@ class Gatherer:
         else:
             future.set_exception(error)
 
+    # --- steps of the lanes, in the loop ---
+
+    def _put_now(self, asked: Sequence[list[Message]]) -> list[Any]:
+        results = self._store._put_now(_together(asked))
+        return [LATER] * len(asked) if results is None else _parts(results, asked)
+
+    def _ack_now(self, asked: Sequence[list[str]]) -> list[Any]:
+        results = self._store._ack_now(_together(asked))
+        return [LATER] * len(asked) if results is None else _parts(results, asked)
+
+    def _pop_now(self, asked: Sequence[First]) -> list[Any]:
+        return [_outcome(self._pop_one_now, *given) for _, given in asked]
+
+    def _pop_one_now(self, group: str, topic: str | Sequence[str], wait: Any, *asked: Any) -> Any:
+        check_wait(wait)
+        found = self._store._pop_now(group, topic, *asked)
+        return LATER if found is None else (found, None)
+
     # --- steps of the lanes, in a thread ---
+
+    def _look_first(self, asked: Sequence[First]) -> list[Any]:
+        return _look_all([self._pops.first_look(bell, *given) for bell, given in asked])
 
     def _put_all(self, asked: Sequence[Sequence[Message]]) -> list[Any]:
         """Puts the messages of several calls by one put. If one of them is illegal, each half is
@@ -218,9 +247,8 @@ class Gatherer:
         """
         if len(asked) == 1:
             return [_outcome(self._store.put_batch, asked[0])]
-        together = [message for messages in asked for message in messages]
         try:
-            results = self._store.put_batch(together)
+            results = self._store.put_batch(_together(asked))
         except CallerError:
             half = len(asked) // 2
             return self._put_all(asked[:half]) + self._put_all(asked[half:])
@@ -231,9 +259,8 @@ class Gatherer:
     def _ack_all(self, asked: Sequence[Sequence[str]]) -> list[Any]:
         if len(asked) == 1:
             return [_outcome(self._store.ack_batch, asked[0])]
-        together = [receipt for receipts in asked for receipt in receipts]
         try:
-            results = self._store.ack_batch(together)
+            results = self._store.ack_batch(_together(asked))
         except StoreError as e:
             return [e] * len(asked)
         return _parts(results, asked)
@@ -263,7 +290,7 @@ class Gatherer:
         self.end_polls()
         if self._polls:
             await asyncio.wait(self._polls)
-        for lane in (self._puts, self._acks, self._changes, self._looks):
+        for lane in (self._puts, self._acks, self._changes, self._firsts, self._looks):
             await lane.idle()
         if self._calls:
             await asyncio.wait(self._calls)
@@ -287,6 +314,11 @@ def _outcome(call: Callable[..., Any], *given: Any) -> Any:
         return call(*given)
     except Exception as e:
         return e
+
+
+def _together(asked: Sequence[Sequence[T]]) -> list[T]:
+    """What several callers ask for, in one list."""
+    return list(chain.from_iterable(asked))
 
 
 def _parts(results: Sequence[T], asked: Sequence[Sequence[Any]]) -> list[Any]:
