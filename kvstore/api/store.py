@@ -308,9 +308,7 @@ class Store(Calls):
         """As `put_batch`; None, with nothing done, if it may have to wait."""
         return self._engine.writer.put_now(messages)
 
-    def _pop_now(
-        self, group: str, topic: str | Sequence[str], *asked: Any
-    ) -> list[Popped] | None:
+    def _pop_now(self, group: str, topic: str | Sequence[str], *asked: Any) -> list[Popped] | None:
         """As `pop`; None, with nothing done, if it may have to wait, or there is nothing. `asked`
         is as `Pop.pop` takes it.
         """

@@ -150,9 +150,9 @@ class Writer:
         ):
             return None
         try:
-            routes = self._routes
-            if not all([m.topic in routes and m.dedup_id is None for m in messages]):
-                return None
+            for message in messages:
+                if message.topic not in self._routes or message.dedup_id is not None:
+                    return None
             batch = self.encoder.prepare(messages, now)
         except (AttributeError, LookupError, TypeError, ValueError, StoreError):
             return None  # `put_batch` says why it is refused

@@ -1,6 +1,6 @@
 """Lanes: calls of one kind that wait for a thread, and are made together.
 
-The idea: a call joins its lane in the loop, and gets a future. When the turn of the loop is over,
+The idea: a call joins its lane in the loop, and is open. When the turn of the loop is over,
 all calls that came in it are made in one step; while it runs, the next ones collect. So a busy
 server makes few large steps, and an idle one answers at once. A thread makes the step, but for
 calls that have nothing to wait for: the store makes these in the loop, or says that it can't. They
@@ -8,10 +8,13 @@ hold Python's lock all the time, so in a thread they would stop the loop as well
 switches more. In an ordered lane one step runs at a time. In another one a step that takes longer
 than `_STUCK` lets the next one begin beside it.
 
-Invariants: calls of an ordered lane are made in the order in which they came; each future gets its
-result or its error in the loop's thread; the result of a call whose future was cancelled goes to
-the call's `abandoned`, if it was made at all; where a disk is so slow that a step in the loop takes
-longer than `_SLOW`, the threads make all steps of the next second.
+Invariants:
+
+- Calls of an ordered lane are made in the order in which they came.
+- Each call gets its result or its error in the loop's thread.
+- The result of a call that was cancelled goes to its `abandoned`, if it was made at all.
+- Where a disk is so slow that a step in the loop takes longer than `_SLOW`, the threads make all
+  steps of the next second.
 """
 
 from __future__ import annotations
@@ -22,9 +25,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from kvstore.errors import StoreClosed, StoreError
+from kvstore.serve.open_calls import OpenCall
 
 _STUCK: Final = 0.005
 """Seconds after which a step is taken to wait for a disk."""
@@ -40,20 +45,20 @@ LATER: Final = object()
 
 
 class Joined:
-    """A call that joined a lane: what it asks for, the bytes that it holds, and its future."""
+    """A call that joined a lane: what it asks for, the bytes that it holds, and its result."""
 
-    __slots__ = ("abandoned", "asked", "future", "size")
+    __slots__ = ("abandoned", "asked", "call", "size")
 
     def __init__(
         self,
         asked: Any,
         size: int,
-        future: asyncio.Future[Any],
+        call: OpenCall[Any],
         abandoned: Callable[[Any], None] | None,
     ) -> None:
         self.asked = asked
         self.size = size
-        self.future = future
+        self.call = call
         self.abandoned = abandoned
 
 
@@ -66,7 +71,8 @@ class Lane:
     the first only as long as all together hold up to `bytes_max`. `now` is the step in the loop, of
     up to `now_max` calls: it waits for nothing, and has `LATER` in the place of results that have
     to be waited for, in an ordered lane behind all others. `released` is told the bytes of calls
-    that have ended, `told` the results of each step.
+    that have ended, `told` the results of each step. `around` is called with a function that gives
+    out the results of a step.
     """
 
     def __init__(
@@ -82,6 +88,7 @@ class Lane:
         count_max: int = 1024,
         bytes_max: int = 4 << 20,
         told: Callable[[Sequence[Any]], None] = lambda results: None,
+        around: Callable[[Callable[[], None]], None] = lambda give: give(),
     ) -> None:
         self._loop = loop
         self._threads = threads
@@ -95,6 +102,7 @@ class Lane:
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._told = told
+        self._around = around
         self._waiting: deque[Joined] = deque()
         self._running = 0
         self._begun_at = 0.0
@@ -104,10 +112,10 @@ class Lane:
 
     def join(
         self, asked: Any, size: int = 0, abandoned: Callable[[Any], None] | None = None
-    ) -> asyncio.Future[Any]:
+    ) -> OpenCall[Any]:
         """Adds a call; called in the loop's thread."""
-        future = self._loop.create_future()
-        self._waiting.append(Joined(asked, size, future, abandoned))
+        call = OpenCall[Any](self._loop)
+        self._waiting.append(Joined(asked, size, call, abandoned))
         if not self._running:
             if not self._is_due:
                 self._is_due = True
@@ -116,7 +124,7 @@ class Lane:
         elif not self._ordered and not self._has_timer:
             self._has_timer = True
             self._loop.call_later(_STUCK, self._look)
-        return future
+        return call
 
     async def idle(self) -> None:
         """Waits until no call is left."""
@@ -179,7 +187,7 @@ class Lane:
             if taken and size > bytes_max:
                 break
             one = self._waiting.popleft()
-            if one.future.cancelled():
+            if one.call.cancelled():
                 self._released(one.size)
             else:
                 taken.append(one)
@@ -200,25 +208,28 @@ class Lane:
     def _settle(self, joined: list[Joined], results: list[Any]) -> None:
         """Gives each call its result."""
         self._told(results)
-        for one, result in zip(joined, results, strict=True):
-            if one.size:
-                self._released(one.size)
-            if one.future.cancelled():
-                if one.abandoned is not None and not isinstance(result, BaseException):
-                    self._threads.submit(one.abandoned, result)
-            elif isinstance(result, BaseException):
-                # Each caller raises an error of its own: a shared one would collect the tracebacks
-                # of all.
-                one.future.set_exception(
-                    copy.copy(result) if isinstance(result, StoreError) else result
-                )
-            else:
-                one.future.set_result(result)
+        self._around(partial(self._give, joined, results))
         if not self._waiting and not self._running:
             for idle in self._idle:
                 if not idle.done():
                     idle.set_result(None)
             self._idle.clear()
+
+    def _give(self, joined: list[Joined], results: list[Any]) -> None:
+        for one, result in zip(joined, results, strict=True):
+            if one.size:
+                self._released(one.size)
+            if one.call.cancelled():
+                if one.abandoned is not None and not isinstance(result, BaseException):
+                    self._threads.submit(one.abandoned, result)
+            elif isinstance(result, BaseException):
+                # Each caller raises an error of its own: a shared one would collect the tracebacks
+                # of all.
+                one.call.set_exception(
+                    copy.copy(result) if isinstance(result, StoreError) else result
+                )
+            else:
+                one.call.set_result(result)
 
 
 def _made(step: Step, joined: list[Joined]) -> list[Any]:

@@ -185,6 +185,19 @@ def test_a_cancelled_pop_gives_back_what_it_would_have_taken(served: Served, sto
     assert served(test) == [1]
 
 
+def test_a_pop_that_is_cancelled_as_it_begins_to_wait_leaves_no_waiter(
+    served: Served, store: Store
+) -> None:
+    async def test(gatherer: Gatherer) -> None:
+        waiting = gatherer.pop("g", "t", wait=50)
+        while not inside.polls(gatherer):
+            await asyncio.sleep(0)
+        waiting.cancel()
+
+    served(test)
+    assert inside.waiting(store).topics == {}
+
+
 def test_pops_that_wait_are_answered_when_the_server_ends_and_later_ones_refused(
     served: Served,
 ) -> None:
@@ -310,6 +323,18 @@ def test_the_loop_goes_on_while_a_call_waits_for_another_thread(
     finally:
         let_go.set()
         other.join()
+
+
+def test_large_puts_are_made_by_a_thread(served: Served, store: Store, batches: list[int]) -> None:
+    store.put("t", b"first", queue=0)
+
+    async def test(gatherer: Gatherer) -> None:
+        await asyncio.gather(
+            gatherer.put([message("x")], 10), gatherer.put([message("y")], 1 << 20)
+        )
+
+    served(test)
+    assert batches == [1]
 
 
 def test_where_calls_in_the_loop_are_slow_threads_make_the_next_ones(

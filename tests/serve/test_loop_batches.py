@@ -102,9 +102,9 @@ def test_a_batch_is_bounded(
     monkeypatch.setattr(loop_batches, limit, value)
     made = Made()
 
-    async def main() -> list[str]:
+    async def main() -> list[Any]:
         batches = LoopBatches(made.make)
-        return await asyncio.gather(*(batches.call("put", i, 10) for i in range(7)))
+        return list(await asyncio.gather(*(batches.call("put", i, 10) for i in range(7))))
 
     assert asyncio.run(main()) == [f"put {i}" for i in range(7)]
     assert [len(asked) for _, asked in made.calls] == sizes
@@ -113,9 +113,11 @@ def test_a_batch_is_bounded(
 def test_tasks_of_a_served_store_have_the_results_of_their_own_puts_and_acks(
     server: ServerThread, store: Store
 ) -> None:
+    text: Any = "text"
+
     async def test(client: Client) -> tuple[list[Any], list[Any]]:
         puts = [client.put("t", b"%d" % i, queue=0, flags=-(i == 4)) for i in range(9)]
-        found = await asyncio.gather(*puts, client.put("t", "text"), return_exceptions=True)
+        found = await asyncio.gather(*puts, client.put("t", text), return_exceptions=True)
         popped = await client.pop("g", "t", 32)
         assert bodies(popped) == [b"%d" % i for i in range(9) if i != 4]
         acks = [client.ack(one.receipt) for one in popped]

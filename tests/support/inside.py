@@ -381,6 +381,11 @@ def table_taken(store: Store, group: str, topic: str) -> Iterator[None]:
         yield
 
 
+def polls(gatherer: Gatherer) -> Collection[object]:
+    """The tasks of pops that wait in a server, from the time on at which they were made."""
+    return gatherer._polls
+
+
 def waiting_polls(gatherer: Gatherer) -> Collection[object]:
     """The pops of a server that wait."""
     return gatherer._pops.bells
