@@ -182,7 +182,7 @@ class Request:
         asked = self._session.requests.get(number)
         if asked is not None and asked.questions is not None:
             asked.questions.answer(question, answer)
-        call = OpenCall[Any](self._loop)
+        call: OpenCall[Any] = OpenCall(self._loop)
         call.set_result(None)
         return call
 

@@ -122,7 +122,7 @@ class Gatherer:
         """See `Store.pop`. While the server ends, pops that wait get the messages there are, or
         none, and a new pop is `StoreClosed`.
         """
-        call = OpenCall[list[Popped]](self._loop)
+        call: OpenCall[list[Popped]] = OpenCall(self._loop)
         if self._is_ending:
             call.set_exception(StoreClosed("the server is ending; it hands out nothing more"))
             return call
@@ -147,7 +147,7 @@ class Gatherer:
         """Does any other work with the store in a thread of its own."""
         future = self._loop.run_in_executor(self._call_threads, work)
         self._calls.add(future)
-        call = OpenCall[T](self._loop)
+        call: OpenCall[T] = OpenCall(self._loop)
         future.add_done_callback(partial(self._ran, call))
         call.add_done_callback(partial(_cancel_too, future))
         return call

@@ -35,7 +35,7 @@ _STUCK: Final = 0.005
 """Seconds after which a step is taken to wait for a disk."""
 _SIDE_BY_SIDE: Final = 8
 """Steps of one lane that run at a time."""
-_SLOW: Final = 0.02
+_SLOW: Final = 0.1
 _AFTER_SLOW: Final = 1.0
 """Seconds of a step in the loop, and seconds behind it without another."""
 _NOW_BYTES: Final = 256 << 10
@@ -114,7 +114,7 @@ class Lane:
         self, asked: Any, size: int = 0, abandoned: Callable[[Any], None] | None = None
     ) -> OpenCall[Any]:
         """Adds a call; called in the loop's thread."""
-        call = OpenCall[Any](self._loop)
+        call: OpenCall[Any] = OpenCall(self._loop)
         self._waiting.append(Joined(asked, size, call, abandoned))
         if not self._running:
             if not self._is_due:
