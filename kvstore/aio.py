@@ -31,6 +31,7 @@ from kvstore.api.loop_pops import Look, Looked, LoopPops
 from kvstore.api.namespace_view import Namespace as SyncNamespace
 from kvstore.api.namespace_view import own_form, topics_in
 from kvstore.api.store import Store as SyncStore
+from kvstore.client.loop_batches import LoopBatches
 from kvstore.client.loop_link import LoopBridge, LoopLink
 from kvstore.client.served_calls import Requests, message_of, result_of_call
 from kvstore.client.served_store import RECONNECT_FOR, check_reconnect
@@ -435,6 +436,7 @@ class ServedStore(_WholeStore):
     def __init__(self, link: LoopLink) -> None:
         self._link = link
         self._requests = Requests(SystemClock())
+        self._batches = LoopBatches(self._send)
         bridge = LoopBridge(link, asyncio.get_running_loop())
         self._sync = SyncServedStore(bridge, self._requests, link.address.url)
         """The calls that are made of several others use it in a thread."""
@@ -455,15 +457,15 @@ class ServedStore(_WholeStore):
     async def put(
         self, topic: str, body: bytes | bytearray | memoryview, **fields: Any
     ) -> PutResult:
-        """See `kvstore.Store.put`."""
-        results: list[PutResult] = await self._make(
-            "put_batch", ([message_of(topic, body, fields)],), {}
-        )
-        return results[0]
+        """See `kvstore.Store.put`. Puts of one turn of the loop go out together."""
+        message = message_of(topic, body, fields)
+        size = len(body) if isinstance(body, bytes | bytearray | memoryview) else 0
+        result: PutResult = await self._batches.call("put_batch", message, size)
+        return result
 
     async def ack(self, receipt: str) -> None:
-        """See `kvstore.Store.ack`."""
-        (result,) = await self._make("ack_batch", ([receipt],), {})
+        """See `kvstore.Store.ack`. Acks of one turn of the loop go out together."""
+        result = await self._batches.call("ack_batch", receipt)
         if result is not True:
             raise result
 
@@ -485,6 +487,10 @@ class ServedStore(_WholeStore):
     async def _make(self, name: str, args: Sequence[Any], more: Mapping[str, Any]) -> Any:
         if name not in REPEATS or name == "on_check" or more.get("progress"):
             return await super()._make(name, args, more)
+        return await self._send(name, *args, **more)
+
+    async def _send(self, name: str, *args: Any, **more: Any) -> Any:
+        """Sends a request, and waits for its reply."""
         sent = self._requests.make(name, args, more)
         await self._link.call(sent)
         return result_of_call(sent)

@@ -31,12 +31,16 @@ from kvstore.errors import ConfigError, shown
 from kvstore.files import local_path
 from kvstore.index.archived import Archived, Catalog, OpenArchives
 from kvstore.index.keys import ARCHIVES, META, STORE_ID
+from kvstore.message import Message, PutResult
 from kvstore.meta.groups import GroupConfig
 from kvstore.meta.topics import TopicConfig
 from kvstore.opening.adopting import Adoption
 from kvstore.opening.recovery import Progress
+from kvstore.pop.ack import AckResult
+from kvstore.pop.claimant import Claimant
 from kvstore.pop.pop import Poll
 from kvstore.pop.popped import check_wait
+from kvstore.pop.several import Several
 from kvstore.process.durations import DurationStats
 from kvstore.process.forking import refuse_in_child
 from kvstore.rocketmq.export import ExportReport
@@ -281,10 +285,8 @@ class Store(Calls):
         more than 0 s, the result has a poll, which was just looked at; `wake` is called, from any
         thread, when it is to be looked at again. `asked` is as `Pop.pop` takes it.
         """
-        self._engine.log.check_writable()
-        known = self._engine.groups.get(group)
         seconds, pop = check_wait(wait), self._engine.popping.pop
-        asking = pop.asking(known, topic, asked)
+        asking = self._asking(group, topic, asked)
         found = pop.look(asking) or []
         if found or not seconds:
             return found, None
@@ -294,6 +296,29 @@ class Store(Calls):
         except BaseException:
             poll.end()
             raise
+
+    def _asking(
+        self, group: str, topic: str | Sequence[str], asked: tuple[Any, ...]
+    ) -> Claimant | Several:
+        self._engine.log.check_writable()
+        known = self._engine.groups.get(group)
+        return self._engine.popping.pop.asking(known, topic, asked)
+
+    def _put_now(self, messages: list[Message]) -> list[PutResult] | None:
+        """As `put_batch`; None, with nothing done, if it may have to wait."""
+        return self._engine.writer.put_now(messages)
+
+    def _pop_now(self, group: str, topic: str | Sequence[str], *asked: Any) -> list[Popped] | None:
+        """As `pop`; None, with nothing done, if it may have to wait, or there is nothing. `asked`
+        is as `Pop.pop` takes it.
+        """
+        asking = self._asking(group, topic, asked)
+        return None if isinstance(asking, Several) else self._engine.popping.pop.claim_now(asking)
+
+    def _ack_now(self, receipts: list[str]) -> list[AckResult] | None:
+        """As `ack_batch`; None if it may have to wait: then it is to be called once more."""
+        self._engine.log.check_writable()
+        return self._engine.popping.acks.ack_now(receipts)
 
     # --- the end ---
 

@@ -137,6 +137,29 @@ class Writer:
             return with_firsts(batch.results(status), firsts, status)
         return batch.results(self._settle(batch, self._append(batch, now)))
 
+    def put_now(self, messages: list[Message]) -> list[PutResult] | None:
+        """As `put_batch`, if nothing has to be waited for: no other thread, no disk, no look at an
+        earlier message. None if something may have to be: then nothing was put.
+        """
+        log, now = self._log, self._clock.now_ms()
+        if (
+            self._status is not PutStatus.WRITTEN
+            or log.closed
+            or log.failure is not None
+            or log.end >= self._look_at
+            or not self._look_from <= now < self._look_until
+        ):
+            return None
+        try:
+            for message in messages:
+                if message.topic not in self._routes or message.dedup_id is not None:
+                    return None
+            batch = self.encoder.prepare(messages, now)
+        except (AttributeError, LookupError, TypeError, ValueError, StoreError):
+            return None  # `put_batch` says why it is refused
+        end = self._append(batch, now, waits=False)
+        return None if end < 0 else batch.results(self._settle(batch, end))
+
     def put_columns(self, topic: str, columns: object) -> ColumnsPut:
         """See `Store.put_columns`."""
         now = self.begin_put()
@@ -200,9 +223,12 @@ class Writer:
             self._flusher.wait(end_of(firsts))
         return status, firsts
 
-    def _append(self, batch: PreparedBatch, now: int, ids: KnownIds | None = None) -> int:
+    def _append(
+        self, batch: PreparedBatch, now: int, ids: KnownIds | None = None, *, waits: bool = True
+    ) -> int:
         """Gives records their places, and puts them there; the position behind them. If that fails,
         the log has undone its own part, and the rest is undone here. `ids` gets their dedup ids.
+        Unless it `waits`, -1 if another thread has the lock, or the disk has no blocks yet.
         """
         log, lock, offsets = self._log, self._lock, self._index.offsets
         log.check_turn()
@@ -210,9 +236,13 @@ class Writer:
         begin = -1
         try:
             if not lock.acquire(False):
+                if not waits:
+                    return -1
                 log.wait_turn()
             if log.closed or log.failure is not None:
                 log.check_writable()
+            if not waits and not log.has_room(len(batch.records)):
+                return -1
             if log.staging is not None:
                 log.staging.check_room(len(batch.records))
             self.last_stored = now = max(now, self.last_stored)

@@ -39,7 +39,7 @@ from kvstore.log.segments import Segments, disk_errors
 from kvstore.log.staging import Staging
 from kvstore.process.durations import Durations
 from kvstore.process.locks import Signal, is_mine
-from kvstore.record.layout import BLANK, BLANK_MAGIC
+from kvstore.record.layout import BLANK, BLANK_MAGIC, BLANK_SIZE
 
 if TYPE_CHECKING:
     from kvstore.core.records import Buffer
@@ -225,6 +225,11 @@ class CommitLog:
     def _segment_behind(self, position: int) -> int:
         """The first position of the segment that follows the one with `position`."""
         return (position // self.segment_size + 1) * self.segment_size
+
+    def has_room(self, length: int) -> bool:
+        """Whether the active segment has room for so many bytes, with blocks on the disk."""
+        number, at = divmod(self.end, self.segment_size)
+        return at > 0 and at + length + BLANK_SIZE <= self.segments.map(number).reserved
 
     def append(self, pieces: Sequence[Piece], count: int) -> None:
         """Writes `count` whole records, and moves `end` behind all of them. The first piece stands

@@ -65,15 +65,35 @@ class Acks:
                 pass  # the table was let go meanwhile
         return ack_results(asked, refused)
 
+    def ack_now(self, receipts: list[str]) -> list[AckResult] | None:
+        """As `ack`, if no other thread has to be waited for. None if one may have to be: then some
+        of them were acked, and all can be acked once more.
+        """
+        asked = self._receipts.sort(receipts)
+        refused: dict[int, int] = {}
+        for (group, topic), numbers in asked.tables.items():
+            table = self._tables.find(group, topic)
+            if table is None or not self._ack_rows(table, asked, numbers, refused, waits=False):
+                return None
+        return ack_results(asked, refused)
+
     def _ack_rows(
-        self, table: InflightTable, asked: Asked, numbers: list[int], refused: dict[int, int]
+        self,
+        table: InflightTable,
+        asked: Asked,
+        numbers: list[int],
+        refused: dict[int, int],
+        *,
+        waits: bool = True,
     ) -> bool:
         """Acks rows of one table, and adds the bits that can't be acked to `refused`; False if the
-        table is gone.
+        table is gone, or another thread is at it and this one does not wait.
         """
         change = Change()
         try:
             if not table.lock.acquire(False):
+                if not waits:
+                    return False
                 acquire(table.lock)
             if table.gone:
                 return False

@@ -316,6 +316,12 @@ class Pop:
             wanted = wanted._replace(limit=claimed.left)
             let_others()
 
+    def claim_now(self, asked: Claimant) -> list[Popped] | None:
+        """As `claim`, if nothing has to be waited for, not even another thread; None if something
+        may have to be, or there is nothing: then nothing was handed out.
+        """
+        return self._take(asked, waits=False) or None
+
     def counted(self, group: GroupInfo) -> AbstractContextManager[object]:
         """Around an operation that makes locks live: where a group's locked messages are capped,
         those in its other topics count as well. Taken before any table's lock.
@@ -328,11 +334,15 @@ class Pop:
             self._context.tables.count(group)
             yield
 
-    def _take(self, asked: Claimant) -> list[Popped]:
-        """The usual claim, which the core makes; nothing if there is anything else to look at."""
+    def _take(self, asked: Claimant, *, waits: bool = True) -> list[Popped]:
+        """The usual claim, which the core makes; nothing if there is anything else to look at, or
+        another thread is at it and this one does not wait.
+        """
         table = asked.table
         try:
             if not table.lock.acquire(False):
+                if not waits:
+                    return []
                 acquire(table.lock)
             change = asked.take()
             if change is None:

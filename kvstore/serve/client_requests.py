@@ -6,7 +6,6 @@ ended or its connection broke while it waited.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -17,6 +16,7 @@ from kvstore.core.arrow.column_batch import ColumnBatch
 from kvstore.errors import CallerError, Cancelled, FormatError, MessageTooLarge, StoreError, shown
 from kvstore.message import PulledBatch, PutResult
 from kvstore.serve.gatherer import Gatherer
+from kvstore.serve.open_calls import OpenCall
 from kvstore.serve.questions import Questions
 from kvstore.serve.repeated import prepare_again, put_again, put_columns_again
 from kvstore.serve.sessions import ClientSession, UnderWay
@@ -64,16 +64,16 @@ class Request:
             arguments, by_name = read_arguments(given), read_arguments(named)
             if type(arguments) is not list or type(by_name) is not dict:
                 raise FormatError(f"the arguments are {shown(arguments)}, {shown(by_name)}")
-            under_way.future = self._call(under_way.method, arguments, by_name, again)
+            under_way.call = self._call(under_way.method, arguments, by_name, again)
         except (StoreError, TypeError, ValueError, AttributeError) as e:
             self._reply(FAILURE, pack_error(e))
             return
-        if under_way.future is not None:
-            under_way.future.add_done_callback(self._made)
+        if under_way.call is not None:
+            under_way.call.add_done_callback(self._made)
 
     def _call(
         self, method: str, given: list[Any], named: dict[str, Any], again: bool
-    ) -> asyncio.Future[Any] | None:
+    ) -> OpenCall[Any] | None:
         hand = _HANDS.get(method)
         if hand is not None:
             return hand(self, given, named, again)
@@ -87,7 +87,7 @@ class Request:
 
     def _put(
         self, given: list[Any], named: dict[str, Any], again: bool
-    ) -> asyncio.Future[list[PutResult]]:
+    ) -> OpenCall[list[PutResult]]:
         if len(given) != 1 or named:
             raise TypeError("put_batch takes one argument, the messages")
         messages = messages_of(given[0])
@@ -97,7 +97,7 @@ class Request:
 
     def _put_columns(
         self, given: list[Any], named: dict[str, Any], again: bool
-    ) -> asyncio.Future[SentColumns]:
+    ) -> OpenCall[SentColumns]:
         def put(topic: str, columns: object) -> SentColumns:
             if again and isinstance(topic, str) and isinstance(columns, ColumnBatch):
                 return put_columns_again(store, topic, columns)
@@ -108,28 +108,28 @@ class Request:
 
     def _prepare(
         self, given: list[Any], named: dict[str, Any], again: bool
-    ) -> asyncio.Future[list[PutResult]]:
+    ) -> OpenCall[list[PutResult]]:
         if len(given) != 1:
             raise TypeError("prepare_batch takes one argument without a name, the messages")
         prepare = partial(prepare_again, self._store) if again else self._store.prepare_batch
         return self._gatherer.run(partial(prepare, messages_of(given[0]), **named))
 
-    def _ack(self, given: list[Any], named: dict[str, Any], again: bool) -> asyncio.Future[Any]:
+    def _ack(self, given: list[Any], named: dict[str, Any], again: bool) -> OpenCall[Any]:
         if len(given) == 1 and type(given[0]) is list and not named:
             return self._gatherer.ack(given[0])
         return self._gatherer.call("ack_batch", *given, **named)  # it says what is wrong
 
-    def _pop(self, given: list[Any], named: dict[str, Any], again: bool) -> asyncio.Future[Any]:
+    def _pop(self, given: list[Any], named: dict[str, Any], again: bool) -> OpenCall[Any]:
         _limit_bytes("pop", given, named)
         return self._gatherer.pop(*given, **named)
 
-    def _pull(self, given: list[Any], named: dict[str, Any], again: bool) -> asyncio.Future[Any]:
+    def _pull(self, given: list[Any], named: dict[str, Any], again: bool) -> OpenCall[Any]:
         _limit_bytes("pull", given, named)
         return self._gatherer.call("pull", *given, **named)
 
     def _pull_columns(
         self, given: list[Any], named: dict[str, Any], again: bool
-    ) -> asyncio.Future[PulledBatch]:
+    ) -> OpenCall[PulledBatch]:
         def pull() -> PulledBatch:
             return pulled_columns(store.pull_columns(*given, **named))
 
@@ -137,40 +137,40 @@ class Request:
         _limit_bytes("pull_columns", given, named)
         return self._gatherer.call_by("pull_columns", pull)
 
-    def _tier(self, given: list[Any], named: dict[str, Any], again: bool) -> asyncio.Future[Any]:
+    def _tier(self, given: list[Any], named: dict[str, Any], again: bool) -> OpenCall[Any]:
         jobs = self._gatherer.tier_jobs
         if jobs is None:
             raise CallerError("this server has no tiering worker; kvmq serve DIR has one")
         operation, policy, arguments = given
         progress = self._progress() if named.get("progress") else None
         job = jobs.job(operation, policy, arguments, progress)
-        future = self._gatherer.call_by(TIER, job.run)
-        future.add_done_callback(partial(self._stop_if_cancelled, job))
-        return future
+        call = self._gatherer.call_by(TIER, job.run)
+        call.add_done_callback(partial(self._stop_if_cancelled, job))
+        return call
 
-    def _stop_if_cancelled(self, job: TierJob, future: asyncio.Future[Any]) -> None:
-        if future.cancelled():
+    def _stop_if_cancelled(self, job: TierJob, call: OpenCall[Any]) -> None:
+        if call.cancelled():
             self._gatherer.run(job.stop)
 
-    def _change(self, given: list[Any], named: dict[str, Any], again: bool) -> asyncio.Future[Any]:
+    def _change(self, given: list[Any], named: dict[str, Any], again: bool) -> OpenCall[Any]:
         return self._gatherer.change_invisible(*given, **named)
 
     # --- replies ---
 
-    def _made(self, future: asyncio.Future[Any]) -> None:
+    def _made(self, call: OpenCall[Any]) -> None:
         """The call has its result."""
         if self._session.requests.get(self._number) is not self._under_way:
-            if not future.cancelled():
-                future.exception()  # nobody is there to be told
+            if not call.cancelled():
+                call.exception()  # nobody is there to be told
             return
-        if future.cancelled():
+        if call.cancelled():
             self._reply(FAILURE, pack_error(Cancelled("the call was cancelled by its caller")))
             return
-        error = future.exception()
+        error = call.exception()
         if error is not None:
             self._reply(FAILURE, pack_error(error))
         else:
-            self._reply(REPLY, future.result())
+            self._reply(REPLY, call.result())
 
     def _reply(self, kind: int, value: Any) -> None:
         try:
@@ -220,14 +220,14 @@ class Request:
         self._under_way.end = end
         self._event(None)  # it is registered
 
-    def _answer(self, given: list[Any], named: dict[str, Any], again: bool) -> asyncio.Future[Any]:
+    def _answer(self, given: list[Any], named: dict[str, Any], again: bool) -> OpenCall[Any]:
         number, question, answer = given
         asked = self._session.requests.get(number)
         if asked is not None and asked.questions is not None:
             asked.questions.answer(question, answer)
-        future: asyncio.Future[Any] = self._loop.create_future()
-        future.set_result(None)
-        return future
+        call: OpenCall[Any] = OpenCall(self._loop)
+        call.set_result(None)
+        return call
 
 
 def _limit_bytes(method: str, given: list[Any], named: dict[str, Any]) -> None:
@@ -238,7 +238,7 @@ def _limit_bytes(method: str, given: list[Any], named: dict[str, Any]) -> None:
         named["max_bytes"] = _REPLY_BYTES
 
 
-_HANDS: Final[dict[str, Callable[..., asyncio.Future[Any] | None]]] = {
+_HANDS: Final[dict[str, Callable[..., OpenCall[Any] | None]]] = {
     "put_batch": Request._put,
     "put_columns": Request._put_columns,
     "prepare_batch": Request._prepare,

@@ -1,24 +1,27 @@
-"""The gatherer: the calls of all doors, made together, and never in the loop's thread.
+"""The gatherer: the calls of all doors, made together, and in the loop only if they can't wait.
 
 The idea: each door decodes its requests in the loop, and hands them to the gatherer of the store,
 which all doors share. The calls of one turn of the loop become one `put_batch`, one `ack_batch` and
-so on, by a lane for each kind (`serve.lanes`). A pop that finds nothing and waits becomes a
-poll, which costs no thread (`api.loop_pops`).
+so on, by a lane for each kind (`serve.lanes`). Most puts, acks and pops have nothing to wait for,
+and the store makes these at once; all other calls are made by threads. A pop that finds nothing and
+waits becomes a poll, which costs no thread (`api.loop_pops`).
 
 The contract with doors: all methods are called in the loop's thread, and return at
-once, most of them with a future, to be awaited or given a callback. A future has the result of the
-store's call of that name, or raises the error that this call would have raised.
+once, most of them with an open call, to be awaited or given a callback (`serve.open_calls`). It has
+the result of the store's call of that name, or raises the error that this call would have raised.
 
 - Calls that are gathered are as good as alone: an illegal message fails its own `put` and no other;
   a put of several messages is all or nothing.
 - Puts are written in the order in which they came, and so are acks; a pop may overtake a put.
-- A future may be cancelled. A pop is undone then: what it took, or takes meanwhile, is given back
-  without counting as an attempt, unless it has an `attempt_id`. Any other call may be made or not.
+- An open call may be cancelled. A pop is undone then: what it took, or takes meanwhile, is given
+  back without counting as an attempt, unless it has an `attempt_id`. Any other call may be made or
+  not.
 - Flow control: a put holds the bytes that its caller states until it has ended. A door asks for
   `room` before it reads more from its connections, and waits if that is a future.
 
-Invariants: no call of the store runs in the loop's thread; of the messages that doors put,
-`QUEUED_MAX` bytes at most wait here, and one call of each connection more.
+Invariants: no call that waits for another thread, for a sync, or for a read of an archive runs in
+the loop's thread; of the messages that doors put, `QUEUED_MAX` bytes at most wait here, and one
+call of each connection more.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Final, TypeVar
 
 from kvstore.api.loop_pops import Bell, Look, Looked, LoopPops
@@ -36,9 +39,12 @@ from kvstore.core.popping.receipts import Popped
 from kvstore.errors import CallerError, StoreClosed, StoreError
 from kvstore.message import Message, PutResult
 from kvstore.pop.ack import AckResult
+from kvstore.pop.pop import Poll
+from kvstore.pop.popped import check_wait
 from kvstore.read.sql import SqlFilter
-from kvstore.serve.lanes import Lane
+from kvstore.serve.lanes import LATER, Lane
 from kvstore.serve.metrics.server_counts import GATHERED, ServerCounts
+from kvstore.serve.open_calls import OpenCall
 from kvstore.serve.tier_jobs import TierJobs
 
 QUEUED_MAX: Final = 64 << 20
@@ -49,6 +55,8 @@ _CALL_THREADS: Final = 16
 T = TypeVar("T")
 Changed = tuple[str, float | None, bool]
 """A receipt, the seconds and `gives_back` of `Store.change_invisible`."""
+First = tuple[Bell, tuple[Any, ...]]
+"""A pop's first look: its bell, and the arguments of `LoopPops.first_look` behind that."""
 
 
 class Gatherer:
@@ -68,35 +76,41 @@ class Gatherer:
         self._is_ending = False
         self._polls: set[asyncio.Task[list[Popped]]] = set()
         self._calls: set[asyncio.Future[Any]] = set()
-        lane = partial(Lane, loop, self._lane_threads, released=self._release)
+        self._giving = 0
+        self._behind: list[Callable[[], None]] = []
+        lane = partial(Lane, loop, self._lane_threads, released=self._release, around=self._give)
         told = counts.gathered
-        self._puts: Lane = lane(self._put_all, ordered=True, told=told("put_batch"))
-        self._acks: Lane = lane(self._ack_all, ordered=True, told=told("ack_batch"))
+        puts, acks, pops = told("put_batch"), told("ack_batch"), told("pop")
+        self._puts: Lane = lane(self._put_all, now=self._put_now, ordered=True, told=puts)
+        self._acks: Lane = lane(self._ack_all, now=self._ack_now, ordered=True, told=acks)
         self._changes: Lane = lane(self._change_all, ordered=True, told=told("change_invisible"))
-        self._looks: Lane = lane(_look_all, count_max=64, told=told("pop"))
+        self._firsts: Lane = lane(
+            self._look_first, now=self._pop_now, now_max=8, count_max=64, told=pops
+        )
+        self._looks: Lane = lane(_look_all, count_max=64, told=pops)
         self._pops = LoopPops(store, loop, self._look)
 
     # --- calls ---
 
-    def put(self, messages: Sequence[Message], size: int) -> asyncio.Future[list[PutResult]]:
+    def put(self, messages: Sequence[Message], size: int) -> OpenCall[list[PutResult]]:
         """Puts messages, all or none; see `Store.put_batch`. `size` is about the bytes that they
         take in memory.
         """
         self._queued += size
         return self._puts.join(messages, size)
 
-    def put_in_turn(self, put: Callable[[], T], size: int) -> asyncio.Future[T]:
+    def put_in_turn(self, put: Callable[[], T], size: int) -> OpenCall[T]:
         """Makes another kind of put in its turn among the puts; `size` as above."""
         self._queued += size
         return self._puts.join(put, size)
 
-    def ack(self, receipts: Sequence[str]) -> asyncio.Future[list[AckResult]]:
+    def ack(self, receipts: Sequence[str]) -> OpenCall[list[AckResult]]:
         """See `Store.ack_batch`: for each receipt True, or the error."""
         return self._acks.join(receipts)
 
     def change_invisible(
         self, receipt: str, invisible_for: float | None = None, *, gives_back: bool = False
-    ) -> asyncio.Future[str]:
+    ) -> OpenCall[str]:
         """See `Store.change_invisible`."""
         return self._changes.join((receipt, invisible_for, gives_back))
 
@@ -112,42 +126,78 @@ class Gatherer:
         *,
         max_bytes: int | None = None,
         attempt_id: str | None = None,
-    ) -> asyncio.Future[list[Popped]]:
+    ) -> OpenCall[list[Popped]]:
         """See `Store.pop`. While the server ends, pops that wait get the messages there are, or
         none, and a new pop is `StoreClosed`.
         """
-        future = self._loop.create_future()
+        call: OpenCall[list[Popped]] = OpenCall(self._loop)
         if self._is_ending:
-            future.set_exception(StoreClosed("the server is ending; it hands out nothing more"))
-            return future
+            call.set_exception(StoreClosed("the server is ending; it hands out nothing more"))
+            return call
         bell, keep = Bell(self._loop), attempt_id is not None
-        asked = limit, max_bytes, invisible_for, queue, filter, attempt_id
-        look = self._pops.first_look(bell, group, topic, wait, *asked)
-        looked = self._looks.join(look, abandoned=partial(self._pops.abandon, keep))
-        looked.add_done_callback(partial(self._looked, future, bell, keep))
-        future.add_done_callback(partial(_cancel_too, looked))
-        return future
+        asked = group, topic, wait, limit, max_bytes, invisible_for, queue, filter, attempt_id
+        looked = self._firsts.join((bell, asked), abandoned=partial(self._pops.abandon, keep))
+        looked.add_done_callback(partial(self._looked, call, bell, keep))
+        call.add_done_callback(partial(_cancel_too, looked))
+        return call
 
-    def call(self, method: str, *given: Any, **named: Any) -> asyncio.Future[Any]:
+    def call(self, method: str, *given: Any, **named: Any) -> OpenCall[Any]:
         """Makes any other call of the store, by its name, in a thread of its own."""
         return self.call_by(method, partial(getattr(self._store, method), *given, **named))
 
-    def call_by(self, method: str, work: Callable[[], T]) -> asyncio.Future[T]:
+    def call_by(self, method: str, work: Callable[[], T]) -> OpenCall[T]:
         """Does work that makes a call of the store, which is counted as that one."""
-        future = self.run(work)
-        future.add_done_callback(partial(self._called, method))
-        return future
+        call = self.run(work)
+        call.add_done_callback(partial(self._called, method))
+        return call
 
-    def _called(self, method: str, future: asyncio.Future[Any]) -> None:
-        if not future.cancelled():
-            self.counts.called(GATHERED, method, future.exception())
+    def _called(self, method: str, call: OpenCall[Any]) -> None:
+        if not call.cancelled():
+            self.counts.called(GATHERED, method, call.exception())
 
-    def run(self, work: Callable[[], T]) -> asyncio.Future[T]:
+    def run(self, work: Callable[[], T]) -> OpenCall[T]:
         """Does any other work with the store in a thread of its own."""
         future = self._loop.run_in_executor(self._call_threads, work)
         self._calls.add(future)
-        future.add_done_callback(self._calls.discard)
-        return future
+        call: OpenCall[T] = OpenCall(self._loop)
+        future.add_done_callback(partial(self._ran, call))
+        call.add_done_callback(partial(_cancel_too, future))
+        return call
+
+    def _ran(self, call: OpenCall[T], future: asyncio.Future[T]) -> None:
+        self._calls.discard(future)
+        error = None if future.cancelled() else future.exception()
+        if call.done():
+            return
+        if future.cancelled():
+            call.cancel()
+        elif error is not None:
+            call.set_exception(error)
+        else:
+            call.set_result(future.result())
+
+    # --- the end of a step ---
+
+    def behind(self, work: Callable[[], None]) -> None:
+        """Does work when the step is over whose results are given out, or in the loop's next turn
+        if that is no time of a step: for doors that write what a step brought at once.
+        """
+        if self._giving:
+            self._behind.append(work)
+        else:
+            self._loop.call_soon(work)
+
+    def _give(self, give: Callable[[], None]) -> None:
+        """Around giving out the results of a step."""
+        self._giving += 1
+        try:
+            give()
+        finally:
+            self._giving -= 1
+            if not self._giving:
+                works, self._behind = self._behind, []
+                for work in works:
+                    work()
 
     # --- flow control ---
 
@@ -169,60 +219,85 @@ class Gatherer:
     # --- pops ---
 
     async def _look(self, look: Look, abandoned: Callable[[Looked], None]) -> Looked:
-        future: asyncio.Future[Looked] = self._looks.join(look, abandoned=abandoned)
+        call: OpenCall[Looked] = self._looks.join(look, abandoned=abandoned)
         try:
-            looked: Looked = await future
-            return looked
+            return await call
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.exception() is None:
+            if call.done() and not call.cancelled() and call.exception() is None:
                 # The look had ended, and this turn of the loop would have passed its result on.
-                self._lane_threads.submit(abandoned, future.result())
+                self._lane_threads.submit(abandoned, call.result())
             raise
 
     def _looked(
         self,
-        future: asyncio.Future[list[Popped]],
+        call: OpenCall[list[Popped]],
         bell: Bell,
         keep: bool,
-        looked: asyncio.Future[Looked],
+        looked: OpenCall[Looked],
     ) -> None:
         """Goes on with a pop that has looked for the first time."""
         if looked.cancelled():
             return
         error = looked.exception()
-        if future.done():
+        if call.done():
             if error is None:  # cancelled between the look and this turn
                 self._lane_threads.submit(self._pops.abandon, keep, looked.result())
         elif error is not None:
-            future.set_exception(error)
+            call.set_exception(error)
         else:
             found, poll = looked.result()
             if poll is None or found or self._is_ending:
                 if poll is not None:
                     poll.end()
-                future.set_result(found)
+                call.set_result(found)
                 return
             task = self._loop.create_task(self._pops.wait(bell, poll, found, keep=keep))
             self._polls.add(task)
-            task.add_done_callback(partial(self._polled, future, keep))
-            future.add_done_callback(partial(_cancel_too, task))
+            task.add_done_callback(partial(self._polled, call, keep, poll))
+            call.add_done_callback(partial(_cancel_too, task))
 
     def _polled(
-        self, future: asyncio.Future[list[Popped]], keep: bool, task: asyncio.Task[list[Popped]]
+        self,
+        call: OpenCall[list[Popped]],
+        keep: bool,
+        poll: Poll,
+        task: asyncio.Task[list[Popped]],
     ) -> None:
         self._polls.discard(task)
         if task.cancelled():
+            poll.end()  # the task may have been cancelled before its first step
             return
         error = task.exception()
-        if future.done():
+        if call.done():
             if error is None:  # cancelled between the poll's end and this turn
                 self._lane_threads.submit(self._pops.abandon, keep, (task.result(), None))
         elif error is None:
-            future.set_result(task.result())
+            call.set_result(task.result())
         else:
-            future.set_exception(error)
+            call.set_exception(error)
+
+    # --- steps of the lanes, in the loop ---
+
+    def _put_now(self, asked: Sequence[list[Message]]) -> list[Any]:
+        results = self._store._put_now(_together(asked))
+        return [LATER] * len(asked) if results is None else _parts(results, asked)
+
+    def _ack_now(self, asked: Sequence[list[str]]) -> list[Any]:
+        results = self._store._ack_now(_together(asked))
+        return [LATER] * len(asked) if results is None else _parts(results, asked)
+
+    def _pop_now(self, asked: Sequence[First]) -> list[Any]:
+        return [_outcome(self._pop_one_now, *given) for _, given in asked]
+
+    def _pop_one_now(self, group: str, topic: str | Sequence[str], wait: Any, *asked: Any) -> Any:
+        check_wait(wait)
+        found = self._store._pop_now(group, topic, *asked)
+        return LATER if found is None else (found, None)
 
     # --- steps of the lanes, in a thread ---
+
+    def _look_first(self, asked: Sequence[First]) -> list[Any]:
+        return _look_all([self._pops.first_look(bell, *given) for bell, given in asked])
 
     def _put_all(self, asked: Sequence[Sequence[Message] | Callable[[], Any]]) -> list[Any]:
         """Makes puts in order: those of messages that follow one another are one."""
@@ -241,9 +316,8 @@ class Gatherer:
         """
         if len(asked) == 1:
             return [_outcome(self._store.put_batch, asked[0])]
-        together = [message for messages in asked for message in messages]
         try:
-            results = self._store.put_batch(together)
+            results = self._store.put_batch(_together(asked))
         except CallerError:
             half = len(asked) // 2
             return self._put_together(asked[:half]) + self._put_together(asked[half:])
@@ -254,9 +328,8 @@ class Gatherer:
     def _ack_all(self, asked: Sequence[Sequence[str]]) -> list[Any]:
         if len(asked) == 1:
             return [_outcome(self._store.ack_batch, asked[0])]
-        together = [receipt for receipts in asked for receipt in receipts]
         try:
-            results = self._store.ack_batch(together)
+            results = self._store.ack_batch(_together(asked))
         except StoreError as e:
             return [e] * len(asked)
         return _parts(results, asked)
@@ -286,7 +359,7 @@ class Gatherer:
         self.end_polls()
         if self._polls:
             await asyncio.wait(self._polls)
-        for lane in (self._puts, self._acks, self._changes, self._looks):
+        for lane in (self._puts, self._acks, self._changes, self._firsts, self._looks):
             await lane.idle()
         if self._calls:
             await asyncio.wait(self._calls)
@@ -312,6 +385,11 @@ def _outcome(call: Callable[..., Any], *given: Any) -> Any:
         return e
 
 
+def _together(asked: Sequence[Sequence[T]]) -> list[T]:
+    """The messages or receipts of several callers, in one list."""
+    return list(chain.from_iterable(asked))
+
+
 def _parts(results: Sequence[T], asked: Sequence[Sequence[Any]]) -> list[Any]:
     """The results of a call that was made for several callers, for each of them."""
     parts: list[Any] = []
@@ -322,6 +400,6 @@ def _parts(results: Sequence[T], asked: Sequence[Sequence[Any]]) -> list[Any]:
     return parts
 
 
-def _cancel_too(other: asyncio.Future[Any], future: asyncio.Future[Any]) -> None:
-    if future.cancelled():
+def _cancel_too(other: OpenCall[Any] | asyncio.Future[Any], call: OpenCall[Any]) -> None:
+    if call.cancelled():
         other.cancel()

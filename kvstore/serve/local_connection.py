@@ -1,7 +1,7 @@
 """A connection of the local protocol: its stream becomes frames, and frames become requests.
 
-The idea: a connection begins with a hello, which finds its session or makes one. All that
-goes out in one turn of the loop is one write.
+The idea: a connection begins with a hello, which finds its session or makes one. All replies that
+one step of the store brings are one write.
 
 Invariants: nothing that a client sends ends the server, or costs others more than their turn; a
 client whose frames are wrong gets a goodbye that says why; a connection that is closed leaves no
@@ -121,9 +121,9 @@ class Connection(asyncio.Protocol):
     # --- writing ---
 
     def write(self, data: bytes) -> None:
-        """See `serve.sessions.ClientLink`: at the end of the loop's turn."""
+        """See `serve.sessions.ClientLink`: at the end of the step, or of the loop's turn."""
         if not self._out:
-            self._loop.call_soon(self._flush)
+            self._gatherer.behind(self._flush)
         self._out.append(data)
 
     def _flush(self) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from kvstore.errors import FormatError
+from kvstore.serve.open_calls import OpenCall
 from kvstore.serve.questions import Questions
 from kvstore.wire.frames import LENGTH, SESSION_KEPT, UNCONFIRMED_MAX, UNDER_WAY_MAX
 
@@ -42,13 +43,13 @@ class UnderWay:
     to go on for a client that went away; `end` ends a checker.
     """
 
-    __slots__ = ("end", "future", "method", "questions", "size", "waits")
+    __slots__ = ("call", "end", "method", "questions", "size", "waits")
 
     def __init__(self, method: str, *, waits: bool) -> None:
         self.method = method
         self.size = 0
         self.waits = waits
-        self.future: asyncio.Future[Any] | None = None
+        self.call: OpenCall[Any] | None = None
         self.end: Callable[[], None] | None = None
         self.questions: Questions | None = None
 
@@ -145,17 +146,17 @@ class ClientSession:
             return
         if request.end is not None:
             request.end()
-        elif request.future is not None:
-            request.future.cancel()
+        elif request.call is not None:
+            request.call.cancel()
 
     def cut(self) -> None:
         """The connection is gone: nothing waits for a client that may not come back."""
         self.link = None
         for number, request in list(self.requests.items()):
-            if request.waits and request.future is not None and not request.future.done():
+            if request.waits and request.call is not None and not request.call.done():
                 self.cut_short.add(number)
                 self.ended(number)
-                request.future.cancel()
+                request.call.cancel()
 
     def end(self) -> None:
         """Forgets all; what is under way is made, and its reply goes nowhere."""

@@ -18,6 +18,7 @@ from kvstore import (
     Store,
     StoreClosed,
 )
+from kvstore.serve import lanes
 from kvstore.serve.gatherer import QUEUED_MAX, Gatherer
 from tests.support import inside
 from tests.support.popping import bodies
@@ -184,6 +185,19 @@ def test_a_cancelled_pop_gives_back_what_it_would_have_taken(served: Served, sto
     assert served(test) == [1]
 
 
+def test_a_pop_that_is_cancelled_as_it_begins_to_wait_leaves_no_waiter(
+    served: Served, store: Store
+) -> None:
+    async def test(gatherer: Gatherer) -> None:
+        waiting = gatherer.pop("g", "t", wait=50)
+        while not inside.polls(gatherer):
+            await asyncio.sleep(0)
+        waiting.cancel()
+
+    served(test)
+    assert inside.waiting(store).topics == {}
+
+
 def test_pops_that_wait_are_answered_when_the_server_ends_and_later_ones_refused(
     served: Served,
 ) -> None:
@@ -247,3 +261,112 @@ def test_a_call_that_hangs_holds_up_no_other(
         assert await stuck == []
 
     served(test)
+
+
+@pytest.fixture
+def no_threads(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's calls that may wait fail; the topic and the group were used before."""
+    store.put("t", b"first", queue=0)
+    (popped,) = store.pop("g", "t")
+    store.ack(popped.receipt)
+
+    def fail(*given: Any) -> Any:
+        raise AssertionError("a thread makes this call")
+
+    for call in ("put_batch", "ack_batch", "_begin_pop"):
+        monkeypatch.setattr(store, call, fail)
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_calls_that_have_nothing_to_wait_for_take_no_thread(served: Served) -> None:
+    async def test(gatherer: Gatherer) -> list[bytes]:
+        await asyncio.gather(*[gatherer.put([message(str(i))], 10) for i in range(100)])
+        found = await gatherer.pop("g", "t", 100, queue=0)
+        assert await gatherer.ack([one.receipt for one in found]) == [True] * 100
+        return bodies(found)
+
+    assert served(test) == [b"%d" % i for i in range(100)]
+
+
+@pytest.mark.parametrize("call", ["put", "pop", "ack"])
+def test_the_loop_goes_on_while_a_call_waits_for_another_thread(
+    served: Served, store: Store, call: str
+) -> None:
+    store.put_batch([message(str(i)) for i in range(3)])
+    (popped,) = store.pop("g", "t")
+    taken, let_go = threading.Event(), threading.Event()
+
+    def take() -> None:
+        with inside.log_taken(store), inside.table_taken(store, "g", "t"):
+            taken.set()
+            let_go.wait(20)
+
+    calls: dict[str, Callable[[Gatherer], Awaitable[Any]]] = {
+        "put": lambda gatherer: gatherer.put([message("x")], 10),
+        "pop": lambda gatherer: gatherer.pop("g", "t"),
+        "ack": lambda gatherer: gatherer.ack([popped.receipt]),
+    }
+
+    async def test(gatherer: Gatherer) -> int:
+        asked = asyncio.ensure_future(calls[call](gatherer))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not asked.done()
+        let_go.set()
+        return len(await asked)
+
+    other = threading.Thread(target=take)
+    other.start()
+    try:
+        taken.wait(20)
+        assert served(test) == 1
+    finally:
+        let_go.set()
+        other.join()
+
+
+def test_large_puts_are_made_by_a_thread(served: Served, store: Store, batches: list[int]) -> None:
+    store.put("t", b"first", queue=0)
+
+    async def test(gatherer: Gatherer) -> None:
+        await asyncio.gather(
+            gatherer.put([message("x")], 10), gatherer.put([message("y")], 1 << 20)
+        )
+
+    served(test)
+    assert batches == [1]
+
+
+def test_where_calls_in_the_loop_are_slow_threads_make_the_next_ones(
+    served: Served, store: Store, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("t", b"first", queue=0)
+    batches.clear()
+
+    async def test(gatherer: Gatherer) -> None:
+        await gatherer.put([message("x")], 10)
+        assert batches == []
+        monkeypatch.setattr(lanes, "_SLOW", 0.0)
+        await gatherer.put([message("x")], 10)
+        assert batches == []
+        await gatherer.put([message("x"), message("x")], 10)
+        assert batches == [2]
+
+    served(test)
+
+
+@pytest.mark.parametrize("given", [{"topic": "new"}, {"dedup_id": "d"}, {"flags": -1}])
+def test_messages_at_which_the_store_looks_longer_are_put_or_refused_alone(
+    served: Served, store: Store, given: dict[str, Any]
+) -> None:
+    store.alter_topic("t", dedup_window=60.0)
+    store.put("t", b"first", queue=0)
+    special = Message(**{"topic": "t", "body": b"x"} | given)
+
+    async def test(gatherer: Gatherer) -> Any:
+        puts = [gatherer.put([message("1")], 10), gatherer.put([special], 10)]
+        return await asyncio.gather(*puts, return_exceptions=True)
+
+    plain, found = served(test)
+    assert len(plain) == 1
+    assert len(found) == 1 if "dedup_id" in given else isinstance(found, CallerError)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -362,6 +363,27 @@ def bells(store: kvstore.aio.Store) -> Collection[object]:
 def alarms(store: kvstore.aio.Store) -> Collection[object]:
     """The groups and topics that an asyncio store looks at again when a lock runs out."""
     return store._pops.alarms
+
+
+@contextmanager
+def log_taken(store: Store) -> Iterator[None]:
+    """Within this block another thread would have to wait before it puts."""
+    with store._engine.log.lock:
+        yield
+
+
+@contextmanager
+def table_taken(store: Store, group: str, topic: str) -> Iterator[None]:
+    """Within this block another thread would have to wait before it pops or acks."""
+    engine = store._engine
+    ids = engine.groups.get(group).id, engine.topics.get(topic).id
+    with engine.popping.tables.locked(*ids):
+        yield
+
+
+def polls(gatherer: Gatherer) -> Collection[object]:
+    """The tasks of pops that wait in a server, from the time on at which they were made."""
+    return gatherer._polls
 
 
 def waiting_polls(gatherer: Gatherer) -> Collection[object]:

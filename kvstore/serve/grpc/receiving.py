@@ -11,7 +11,6 @@ INVALID_RECEIPT_HANDLE, and the rest of the request is done.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Final
@@ -30,6 +29,7 @@ from kvstore.serve.grpc.protocol.wire import NUMBERS, Wire, code, message_class,
 from kvstore.serve.grpc.renewals import LOCK, Renewals
 from kvstore.serve.grpc.sending import Answered
 from kvstore.serve.http2.grpc_call import Call
+from kvstore.serve.open_calls import OpenCall
 
 _EARLY: Final = 0.3
 """Seconds before a call's deadline at which it is answered."""
@@ -189,7 +189,7 @@ class Receiving:
         return str(request.receipt_handle)
 
 
-def _acked(request: Wire, answered: Answered, acked: asyncio.Future[list[AckResult]]) -> None:
+def _acked(request: Wire, answered: Answered, acked: OpenCall[list[AckResult]]) -> None:
     """Answers when the messages of a request were acked, or could not be."""
     answer = _ack_response()
     error = StoreClosed("the server ends") if acked.cancelled() else acked.exception()

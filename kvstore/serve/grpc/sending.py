@@ -38,6 +38,7 @@ from kvstore.serve.grpc.orphan_checks import OrphanChecks
 from kvstore.serve.grpc.protocol.answers import Refusal, ok, set_error, set_status, sum_up
 from kvstore.serve.grpc.protocol.incoming import DoorLimits, check_type, message_to_put, type_of
 from kvstore.serve.grpc.protocol.wire import NUMBERS, Wire, message_class, ms_of
+from kvstore.serve.open_calls import OpenCall
 
 BROKER: Final = "kvmq"
 """The name of the broker that clients see."""
@@ -92,7 +93,7 @@ class Sending:
         request: Wire,
         checked: Sequence[Checked | StoreError],
         answered: Answered,
-        put: asyncio.Future[list[PutResult]],
+        put: OpenCall[list[PutResult]],
     ) -> None:
         """Answers when the messages of a request were put together."""
         error = None if put.cancelled() else put.exception()
@@ -129,7 +130,7 @@ class Sending:
             immunity = ms_of(system.orphaned_transaction_recovery_duration) / 1000 or None
         return kind, message, immunity
 
-    def _put(self, messages: list[Message]) -> asyncio.Future[list[PutResult]]:
+    def _put(self, messages: list[Message]) -> OpenCall[list[PutResult]]:
         size = sum(len(m.body) for m in messages) + _MESSAGE_EXTRA * len(messages)
         return self._gatherer.put(messages, size)
 
