@@ -19,13 +19,21 @@ from kvstore.serve.gatherer import Gatherer
 
 DRAIN: Final = 8.0
 """Seconds that requests under way have when the server ends; the store's closing comes behind."""
+Gathers = Callable[[Store], Gatherer]
+"""Makes the gatherer, in the loop."""
 
 
 class Server:
     """Serves a store; see the module. It is made and run in the loop."""
 
-    def __init__(self, store: Store, makers: Iterable[MakesDoor]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        makers: Iterable[MakesDoor],
+        gathers: Gathers = Gatherer,
+    ) -> None:
         self._store = store
+        self._gathers = gathers
         self._makers = list(makers)
         self._stopping = asyncio.Event()
         self.doors: list[Door] = []
@@ -33,7 +41,7 @@ class Server:
 
     async def run(self, ready: Callable[[Door], None]) -> None:
         """Opens the doors, calls `ready` with each, and serves until `stop` is called."""
-        gatherer = Gatherer(self._store)
+        gatherer = self._gathers(self._store)
         loop = asyncio.get_running_loop()
         try:
             for make in self._makers:
