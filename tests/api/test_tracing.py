@@ -91,6 +91,17 @@ def test_the_messages_of_a_batch_carry_the_context_of_its_put(plain: Any, spans:
     assert said(received)["batch.message_count"] == len(pulled.messages) == 4
 
 
+def test_a_span_links_to_a_bounded_number_of_contexts(
+    store: Store, spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.tracing._LINKS_MAX", 3)
+    for n in range(5):
+        traced(store, spans.provider).put("orders", b"%d" % n, queue=0)
+    assert len(traced(store, spans.provider).pull("orders", 0, 0).messages) == 5
+    first = [id_of(span) for span in spans.named("put orders")][:3]
+    assert linked(spans.only("pull orders")) == set(first)
+
+
 def test_a_context_that_a_message_has_is_kept_and_linked_to(plain: Any, spans: Spans) -> None:
     store = traced(plain, spans.provider)
     given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
