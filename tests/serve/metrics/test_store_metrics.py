@@ -23,6 +23,7 @@ from kvstore.serve.metrics.server_counts import ServerCounts
 from kvstore.serve.metrics.store_metrics import StoreMetrics
 from tests.support.clock import VirtualClock
 from tests.support.stores import SMALL, Opens
+from tests.support.waiting import until
 
 DOCS: Final = Path(__file__).resolve().parents[3] / "docs"
 
@@ -114,6 +115,24 @@ def test_figures_of_the_store_and_of_what_waits(opened: Opened, clock: VirtualCl
     assert found.value("kvmq_tier_cost_per_month", tier="hot", currency="EUR") == 0.5
     assert found.value("kvmq_store_checkpoint_duration_seconds_count") == 1
     assert found.value("kvmq_build_info", version="1.2.3") == 1
+
+
+def test_deliveries_and_second_attempts_are_counted(opened: Opened, clock: VirtualClock) -> None:
+    store, found = opened()
+    store.create_topic("orders", queues=1)
+    store.create_group("billing", backoff=[0.0])
+    store.put("orders", b"later", delay=60)
+    clock.advance(63)
+    until(lambda: store.stats().delays.delivered == 1)
+    for _ in range(3):
+        (popped,) = store.pop("billing", "orders")
+        store.nack(popped.receipt, delay=0.0)
+    found.scrape()
+    assert found.value("kvmq_delayed_delivery_lateness_seconds_count") == 1
+    assert found.value("kvmq_delayed_delivery_lateness_seconds_sum") == 3
+    assert found.value("kvmq_delayed_delivery_lateness_seconds_bucket", le="2.5") == 0
+    assert found.value("kvmq_delayed_delivery_lateness_seconds_bucket", le="5.0") == 1
+    assert found.value("kvmq_store_redelivered_messages_total") == 2
 
 
 def test_calls_of_the_server_are_counted_by_name_and_result(opened: Opened) -> None:
@@ -239,7 +258,7 @@ def rows() -> dict[str, tuple[str, set[str]]]:
 
 def page_name(sample: str) -> str:
     """The metric that a sample belongs to, as the page lists it."""
-    return re.sub("_duration_seconds_(bucket|count|sum)$", "_duration_seconds", sample)
+    return re.sub("_(duration|lateness)_seconds_(bucket|count|sum)$", r"_\1_seconds", sample)
 
 
 LACKING: Final = {"kvmq_tier_archives", "kvmq_tier_messages", "kvmq_tier_waiting_segments"}
