@@ -282,7 +282,7 @@ class TracedStore:
         self, call: Callable[..., Any], name: str, given: Any, more: Mapping[str, Any]
     ) -> Any:
         messages = as_batch(given)
-        known = [m for m in messages if _can_carry(m)]
+        known = [m for m in messages if can_carry(m)]
 
         def send() -> Any:
             return call([_carrier(m) for m in messages], **more)
@@ -450,7 +450,7 @@ class TracedTransaction:
         self._transaction.put_batch([self._created(m) for m in as_batch(messages)])
 
     def _created(self, message: Any) -> Any:
-        if not _can_carry(message) or _PARENT in message.properties:
+        if not can_carry(message) or _PARENT in message.properties:
             return message
         with _span(self._tracer, operation("create", "create", [message.topic]), SpanKind.PRODUCER):
             return _carrier(message)
@@ -470,7 +470,7 @@ class TracedTransaction:
         await self._transaction.__aexit__(*how)
 
 
-def _can_carry(message: Any) -> bool:
+def can_carry(message: Any) -> bool:
     """Whether a message can carry a context; one that the store will refuse may not."""
     is_message = isinstance(message, Message) and isinstance(message.topic, str)
     return is_message and isinstance(message.properties, Mapping)
@@ -478,7 +478,7 @@ def _can_carry(message: Any) -> bool:
 
 def _carrier(message: Any) -> Any:
     """A message with the current context, if it can carry one."""
-    if not _can_carry(message):
+    if not can_carry(message):
         return message
     properties = carrying(message.properties)
     is_same = properties is message.properties

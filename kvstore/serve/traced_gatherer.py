@@ -30,6 +30,7 @@ from kvstore.message import Message, PutResult
 from kvstore.pop.ack import AckResult
 from kvstore.serve.gatherer import Gatherer
 from kvstore.tracing import (
+    can_carry,
     failed,
     links_to,
     messages_in,
@@ -97,8 +98,9 @@ class TracedGatherer(Gatherer):
 
     def _sent(self, name: str, messages: Sequence[Message]) -> Span:
         """The span of a call that sends messages: it continues their trace, if they have one."""
-        links = links_to(messages)
-        text, attributes = operation(name, "send", [m.topic for m in messages], count=len(messages))
+        known = [m for m in messages if can_carry(m)]
+        links = links_to(known)
+        text, attributes = operation(name, "send", [m.topic for m in known], count=len(messages))
         parent = None
         if len(links) == 1:
             parent = set_span_in_context(NonRecordingSpan(links.pop().context))

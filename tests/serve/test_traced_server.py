@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.trace import SpanKind, StatusCode
@@ -114,6 +115,31 @@ def test_a_call_that_fails_says_so_in_its_span(client: ServedStore, spans: Spans
     for span in spans.all():
         assert span.status.status_code is StatusCode.ERROR
     assert [said(span)["error.type"] for span in spans.all()] == ["TopicNotFound", "GroupNotFound"]
+
+
+MADE: Any = Message
+"""Takes whatever it is given."""
+WRONG: list[Any] = [
+    7,
+    [7],
+    ["x"],
+    [MADE(7, b"")],
+    [MADE(["orders"], b"")],
+    [MADE("orders", b"", properties=7)],
+    [MADE("orders", b"", properties={"traceparent": 7})],
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_messages_are_refused_as_without_traces(
+    store: Store, client: ServedStore, wrong: Any
+) -> None:
+    refusals = []
+    for one in (store, client):
+        with pytest.raises((ValueError, TypeError)) as refused:
+            one.put_batch(wrong)
+        refusals.append((type(refused.value), str(refused.value)))
+    assert refusals[0] == refusals[1]
 
 
 def test_other_calls_have_no_spans(client: ServedStore, spans: Spans) -> None:
