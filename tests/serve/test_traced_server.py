@@ -78,6 +78,7 @@ def test_a_pop_and_a_pull_link_to_the_puts_of_what_they_hand_out(
     assert client.pop("billing", "orders") == []
     puts = {id_of(span) for span in ours.named("put orders")}
     until(lambda: spans.named("pop orders"))
+    assert spans.named("pop") == []
     for name in ("pull orders", "pop orders"):
         received = spans.only(name)
         assert (received.kind, is_root(received)) == (SpanKind.SERVER, True)
