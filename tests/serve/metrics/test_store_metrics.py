@@ -12,6 +12,8 @@ from typing import Final
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as strict_families
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
@@ -282,6 +284,39 @@ def test_the_page_says_each_type_as_it_is_exported(everything: Scraped) -> None:
         bare = name.removesuffix("_total").removesuffix("_info")
         assert kinds[bare] == kind, name
         assert (kind == "counter") == name.endswith("_total"), name
+
+
+UNITS: Final = ("seconds", "bytes", "ratio", "messages", "info")
+"""The base units of Prometheus that are used here, and what counts things that have no unit."""
+
+
+def test_the_strict_reader_of_openmetrics_takes_all_that_is_exported(everything: Scraped) -> None:
+    """It refuses, among others, series that come twice, buckets that fall, counters without their
+    ending, and families that are torn apart.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(everything.collector)
+    text = openmetrics(registry).decode()  # type: ignore[no-untyped-call]  # it has no types
+    families = list(strict_families(text))  # type: ignore[no-untyped-call]  # it has no types
+    assert len(families) >= 50
+    names = [family.name for family in families]
+    assert len(set(names)) == len(names)
+
+
+def test_names_and_texts_are_as_promtool_wants_them(everything: Scraped) -> None:
+    for family in everything.collector.collect():
+        name = family.name
+        assert re.fullmatch("kvmq_[a-z]+(_[a-z]+)*", name), name
+        assert family.documentation.endswith("."), name
+        words = name.split("_")
+        assert not {"metric", "total", "count", "sum", "bucket", "counter", "gauge"} & set(words)
+        assert not {"ms", "milliseconds", "minutes", "kb", "percent"} & set(words), name
+        held = [w for w in words if w in UNITS]
+        assert not held or words[-1] in UNITS or words[-2:] == ["per", "month"], name
+        for sample in family.samples:
+            if family.type != "histogram":
+                assert "le" not in sample.labels
+            assert all(re.fullmatch("[a-z]+", label) for label in sample.labels), name
 
 
 def test_each_query_of_the_dashboard_uses_metrics_and_labels_that_are_exported() -> None:
