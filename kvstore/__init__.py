@@ -105,6 +105,7 @@ from kvstore.meta.history import OffsetCommit
 from kvstore.meta.offsets import Lag
 from kvstore.meta.topics import TopicConfig, TopicInfo
 from kvstore.opening.recovery import Progress, RecoveryReport
+from kvstore.pop.inflight.listing import InFlightMessage, InFlightPage
 from kvstore.pop.nack import Nack
 from kvstore.pop.progress import GroupStats
 from kvstore.read.sql import SqlFilter, sql
@@ -185,6 +186,8 @@ __all__ = [
     "GroupStats",
     "ImportReport",
     "InFlight",
+    "InFlightMessage",
+    "InFlightPage",
     "IndexDamaged",
     "IndexUnavailable",
     "KeyDestroyed",

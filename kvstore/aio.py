@@ -136,6 +136,7 @@ class _Calls(ConsumesAwaited):
     give_up = _awaited(SyncStore.give_up)
     redrive = _awaited(SyncStore.redrive)
     group_stats = _awaited(SyncStore.group_stats)
+    in_flight = _awaited(SyncStore.in_flight)
     create_topic = _awaited(SyncStore.create_topic)
     create_topics = _awaited(SyncStore.create_topics)
     topics = _awaited(SyncStore.topics)

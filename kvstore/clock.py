@@ -53,6 +53,10 @@ class SystemClock:
         """See `Clock.now_ms`."""
         return time.time_ns() // 1_000_000
 
+    def now_ns(self) -> int:
+        """Wall clock, nanoseconds since the epoch, as times of spans are."""
+        return time.time_ns()
+
     def monotonic(self) -> float:
         """See `Clock.monotonic`."""
         return time.monotonic()

@@ -83,6 +83,7 @@ LONG: Final = (
 SERVED: Final = (
     "tests/api/test_columns.py",
     "tests/api/test_hostile_values.py",
+    "tests/api/test_in_flight.py",
     "tests/api/test_namespaces.py",
     "tests/api/test_put_batches.py",
     "tests/api/test_put_fields.py",

@@ -48,6 +48,7 @@ KVSTORE: Final = (
     ("engine",),
     ("api",),
     ("wire",),
+    ("tracing",),
     ("client", "serve"),
     ("aio",),
     ("cli",),
@@ -77,7 +78,17 @@ PUBLIC: Final = "__init__"
 # Modules directly in a package: what callers see, and the seams.
 BESIDE_ROOMS: Final = {
     "kvstore": frozenset(
-        {"__init__", "__main__", "errors", "config", "message", "files", "clock", "aio"}
+        {
+            "__init__",
+            "__main__",
+            "errors",
+            "config",
+            "message",
+            "files",
+            "clock",
+            "aio",
+            "tracing",
+        }
     ),
     "tiering": frozenset({"__init__", "errors"}),
 }

@@ -32,6 +32,7 @@ from kvstore.meta.history import OffsetCommit
 from kvstore.meta.namespaces import belongs_to, check_namespace
 from kvstore.meta.offsets import Lag
 from kvstore.meta.topics import Kind, TopicConfig, TopicInfo
+from kvstore.pop.inflight.listing import InFlightPage
 from kvstore.pop.progress import GroupStats
 from kvstore.read.filters import compile_filter
 from kvstore.read.pull import pull
@@ -194,6 +195,24 @@ class Calls(ColumnCalls, PopCalls, RenewalCalls, TimingCalls, TransactionCalls, 
         """
         self._check_open()
         return group_offsets.group_stats(self._engine, group, topic)
+
+    def in_flight(
+        self,
+        group: str,
+        topic: str | None = None,
+        *,
+        limit: int = 64,
+        after: Sequence[int] | None = None,
+    ) -> InFlightPage:
+        """Messages that a group was handed and is not done with, in a topic or in all; by topic the
+        next due first. `after` is the `next` of the page before. Also of a store that is open
+        read-only. `GroupNotFound`, `TopicNotFound`.
+
+        >>> for m in store.in_flight("billing").messages:  # doctest: +SKIP
+        ...     print(m.topic, m.queue, m.offset, m.message_id, m.attempt, m.due_at)
+        """
+        self._check_open()
+        return group_offsets.in_flight(self._engine, group, topic, limit, after)
 
     # --- topics ---
 

@@ -35,6 +35,7 @@ from kvstore.meta.groups import GroupConfig, GroupInfo
 from kvstore.meta.namespaces import check_namespace, speak_own_names, unwrap, wrap
 from kvstore.meta.offsets import Lag
 from kvstore.meta.topics import TopicConfig, TopicInfo
+from kvstore.pop.inflight.listing import InFlightPage
 from kvstore.pop.progress import GroupStats
 from kvstore.record.put.explain import as_batch
 from kvstore.record.validate import listed
@@ -178,6 +179,22 @@ def _own_figures(namespace: str, figures: Lag | GroupStats) -> Lag | GroupStats 
     return msgspec.structs.replace(figures, group=_bare(namespace, figures.group), topic=topic)
 
 
+def _own_in_flight(namespace: str, page: InFlightPage) -> InFlightPage:
+    return msgspec.structs.replace(
+        page,
+        messages=[
+            msgspec.structs.replace(
+                one,
+                group=_bare(namespace, one.group),
+                topic=topic,
+                message=None if one.message is None else _own_message(namespace, one.message),
+            )
+            for one in page.messages
+            if (topic := unwrap(namespace, one.topic)) is not None
+        ],
+    )
+
+
 _OWN: Final[Mapping[type, Callable[[str, Any], Any]]] = {
     StoredMessage: _own_message,
     Popped: _own_popped,
@@ -188,6 +205,7 @@ _OWN: Final[Mapping[type, Callable[[str, Any], Any]]] = {
     ScheduleInfo: _own_schedule,
     Lag: _own_figures,
     GroupStats: _own_figures,
+    InFlightPage: _own_in_flight,
 }
 
 
@@ -277,6 +295,7 @@ class Namespace(Consumes):
     give_up = _passed_on(Calls.give_up)
     redrive = _passed_on(Calls.redrive, group=wrap)
     group_stats = _passed_on(Calls.group_stats, group=wrap, topic=_unless_none)
+    in_flight = _passed_on(Calls.in_flight, group=wrap, topic=_unless_none)
 
     create_topic = _passed_on(Calls.create_topic, name=wrap)
     create_topics = _passed_on(Calls.create_topics, configs=_topic_configs)

@@ -218,13 +218,14 @@ class Store(Calls):
             unread, delays = engine.upkeep.deleted_unread, engine.timers.stats
             appended = engine.upkeep.appended()
             checkpoints = engine.upkeep.checkpoint_durations.stats()
-        expired = engine.group_progress.tables.expired
+        tables = engine.group_progress.tables
         return collect(
             engine.context,
             self.recovery,
             engine.tiers,
             unread,
-            expired,
+            tables.expired,
+            tables.again,
             self.threads,
             delays(),
             appended,

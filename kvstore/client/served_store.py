@@ -130,6 +130,7 @@ class ServedCalls(Consumes):
     undo_pop = _sent(Store.undo_pop)
     redrive = _sent(Store.redrive)
     group_stats = _sent(Store.group_stats)
+    in_flight = _sent(Store.in_flight)
     group_topics = _sent(Store.group_topics)
     create_topic = _sent(Store.create_topic)
     create_topics = _sent(Store.create_topics)

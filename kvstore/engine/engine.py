@@ -55,6 +55,7 @@ from kvstore.opening.recovery import Progress, recover
 from kvstore.opening.restoring import place_archives
 from kvstore.opening.store_folder import FolderKind
 from kvstore.pop.context import PopContext
+from kvstore.pop.inflight.listing import InFlightList
 from kvstore.pop.inflight.tables import InflightTables
 from kvstore.pop.inflight.waiting import Waiting
 from kvstore.pop.popper import Popper
@@ -165,6 +166,7 @@ class Engine:
         self.finder = Finder(self.reader, self.log, self.index, self.topics.find)
         tables = InflightTables(self.index.families, self.offsets, self.reader.bounds)
         self.group_progress = GroupProgress(self.reader, self.topics, self.offsets, tables)
+        self.in_flight_list = InFlightList(self.reader, self.topics, tables)
         self.timing = TimingContext(
             self.log,
             self.index,

@@ -19,6 +19,7 @@ from kvstore.message import Bounds
 from kvstore.meta.groups import GroupConfig, GroupInfo
 from kvstore.meta.offsets import Commit, Lag
 from kvstore.meta.topics import Topic
+from kvstore.pop.inflight.listing import InFlightPage
 from kvstore.pop.progress import GroupStats
 from kvstore.record.validate import check_group, listed
 
@@ -152,6 +153,15 @@ def group_stats(engine: Engine, group: str, topic: str | None) -> list[GroupStat
     now = engine.config.clock.now_ms()
     topics = _topics_of(engine, known, topic)
     return [engine.group_progress.stats(known, used, now) for used in topics]
+
+
+def in_flight(
+    engine: Engine, group: str, topic: str | None, limit: int, after: Sequence[int] | None
+) -> InFlightPage:
+    """See `Store.in_flight`."""
+    known = engine.groups.get(group)
+    used = None if topic is None else engine.topics.get(topic)
+    return engine.in_flight_list.page(known, used, limit, after)
 
 
 def _topics_of(engine: Engine, group: GroupInfo, topic: str | None) -> list[Topic]:

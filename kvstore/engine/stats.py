@@ -37,7 +37,8 @@ class StoreStats(msgspec.Struct, frozen=True):
     `syncs` counts fdatasyncs of segments since the store was opened. `disk_used` is a share, 0 to
     1. `refuses_puts` is why puts are refused now; None if they are not. `deleted_unread` counts
     messages that retention deleted since the opening and that no group had read, `expired` those
-    that pops passed over since then because they had expired. `recovery` is what opening the store
+    that pops passed over since then because they had expired, `redelivered` those that pops handed
+    out since then for a second attempt or a later one. `recovery` is what opening the store
     did. `tiers` are the archives' (the log's is not among them). `threads` are those that work by
     themselves in this process; a store that is opened read-only has none. `delays` are of delayed
     messages. `appended` counts the records that came since the opening, of the topics that the
@@ -63,6 +64,7 @@ class StoreStats(msgspec.Struct, frozen=True):
     refuses_puts: str | None = None
     deleted_unread: int = 0
     expired: int = 0
+    redelivered: int = 0
     threads: list[ThreadStats] = []
     delays: DelayStats = DelayStats()
     appended: int = 0
@@ -76,6 +78,7 @@ def collect(
     archived: Archived | None,
     deleted_unread: int,
     expired: int,
+    redelivered: int,
     threads: Sequence[Background],
     delays: DelayStats,
     appended: int,
@@ -105,6 +108,7 @@ def collect(
         refuses_puts=log.refusal(),
         deleted_unread=deleted_unread,
         expired=expired,
+        redelivered=redelivered,
         threads=[thread.stats() for thread in threads],
         delays=delays,
         appended=appended,

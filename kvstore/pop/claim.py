@@ -120,6 +120,8 @@ class Claim:
             self._now, buried=look.group.dead_letter_expired, stay=look.keeps_expired
         )
         self._looked = 0
+        self._again = 0
+        """How many messages it hands out once more."""
         self._dying = 0
         self._bytes = look.wanted.max_bytes
         self._is_limited = look.wanted.max_bytes < UNLIMITED
@@ -271,6 +273,7 @@ class Claim:
         end = asked[-1] + 1 if unfit is None else unfit
         if messages:
             self._lock(key.queue, messages, lock.attempts + 1, lock.reason, fresh=False)
+            self._again += len(messages)
         self._room -= before - self._left
         kept = {message.offset for message in messages}
         self._has_looked(len(asked))
@@ -425,6 +428,8 @@ class Claim:
             for queue in (change.passed.keys() | change.expired.keys()) - change.next.keys():
                 change.next[queue] = context.next_offset(table, self.group, self.topic, queue)
             context.tables.write(table, change)
+            if self._again:
+                context.tables.note_again(self._again)
             self._update_order()
 
     def _finish(self) -> None:

@@ -111,8 +111,10 @@ class Request:
     ) -> OpenCall[list[PutResult]]:
         if len(given) != 1:
             raise TypeError("prepare_batch takes one argument without a name, the messages")
-        prepare = partial(prepare_again, self._store) if again else self._store.prepare_batch
-        return self._gatherer.run(partial(prepare, messages_of(given[0]), **named))
+        messages = messages_of(given[0])
+        if again:
+            return self._gatherer.run(partial(prepare_again, self._store, messages, **named))
+        return self._gatherer.call("prepare_batch", messages, **named)
 
     def _ack(self, given: list[Any], named: dict[str, Any], again: bool) -> OpenCall[Any]:
         if len(given) == 1 and type(given[0]) is list and not named:

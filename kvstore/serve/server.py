@@ -20,6 +20,8 @@ from kvstore.serve.tier_jobs import TierJobs
 
 DRAIN: Final = 8.0
 """Seconds that requests under way have when the server ends; the store's closing comes behind."""
+Gathers = Callable[[Store], Gatherer]
+"""Makes the gatherer, in the loop."""
 
 
 class Server:
@@ -28,9 +30,14 @@ class Server:
     """
 
     def __init__(
-        self, store: Store, makers: Iterable[MakesDoor], tier_jobs: TierJobs | None = None
+        self,
+        store: Store,
+        makers: Iterable[MakesDoor],
+        gathers: Gathers = Gatherer,
+        tier_jobs: TierJobs | None = None,
     ) -> None:
         self._store = store
+        self._gathers = gathers
         self._makers = list(makers)
         self._tier_jobs = tier_jobs
         self._stopping = asyncio.Event()
@@ -39,7 +46,7 @@ class Server:
 
     async def run(self, ready: Callable[[Door], None]) -> None:
         """Opens the doors, calls `ready` with each, and serves until `stop` is called."""
-        gatherer = Gatherer(self._store)
+        gatherer = self._gathers(self._store)
         gatherer.tier_jobs = jobs = self._tier_jobs
         loop = asyncio.get_running_loop()
         try:

@@ -9,6 +9,7 @@ import msgspec
 
 from kvstore.core.pending.pending_records import read_pending
 from kvstore.message import StoredMessage
+from kvstore.process.durations import DurationStats
 
 
 class DelayedMessage(msgspec.Struct, frozen=True):
@@ -37,7 +38,8 @@ class DelayedPage(msgspec.Struct, frozen=True):
 class DelayStats(msgspec.Struct, frozen=True):
     """Figures about delayed messages: how many wait, and when the next is due (ms since the epoch;
     None if none waits). Since the store was opened: how many were delivered and cancelled, and by
-    how many ms the last delivery was late. A store that is open read-only delivers nothing.
+    how many ms the last delivery was late. `lateness` is of all deliveries, each as late as the
+    first of the messages that were put together. A store that is open read-only delivers nothing.
     """
 
     waiting: int = 0
@@ -45,6 +47,7 @@ class DelayStats(msgspec.Struct, frozen=True):
     delivered: int = 0
     cancelled: int = 0
     late_ms: int = 0
+    lateness: DurationStats = DurationStats()
 
 
 def delayed_of(message: StoredMessage) -> DelayedMessage | None:

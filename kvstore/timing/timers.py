@@ -33,6 +33,7 @@ from kvstore.errors import (
     shown,
 )
 from kvstore.message import StoredMessage
+from kvstore.process.durations import Durations
 from kvstore.record.put.explain import check_delay
 from kvstore.timing.delayed_message import (
     DelayedMessage,
@@ -186,6 +187,7 @@ class Timers:
         self._waiting = waiting
         self.pending = pending
         self._delivered = self._cancelled = self._late_ms = 0
+        self._lateness = Durations()
         self.firings: Firings | None = None
         """The schedules, whose messages wait among the others."""
         self.wake: Callable[[], object] = lambda: None
@@ -200,6 +202,7 @@ class Timers:
             delivered=self._delivered,
             cancelled=self._cancelled,
             late_ms=self._late_ms,
+            lateness=self._lateness.stats(),
         )
 
     def added(self, due: int) -> None:
@@ -250,6 +253,7 @@ class Timers:
         self._delivered += count
         if count:
             self._late_ms = now - held[0][4]
+            self._lateness.add(self._late_ms / 1000)
         if self.firings is not None:
             self.firings.fired()
 

@@ -27,7 +27,7 @@ ids first; it is not made.
 
 _AGAIN: Final = (
     "get", "pull", "pull_columns", "query", "read_at", "find", "find_in", "offset_at", "bounds",
-    "pop", "ack_batch", "group_stats", "group_topics", "topics", "topics_of", "topic",
+    "pop", "ack_batch", "group_stats", "in_flight", "group_topics", "topics", "topics_of", "topic",
     "alter_topic", "groups", "groups_of", "group", "alter_group", "commit_offset", "commit_offsets",
     "committed_offset", "offset_history", "reset_offset", "lag", "commit", "commit_batch",
     "commit_in", "rollback",

@@ -47,6 +47,28 @@ def test_a_group_is_created_listed_shown_altered_and_deleted(kvmq: Kvmq, folder:
     assert kvmq("group", "list", folder, "--json").json == []
 
 
+def test_messages_in_flight_are_listed_a_page_at_a_time(kvmq: Kvmq, folder: Path) -> None:
+    kvmq("group", "create", folder, "billing")
+    assert kvmq("group", "in-flight", folder, "billing").err == "0 messages are in flight\n"
+    popped = kvmq("pop", folder, "billing", "orders", "--limit", 3, "--json").json
+    first = kvmq("group", "in-flight", folder, "billing", "--limit", 2, "--json").json
+    rest = kvmq(
+        "group", "in-flight", folder, "billing", "orders", "--after", first["next"], "--json"
+    ).json
+    listed = first["messages"] + rest["messages"]
+    assert (len(first["messages"]), first["count"], rest["next"]) == (2, 3, None)
+    assert sorted((m["queue"], m["offset"]) for m in listed) == sorted(
+        (p["queue"], p["offset"]) for p in popped
+    )
+    assert {(m["group"], m["topic"], m["attempt"]) for m in listed} == {("billing", "orders", 1)}
+    text = kvmq("group", "in-flight", folder, "billing", "--limit", 2)
+    assert listed[0]["message_id"] in text.out
+    assert text.err.endswith(f"more with --after {first['next']}\n")
+    assert kvmq("group", "in-flight", folder, "nobody").code == 1
+    for wrong in ("1,2", "1,2,3,4,x", "-1,0,0,0,0"):
+        assert kvmq("group", "in-flight", folder, "billing", "--after", wrong).code == 2
+
+
 def test_mistakes_about_groups_are_typed_errors(kvmq: Kvmq, folder: Path) -> None:
     kvmq("group", "create", folder, "g")
     twice = kvmq("group", "create", folder, "g", "--json")

@@ -15,8 +15,8 @@ from kvstore.cli.terminal.opening import call_text
 from tests.cli.conftest import Kvmq
 
 READ_ONLY: Final = {
-    "dump", "find", "get", "group list", "group show", "namespace list", "namespace show",
-    "offset history", "offset lag", "offset show", "offset-at", "pull", "query",
+    "dump", "find", "get", "group in-flight", "group list", "group show", "namespace list",
+    "namespace show", "offset history", "offset lag", "offset show", "offset-at", "pull", "query",
     "schedule list", "schedule next", "stats",
     "tier history", "tier list", "tier plan", "timer list", "timer show", "top",
     "topic list", "topic show", "tx list", "tx show", "verify",

@@ -99,7 +99,7 @@ def test_a_web_process_and_two_workers_share_a_store(server: ServerThread) -> No
 
 def test_a_consumer_lives_as_long_as_its_application(server: ServerThread) -> None:
     port = free_port()
-    with running(server, "uvicorn", "examples.asgi_orders:app", "--port", str(port)) as web:
+    with running(server, "uvicorn", "examples.fastapi_orders:app", "--port", str(port)) as web:
         until(lambda: is_up(port), 60)
         orders = f"http://127.0.0.1:{port}/orders/"
         asked(f"{orders}o-1", b"shoes")

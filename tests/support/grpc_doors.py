@@ -15,6 +15,7 @@ from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.rocketmq_door import RocketmqDoor
 from kvstore.serve.grpc.service_table import Services
+from kvstore.serve.server import Gathers
 from tests.support import inside
 
 
@@ -27,7 +28,9 @@ class OpenDoor:
         port: int = 0,
         credentials: Path | None = None,
         tls: ssl.SSLContext | None = None,
+        gathers: Gathers = Gatherer,
     ) -> None:
+        self._gathers = gathers
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -36,7 +39,7 @@ class OpenDoor:
     async def _open(
         self, store: Store, port: int, credentials: Path | None, tls: ssl.SSLContext | None
     ) -> tuple[RocketmqDoor, Gatherer]:
-        gatherer = Gatherer(store)
+        gatherer = self._gathers(store)
         access = AccessControl(credentials, LocalFiles(), store.config.clock)
         door = RocketmqDoor("127.0.0.1", port, self._loop, store, gatherer, access, tls=tls)
         await door.start()

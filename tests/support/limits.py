@@ -54,6 +54,7 @@ LET_OUT: Final = {
     "index.archived.FETCHED_MAX": "tests/tiering/catalog/test_same_answers.py",
     "consume.hand._UNSETTLED_MAX": "tests/consume/test_consumer.py",
     "pop.several._SETS_MAX": "tests/pop/test_several_topics.py",
+    "tracing._LINKS_MAX": "tests/api/test_tracing.py",
     "client.exchange.CONFIRM_BYTES": "tests/serve/test_serving_limits.py",
     "client.exchange.OUTSTANDING_MAX": "tests/serve/test_serving_limits.py",
     "client.exchange.REQUEST_MAX": "tests/serve/test_serving_limits.py",

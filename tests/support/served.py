@@ -15,16 +15,20 @@ from kvstore import ServedStore, Store, StoreConfig
 from kvstore.client.served_calls import Requests
 from kvstore.client.socket_link import SocketLink
 from kvstore.clock import SystemClock
+from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.local_door import LocalDoor
-from kvstore.serve.server import Server
+from kvstore.serve.server import Gathers, Server
 from kvstore.wire.addresses import Address, socket_of
 
 
 class ServerThread:
     """A server with one door, in a thread of its own."""
 
-    def __init__(self, store: Store, address: Address | None = None) -> None:
+    def __init__(
+        self, store: Store, address: Address | None = None, gathers: Gathers = Gatherer
+    ) -> None:
         self.store = store
+        self._gathers = gathers
         self.url = ""
         self._address = socket_of(store.path) if address is None else address
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -47,7 +51,7 @@ class ServerThread:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._server = Server(self.store, [partial(LocalDoor, self._address)])
+        self._server = Server(self.store, [partial(LocalDoor, self._address)], self._gathers)
         await self._server.run(lambda door: self._is_ready(door.url))
 
     def _is_ready(self, url: str) -> None:
@@ -63,9 +67,11 @@ class ServerThread:
 
 
 @contextlib.contextmanager
-def serving(store: Store, address: Address | None = None) -> Iterator[ServerThread]:
+def serving(
+    store: Store, address: Address | None = None, gathers: Gathers = Gatherer
+) -> Iterator[ServerThread]:
     """A server of an open store, for the time of the block."""
-    server = ServerThread(store, address)
+    server = ServerThread(store, address, gathers)
     try:
         yield server
     finally:

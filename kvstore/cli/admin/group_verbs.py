@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import click
 
-from kvstore import GroupInfo, Lag
+from kvstore import GroupInfo, InFlightMessage, Lag
+from kvstore.cli.terminal.message_text import body_text, in_flight_value
 from kvstore.cli.terminal.opening import (
     Instant,
     call_store,
@@ -30,6 +31,7 @@ from kvstore.cli.terminal.options import (
     listed,
 )
 from kvstore.cli.terminal.output import Output, output_option
+from kvstore.cli.terminal.waiting_pages import in_flight_options, show_page
 
 _NONE: Final = "none"
 _group_argument = click.argument("group", metavar="GROUP")
@@ -132,6 +134,36 @@ def show_group(out: Output, folder: Path, group: str, namespace: str | None) -> 
     if rows and not out.json:
         out.text("")
         out.rows(names, rows)
+
+
+@group.command("in-flight")
+@folder_argument
+@_group_argument
+@click.argument("topic", required=False)
+@in_flight_options
+@namespace_option
+@output_option
+def list_in_flight(
+    out: Output, folder: Path, group: str, topic: str | None, limit: int,
+    after: tuple[int, ...] | None, namespace: str | None,
+) -> None:  # fmt: skip
+    """List the messages that GROUP has under lock, of TOPIC or of all; by topic the next due first.
+
+    With --json one document: the messages, how many there are in all (count), and what --after
+    takes for the next page (next; null behind the last).
+    """
+    with open_store(out, folder, read_only=True) as store:
+        page = within(store, namespace).in_flight(group, topic, limit=limit, after=after)
+    columns = ("due", "topic", "queue", "offset", "attempt", "message id", "reason", "body")
+    show_page(out, page, in_flight_value, columns, _in_flight_row, "are in flight")
+
+
+def _in_flight_row(one: InFlightMessage) -> tuple[object, ...]:
+    body = "not to be read now" if one.message is None else body_text(one.message)
+    return (
+        time_text(one.due_at), one.topic, one.queue, one.offset, one.attempt,
+        one.message_id or "-", one.reason or "-", body,
+    )  # fmt: skip
 
 
 @group.command("alter")

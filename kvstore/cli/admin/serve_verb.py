@@ -35,11 +35,12 @@ from kvstore.cli.terminal.opening import (
 from kvstore.cli.terminal.options import Access, access_options, policy_option_at_need, read_policy
 from kvstore.cli.terminal.output import Output, output_option
 from kvstore.cli.tier.server_worker import ServerWorker
-from kvstore.errors import ConfigError
+from kvstore.errors import CallerError, ConfigError
 from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.door import Door, MakesDoor
+from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.local_door import LocalDoor
-from kvstore.serve.server import Server
+from kvstore.serve.server import Gathers, Server
 from kvstore.wire.addresses import read_address, socket_of
 
 _log = logging.getLogger("kvmq.serve")
@@ -67,6 +68,8 @@ class _JsonFormatter(logging.Formatter):
 @click.option("--create", is_flag=True, help="Make the store if there is none in DIR.")
 @click.option("--log-format", type=click.Choice(["people", "json"]), default="people",
               show_default=True, help="Of the log, which goes to stderr.")  # fmt: skip
+@click.option("--traces", is_flag=True,
+              help="Spans of calls on messages; takes OpenTelemetry, set up.")  # fmt: skip
 @door_options
 @policy_option_at_need
 @access_options
@@ -78,6 +81,7 @@ def serve(
     urls: tuple[str, ...],
     create: bool,
     log_format: str,
+    traces: bool,
     policy_file: Path | None,
     access: Access,
     config_file: Path | None,
@@ -100,12 +104,24 @@ def serve(
     policy = None if policy_file is None else read_policy(policy_file)
     makers: list[MakesDoor] = [partial(LocalDoor, address) for address in addresses]
     makers += open_to.makers(policy)
+    gathers = _traced_gatherer() if traces else Gatherer
     with out.progress() as report:
         store = kvstore.open(folder, config, progress=report)
     with store, ServerWorker(store, policy) as worker:
-        asyncio.run(_serve(out, Server(store, makers, worker), store, open_to.access))
+        server = Server(store, makers, gathers, worker)
+        asyncio.run(_serve(out, server, store, open_to.access))
         _log.info("drained; closing the store")
     _log.info("closed")
+
+
+def _traced_gatherer() -> Gathers:
+    try:
+        from kvstore.serve.traced_gatherer import TracedGatherer
+    except ModuleNotFoundError as e:
+        raise CallerError(
+            f"--traces takes {e.name}, which is not installed: pip install 'kvmq[otel]'"
+        ) from e
+    return TracedGatherer
 
 
 async def _serve(out: Output, server: Server, store: kvstore.Store, access: AccessControl) -> None:

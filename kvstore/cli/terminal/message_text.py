@@ -18,7 +18,13 @@ from typing import Annotated, Any, BinaryIO, Final
 import click
 import msgspec
 
-from kvstore import ColumnBatch, DelayedMessage, PreparedMessage, StoredMessage
+from kvstore import (
+    ColumnBatch,
+    DelayedMessage,
+    InFlightMessage,
+    PreparedMessage,
+    StoredMessage,
+)
 from kvstore.cli.terminal.opening import time_text
 from kvstore.cli.terminal.output import Output, printable
 from kvstore.clock import SystemClock, whole_ms
@@ -145,6 +151,13 @@ def show_delayed(out: Output, delayed: DelayedMessage) -> None:
         return
     due = time_text(delayed.deliver_at)
     _show_fields(out, delayed.message, _waits(delayed) | {"deliver_at": due})
+
+
+def in_flight_value(one: InFlightMessage) -> dict[str, Any]:
+    """Everything about a message in flight, for JSON; of one that can't be read its place alone."""
+    shown = {} if one.message is None else message_value(one.message)
+    lock = {name: getattr(one, name) for name in one.__struct_fields__ if name != "message"}
+    return shown | lock
 
 
 def prepared_value(prepared: PreparedMessage) -> dict[str, Any]:

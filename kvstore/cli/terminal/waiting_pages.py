@@ -1,7 +1,7 @@
 """Waiting pages: lists of messages that wait, page by page, for the verbs that list them.
 
-The idea: `timer list` and `tx list` differ in the columns of a message alone. A page ends with the
-place that the next one is asked for, which the page says.
+The idea: `timer list`, `tx list` and `group in-flight` differ in the columns of a message alone. A
+page ends with the place that the next one is asked for, which the page says.
 
 Invariant: with `--json` a page is one document, whichever messages it has.
 """
@@ -9,7 +9,7 @@ Invariant: with `--json` a page is one document, whichever messages it has.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import click
 
@@ -20,7 +20,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Page(Protocol[T_co]):
-    """`kvstore.DelayedPage` or `kvstore.PreparedPage`."""
+    """`kvstore.DelayedPage`, `kvstore.PreparedPage` or `kvstore.InFlightPage`."""
 
     @property
     def messages(self) -> Sequence[T_co]:
@@ -33,31 +33,38 @@ class Page(Protocol[T_co]):
         ...
 
     @property
-    def next(self) -> tuple[int, int] | None:
+    def next(self) -> tuple[int, ...] | None:
         """See there."""
         ...
 
 
-class PageEnd(click.ParamType[tuple[int, int]]):
-    """Where a page of the list ended: a due time in ms, and a position."""
+class PageEnd(click.ParamType[tuple[int, ...]]):
+    """Where a page of a list ended: so many numbers."""
 
-    name = "TIME,POSITION"
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
+    ) -> tuple[int, ...]:
         """See `click.ParamType`."""
-        due, _, position = str(value).partition(",")
-        if not (due.isdecimal() and position.isdecimal()):
+        parts = str(value).split(",")
+        if len(parts) != self.name.count(",") + 1 or not all(map(str.isdecimal, parts)):
             self.fail(f"{value!r} is not what the page before ended with", param, ctx)
-        return int(due), int(position)
+        return tuple(map(int, parts))
 
 
-page_options: Option = listed(
-    click.option("--limit", type=click.IntRange(1, 10_000), default=32, show_default=True),
-    click.option("--after", type=PageEnd(), help="Where the page before ended, as it said."),
-)
-"""How much of a list is wanted, and from where."""
+def _options(end: PageEnd) -> Option:
+    return listed(
+        click.option("--limit", type=click.IntRange(1, 10_000), default=32, show_default=True),
+        click.option("--after", type=end, help="Where the page before ended, as it said."),
+    )
+
+
+page_options: Final = _options(PageEnd("TIME,POSITION"))
+"""How much of a list of messages that wait is wanted, and from where."""
+in_flight_options: Final = _options(PageEnd("TOPIC,TIME,QUEUE,FIRST,OFFSET"))
+"""As `page_options`, of messages in flight."""
 
 
 def show_page(
@@ -66,14 +73,15 @@ def show_page(
     value_of: Callable[[T_co], object],
     columns: Sequence[str],
     row_of: Callable[[T_co], Sequence[object]],
+    are: str = "wait",
 ) -> None:
     """Prints a page: its messages as values for JSON, or as rows, and how the next one is got."""
-    following = None if page.next is None else f"{page.next[0]},{page.next[1]}"
+    following = None if page.next is None else ",".join(map(str, page.next))
     if out.json:
         messages = [value_of(one) for one in page.messages]
         out.document({"messages": messages, "count": page.count, "next": following})
         return
     out.table(columns, [row_of(one) for one in page.messages])
-    click.echo(f"{page.count:,} messages wait", err=True)
+    click.echo(f"{page.count:,} messages {are}", err=True)
     if following is not None:
         click.echo(f"more with --after {following}", err=True)

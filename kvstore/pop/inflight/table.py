@@ -272,6 +272,12 @@ class InflightTable(InflightRows):
         """Every row that locks something, in the order of due times."""
         return self._from(0, _DUE_MAX)
 
+    def rows_from(self, due: int, queue: int, first: int) -> Iterator[tuple[LockKey, Lock]]:
+        """As `all`, from a row on, whether it is there or not."""
+        for key, lock in self._from(due, _DUE_MAX):
+            if (key.due, key.queue, key.first) >= (due, queue, first):
+                yield key, lock
+
     def parked(self) -> Iterator[tuple[LockKey, Lock]]:
         """The rows of parked messages."""
         return self._from(PARKED, None)

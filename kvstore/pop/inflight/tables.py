@@ -138,6 +138,8 @@ class InflightTables:
         """
         self.expired = 0
         """How many messages pops passed over because they had expired."""
+        self.again = 0
+        """How many messages pops handed out for a second attempt or a later one."""
         self.known: dict[LockKey, Lock] = {}
         """See `InflightTable.known`."""
         self._ages = 0
@@ -359,6 +361,11 @@ class InflightTables:
         if change.has_expired:
             with self._lock:
                 self.expired += sum(change.expired.values())
+
+    def note_again(self, count: int) -> None:
+        """Counts messages that were handed out once more."""
+        with self._lock:
+            self.again += count
 
     # --- what is remembered of rows ---
 

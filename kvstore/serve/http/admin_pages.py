@@ -1,7 +1,8 @@
 """Admin pages: what each page of the admin page shows, read from the store.
 
 The idea: a page is a function from a store and the query's texts to the values of its template. It
-runs in a thread of the door, and its calls are those that any program has.
+runs in a thread of the door, and its calls are those that any program has. It leaves out the
+topics and groups that its client may not see (`sight`).
 
 Invariants: a page changes nothing; it reads a bounded number of queues, groups and messages, and
 says where it left some out; a text that is no number, or a topic that is not there, is an error
@@ -15,12 +16,23 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from kvstore.api.store import Store
-from kvstore.errors import CallerError, OffsetNotFound, StoreError, TopicNotFound, shown
+from kvstore.errors import (
+    CallerError,
+    MessageNotFound,
+    OffsetNotFound,
+    StoreError,
+    TopicNotFound,
+    shown,
+)
 from kvstore.message import StoredMessage
 from kvstore.meta.groups import GroupInfo
+from kvstore.pop.inflight.listing import InFlightMessage
 from kvstore.pop.progress import GroupStats
 from kvstore.serve.http.shown_message import plain, show_body, show_properties
+from kvstore.serve.http.sight import Sight
 from kvstore.serve.metrics.store_metrics import StoreMetrics
+from kvstore.timing.delayed_message import DelayedPage
+from kvstore.timing.prepared_message import PreparedPage
 from kvstore.timing.schedule_rows import NAME_PROPERTY
 
 ROWS_MAX: Final = 100
@@ -28,6 +40,7 @@ QUEUES_MAX: Final = 4096
 """Queues that one page looks at."""
 _NEWEST: Final = 20
 _QUEUES_SHOWN: Final = 256
+_PARTS_OF_A_ROW: Final = 5
 _PREVIEW: Final = 100
 """Characters of a body in a list."""
 
@@ -36,10 +49,16 @@ Values = dict[str, Any]
 
 
 class AdminContext(NamedTuple):
-    """The sources of the pages."""
+    """The sources of a page, and what its client may see of them."""
 
     store: Store
     metrics: StoreMetrics
+    sight: Sight
+
+    def figures(self) -> list[GroupStats]:
+        """The groups in topics that have series of their own, as far as they are seen."""
+        found, sight = self.metrics.group_figures(), self.sight
+        return [f for f in found if sight.group(f.group) and sight.topic(f.topic)]
 
 
 Page = Callable[[AdminContext, Query], Values]
@@ -50,11 +69,13 @@ Page = Callable[[AdminContext, Query], Values]
 
 def overview(context: AdminContext, query: Query) -> Values:
     """The store at a glance; the charts are filled by the script."""
+    context.sight.require_figures()
     return {"stats": context.store.stats(), "live": live(context)}
 
 
 def live(context: AdminContext) -> Values:
     """The figures of the charts; of groups those that have series of their own."""
+    context.sight.require_figures()
     stats = context.store.stats()
     pairs = context.metrics.group_figures()
     return {
@@ -87,7 +108,8 @@ class TopicRow(NamedTuple):
 def topics(context: AdminContext, query: Query) -> Values:
     """The topics by name, a page of them; `find` is a part of their names."""
     part, after = query.get("find", ""), query.get("after", "")
-    found = [i for i in context.store.topics() if part in i.name and i.name > after]
+    names = ((i, i.name) for i in context.store.topics())
+    found = [i for i, n in names if part in n and n > after and context.sight.topic(n)]
     rows, looks = [], 0
     for info in found[:ROWS_MAX]:
         looks += info.read_queues
@@ -108,7 +130,8 @@ def topics(context: AdminContext, query: Query) -> Values:
 
 def topic(context: AdminContext, query: Query) -> Values:
     """One topic: its queues, and its newest messages."""
-    store, info = context.store, context.store.topic(_text(query, "topic"))
+    store = context.store
+    info = store.topic(context.sight.require_topic(_text(query, "topic")))
     queues = [(q, store.bounds(info.name, q)) for q in range(min(info.read_queues, QUEUES_MAX))]
     filled = [(q, b) for q, b in queues if b.next_offset > b.min_offset]
     newest = list[StoredMessage]()
@@ -128,11 +151,11 @@ def topic(context: AdminContext, query: Query) -> Values:
 
 def groups(context: AdminContext, query: Query) -> Values:
     """The groups with their progress in topics."""
-    figures = context.metrics.group_figures()
     by_group: dict[str, list[GroupStats]] = {}
-    for one in figures:
+    for one in context.figures():
         by_group.setdefault(one.group, []).append(one)
-    infos = [i for i in context.store.groups() if query.get("find", "") in i.name]
+    names = ((i, i.name) for i in context.store.groups())
+    infos = [i for i, n in names if query.get("find", "") in n and context.sight.group(n)]
     return {
         "rows": [(i, by_group.get(i.name, [])) for i in infos[:ROWS_MAX]],
         "find": query.get("find", ""),
@@ -142,10 +165,11 @@ def groups(context: AdminContext, query: Query) -> Values:
 
 def group(context: AdminContext, query: Query) -> Values:
     """One group: its settings, its progress by topic, and its dead letters."""
-    store, info = context.store, context.store.group(_text(query, "group"))
-    names = store.group_topics(info.name)
+    store, sight = context.store, context.sight
+    info = store.group(sight.require_group(_text(query, "group")))
+    names = [name for name in store.group_topics(info.name) if sight.topic(name)]
     figures = [f for name in names[:ROWS_MAX] for f in store.group_stats(info.name, name)]
-    letters = _letters(store, info, _NEWEST)
+    letters = _letters(context, info, _NEWEST)
     dead = figures[0].dead_letters if figures else len(letters)
     return {
         "info": info,
@@ -158,18 +182,19 @@ def group(context: AdminContext, query: Query) -> Values:
 
 def dead_letters(context: AdminContext, query: Query) -> Values:
     """The groups that have dead letters."""
-    counts = {f.group: f.dead_letters for f in context.metrics.group_figures()}
+    counts = {f.group: f.dead_letters for f in context.figures()}
     rows = []
     for info in context.store.groups():
         if count := counts.get(info.name):
-            rows.append((info, count, _letters(context.store, info, 3)))
+            rows.append((info, count, _letters(context, info, 3)))
         if len(rows) >= ROWS_MAX:
             break
     return {"rows": rows}
 
 
-def _letters(store: Store, info: GroupInfo, limit: int) -> list[MessageRow]:
-    found = [m for name in info.dead_letter_topics for m in _newest_of(store, name)]
+def _letters(context: AdminContext, info: GroupInfo, limit: int) -> list[MessageRow]:
+    names = (name for name in info.dead_letter_topics if context.sight.topic(name))
+    found = [m for name in names for m in _newest_of(context.store, name)]
     found.sort(key=lambda m: m.stored_at, reverse=True)
     return [row_of(m) for m in found[:limit]]
 
@@ -228,10 +253,12 @@ def messages(context: AdminContext, query: Query) -> Values:
     """Finds messages by id, by key, or from an offset on."""
     store, wanted = context.store, {k: v.strip() for k, v in query.items()}
     given = {k: wanted.get(k, "") for k in ("id", "topic", "key", "queue", "offset")}
+    if given["topic"]:
+        context.sight.require_topic(given["topic"])
     found: Iterable[StoredMessage] = []
     asked = True
     if given["id"]:
-        found = [store.find(given["id"])]
+        found = [_find(context, given["id"])]
     elif given["topic"] and given["key"]:
         found = store.query(given["topic"], given["key"], limit=ROWS_MAX)
     elif given["topic"]:
@@ -242,9 +269,22 @@ def messages(context: AdminContext, query: Query) -> Values:
     return {"given": given, "rows": [row_of(m) for m in found], "asked": asked}
 
 
+def _find(context: AdminContext, message_id: str) -> StoredMessage:
+    try:
+        found = context.store.find(message_id)
+    except MessageNotFound:
+        if context.sight.is_whole:
+            raise
+    else:
+        if context.sight.topic(found.topic):
+            return found
+    raise MessageNotFound("no message has that id, or this client may not see its topic")
+
+
 def message(context: AdminContext, query: Query) -> Values:
     """One message, whole within bounds."""
-    name, queue, offset = _text(query, "topic"), _number(query, "queue"), _number(query, "offset")
+    name = context.sight.require_topic(_text(query, "topic"))
+    queue, offset = _number(query, "queue"), _number(query, "offset")
     found = context.store.get(name, queue, offset)
     before = after = None
     with suppress(OffsetNotFound):
@@ -264,33 +304,85 @@ def message(context: AdminContext, query: Query) -> Values:
 # --- what waits ---
 
 
+class InFlightRow(NamedTuple):
+    """A message in flight in a list; `row` is None if it can't be read now."""
+
+    shown: InFlightMessage
+    row: MessageRow | None
+    reason: str
+
+
+def in_flight(context: AdminContext, query: Query) -> Values:
+    """The messages that a group has under lock, by topic the next due first; without a group, the
+    groups that have some.
+    """
+    group, topic = query.get("group", "").strip(), query.get("topic", "").strip()
+    if not group:
+        pairs = [f for f in context.figures() if f.in_flight]
+        pairs.sort(key=lambda f: -f.in_flight)
+        return {"group": None, "pairs": pairs[:ROWS_MAX], "now": _now(context)}
+    context.sight.require_group(group)
+    if topic:
+        context.sight.require_topic(topic)
+    page = context.store.in_flight(
+        group, topic or None, limit=ROWS_MAX, after=_after(query, _PARTS_OF_A_ROW)
+    )
+    rows = [
+        InFlightRow(one, None if one.message is None else row_of(one.message), plain(one.reason))
+        for one in page.messages
+        if context.sight.topic(one.topic)
+    ]
+    count = page.count if topic or context.sight.is_whole else None
+    return {
+        "group": group, "topic": topic, "rows": rows, "count": count, "next": _next(page.next),
+        "now": _now(context),
+    }  # fmt: skip
+
+
 def timers(context: AdminContext, query: Query) -> Values:
     """The delayed messages that wait, the next due first, each with the schedule that put it."""
-    page = context.store.timers(query.get("topic") or None, limit=ROWS_MAX, after=_after(query))
+    topic = query.get("topic", "").strip()
+    if topic:
+        context.sight.require_topic(topic)
+    page = context.store.timers(topic or None, limit=ROWS_MAX, after=_after(query))
     names = {found.name for found in context.store.schedules()}
     rows = []
     for one in page.messages:
+        if not context.sight.topic(one.topic):
+            continue
         name = one.message.properties.get(NAME_PROPERTY)
         rows.append((one, row_of(one.message), name if name in names else None))
-    return {"rows": rows, "count": page.count, "next": _next(page.next), "now": _now(context)}
+    return {"topic": topic} | _page(context, rows, page, is_own=bool(topic))
 
 
 def transactions(context: AdminContext, query: Query) -> Values:
     """The prepared messages that wait, the next to be asked about first."""
     page = context.store.transactions(limit=ROWS_MAX, after=_after(query))
-    rows = [(one, row_of(one.message)) for one in page.messages]
-    return {"rows": rows, "count": page.count, "next": _next(page.next), "now": _now(context)}
+    seen = (one for one in page.messages if context.sight.topic(one.topic))
+    return _page(context, [(one, row_of(one.message)) for one in seen], page)
+
+
+def _page(
+    context: AdminContext,
+    rows: list[Any],
+    page: DelayedPage | PreparedPage,
+    *,
+    is_own: bool = False,
+) -> Values:
+    count = page.count if is_own or context.sight.is_whole else None
+    return {"rows": rows, "count": count, "next": _next(page.next), "now": _now(context)}
 
 
 def schedules(context: AdminContext, query: Query) -> Values:
     """The schedules by name."""
-    found = context.store.schedules()
+    found = [one for one in context.store.schedules() if context.sight.topic(one.topic)]
     rows = [(one, show_body(one.body[: 4 * _PREVIEW]).text[:_PREVIEW]) for one in found[:ROWS_MAX]]
     return {"rows": rows, "count": len(found), "now": _now(context)}
 
 
 def tiers(context: AdminContext, query: Query) -> Values:
     """The log and the archives, with their cost if there is a policy."""
+    context.sight.require_figures()
     stats = context.store.stats()
     currency, costs = context.metrics.costs_of(stats) or ("", {})
     return {"stats": stats, "currency": currency, "costs": costs}
@@ -317,17 +409,19 @@ def _number(query: Query, name: str) -> int:
     return int(text)
 
 
-def _after(query: Query) -> tuple[int, int] | None:
+def _after(query: Query, parts: int = 2) -> Any:
+    """The place behind which a page begins, of so many numbers; None: at the beginning."""
     text = query.get("after", "")
     if not text:
         return None
-    first, _, second = text.partition("-")
-    parts = {"first": first, "second": second}
-    return _number(parts, "first"), _number(parts, "second")
+    found = text.split("-")
+    if len(found) != parts:
+        raise CallerError(f"after is {shown(text)}; it must be what the page before linked to")
+    return tuple(_number({"after": one}, "after") for one in found)
 
 
-def _next(found: tuple[int, int] | None) -> str | None:
-    return None if found is None else f"{found[0]}-{found[1]}"
+def _next(found: tuple[int, ...] | None) -> str | None:
+    return None if found is None else "-".join(map(str, found))
 
 
 PAGES: Final[Mapping[str, Page]] = {
@@ -338,6 +432,7 @@ PAGES: Final[Mapping[str, Page]] = {
     "group": group,
     "messages": messages,
     "message": message,
+    "in-flight": in_flight,
     "dead-letters": dead_letters,
     "timers": timers,
     "transactions": transactions,

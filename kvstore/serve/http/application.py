@@ -8,6 +8,7 @@ and get a session (`page_sessions`). Health needs neither.
 Invariants:
 
 - A token is in a header or a body, and in no URL, log line or answer.
+- A page shows a client what it may see (`sight`), and nothing else.
 - A change needs the right to administer the store and, of a browser, the page's own token in a
   header and the page's own origin.
 - On loopback, a `Host` that is not this machine's is refused: a foreign name that was pointed at
@@ -58,6 +59,7 @@ from kvstore.serve.http.admin_changes import CHANGES
 from kvstore.serve.http.admin_pages import PAGES, AdminContext, live
 from kvstore.serve.http.page_sessions import LASTS, PageSession, PageSessions
 from kvstore.serve.http.shown_message import plain
+from kvstore.serve.http.sight import Sight
 from kvstore.serve.metrics.server_counts import UNKNOWN, ServerCounts
 from kvstore.serve.metrics.store_metrics import StoreMetrics
 
@@ -125,7 +127,7 @@ class HttpApplication:
         self._clock = clock
         self._is_loopback_only = is_loopback_only
         self._has_tls = has_tls
-        self._context = AdminContext(store, metrics)
+        self._metrics = metrics
         self._sessions = PageSessions(clock)
         self._failures = TokenBucket(_SIGN_INS, _SIGN_INS_AT_ONCE, clock)
         self._threads = ThreadPoolExecutor(_THREADS, "kvmq-http")
@@ -232,12 +234,12 @@ class HttpApplication:
             return session.client, session
         return self._access.anonymous(), None
 
-    def _admitted(self, request: Request) -> tuple[Client, PageSession | None]:
-        """As `_client`, of a client that may administer the store."""
+    def _admitted(self, request: Request) -> tuple[Client, PageSession | None, AdminContext]:
+        """As `_client`, of a client that may see something, with what it sees."""
         client, session = self._client(request)
-        self._access.require(client, "admin")
+        sight = _sight_of(client)
         self._limits.charge(client.name, 0)
-        return client, session
+        return client, session, AdminContext(self._store, self._metrics, sight)
 
     async def _in_thread(self, work: Callable[..., T], *given: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *given)
@@ -285,7 +287,7 @@ class HttpApplication:
         token = parse_qs((await _body(request)).decode("utf-8", "replace")).get("token", [""])[0]
         try:
             client = self._access.of_token(token.strip())
-            self._access.require(client, "admin")
+            _sight_of(client)
         except (NotAuthenticated, NotAllowed) as e:
             self._failures.take(1)
             _log.warning("a sign-in to the admin page was refused: %s", str(e))
@@ -322,16 +324,19 @@ class HttpApplication:
 
     def _page_of(self, path: str) -> Callable[[Request], Any]:
         async def page(request: Request) -> Response:
-            client, session = self._admitted(request)
+            client, session, context = self._admitted(request)
+            if not path and not context.sight.has_figures:
+                return RedirectResponse("/topics", 303)
             query = dict(request.query_params)
             with self._limits.connected(client.name):
-                values = await self._in_thread(PAGES[path], self._context, query)
+                values = await self._in_thread(PAGES[path], context, query)
             holder = Response()
             if session is None and not _has_bearer(request):
                 session = self._begin(holder, client)
             values |= {
                 "path": path,
                 "client": client.name,
+                "sight": context.sight,
                 "has_sign_in": self._access.has_credentials,
             }
             answer = self._render(path or "overview", session, values)
@@ -350,20 +355,23 @@ class HttpApplication:
     ) -> Response:
         token = "" if session is None else session.token.reveal()
         text = self._templates.get_template(f"{name}.html").render(
-            {"path": name, "client": None, "has_sign_in": False, "token": token} | values
+            {"path": name, "client": None, "sight": None, "has_sign_in": False, "token": token}
+            | values
         )
         return Response(text, status, headers, "text/html")
 
     async def _live_figures(self, request: Request) -> Response:
-        self._admitted(request)
+        _, _, context = self._admitted(request)
+        context.sight.require_figures()
         now = self._clock.monotonic()
         if self._live is None or now >= self._live[0] + _LIVE_FOR:
-            work = asyncio.ensure_future(self._in_thread(live, self._context))
+            work = asyncio.ensure_future(self._in_thread(live, context))
             self._live = now, work
         return JSONResponse(await asyncio.shield(self._live[1]))
 
     async def _change(self, request: Request) -> Response:
-        client, session = self._admitted(request)
+        client, session, _ = self._admitted(request)
+        self._access.require(client, "admin")
         if not _has_bearer(request):
             self._check_origin(request)
             if session is None or not session.has_token(request.headers.get(_TOKEN, "")):
@@ -381,6 +389,17 @@ class HttpApplication:
             told = await self._in_thread(change, self._store, given)
         _log.info("%s, by the admin page: %s", client.name, told)
         return JSONResponse({"done": told})
+
+
+def _sight_of(client: Client) -> Sight:
+    """The sight of a client; `NotAllowed` if it sees nothing."""
+    sight = Sight(client.rights)
+    if sight.is_blind:
+        raise NotAllowed(
+            f"client {client.name} has no right to see anything here; the file of credentials "
+            "gives rights to consume and to administer"
+        )
+    return sight
 
 
 async def _no_such_page(scope: Scope, receive: Receive, send: Send) -> None:

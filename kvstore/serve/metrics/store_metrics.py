@@ -198,6 +198,11 @@ class StoreMetrics(Collector):
             "By how much the last delivery of a delayed message was late.",
             delays.late_ms / 1000,
         )
+        yield _histogram(
+            "kvmq_delayed_delivery_lateness_seconds",
+            "By how much deliveries were late, each by its first message.",
+            delays.lateness,
+        )
         yield _counter(
             "kvmq_delayed_delivered_messages", "Delayed messages delivered.", delays.delivered
         )
@@ -349,6 +354,11 @@ def _of_store(stats: StoreStats, groups: int) -> Iterator[Metric]:
     )
     yield _counter(
         "kvmq_store_expired_messages", "Messages that pops passed over as expired.", stats.expired
+    )
+    yield _counter(
+        "kvmq_store_redelivered_messages",
+        "Messages that pops handed out for a second attempt or a later one.",
+        stats.redelivered,
     )
     yield _gauge("kvmq_store_log_bytes", "Bytes of the log that are held.", stats.log_bytes)
     yield _gauge("kvmq_store_segments", "Segments of the log.", stats.segments)

@@ -5,9 +5,6 @@ It comes from Maven Central; where that can't be had, these tests are left out.
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -17,6 +14,8 @@ import pytest
 import kvstore
 from kvstore import Store, StoreConfig
 from tests.support.grpc_doors import OpenDoor
+from tests.support.java_programs import class_path
+from tests.support.java_programs import java as java_program
 from tests.support.waiting import until
 
 PROGRAM: Final = Path(__file__).parent / "java"
@@ -26,17 +25,7 @@ Runs = Callable[..., list[str]]
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The class path of the program, compiled once."""
-    if not (shutil.which("mvn") and shutil.which("java")):
-        pytest.skip("there is no Maven, or no Java")
-    folder = tmp_path_factory.mktemp("java") / "program"
-    shutil.copytree(PROGRAM, folder)
-    goals = ("compile", "dependency:copy-dependencies", "-DoutputDirectory=target/lib")
-    made = subprocess.run(
-        ["mvn", "-q", "-B", "-f", str(folder / "pom.xml"), *goals], capture_output=True, check=False
-    )
-    if made.returncode:
-        pytest.skip("Maven can't bring the client")
-    return f"{folder}/target/classes:{folder}/target/lib/*"
+    return class_path(PROGRAM, tmp_path_factory.mktemp("java") / "program")
 
 
 @pytest.fixture
@@ -56,13 +45,7 @@ def java(served: Store, classes: str, tmp_path: Path) -> Iterator[Runs]:
     with OpenDoor(served) as door:
 
         def run(*steps: str) -> list[str]:
-            command = ["java", f"-Duser.home={tmp_path}", "-cp", classes, "Steps", door.endpoint]
-            found = subprocess.run(
-                [*command, *steps], capture_output=True, text=True, timeout=200, check=False,
-                env={**os.environ, "HOME": str(tmp_path)},
-            )  # fmt: skip
-            assert found.returncode == 0, found.stderr
-            return found.stdout.splitlines()
+            return java_program(classes, tmp_path, "Steps", door.endpoint, *steps)
 
         yield run
 

@@ -46,6 +46,7 @@ def take_all(program: Browser, served: Serving, store: Store) -> None:
         stop.set()
         worker.join()
     take(program, served, "admin-message", "/message?topic=orders&queue=1&offset=40", WIDE)
+    take(program, served, "admin-in-flight", "/in-flight?group=billing", WIDE)
     take(program, served, "admin-dead-letters", "/dead-letters", WIDE, press="Give them back")
     take(program, served, "admin-groups", "/groups", WIDE, dark=True)
     take(program, served, "admin-tiers", "/tiers", WIDE)

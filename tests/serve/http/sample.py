@@ -63,6 +63,9 @@ def _work(store: Store) -> None:
     store.ack_batch([p.receipt for p in store.pop("billing", "orders", limit=500)])
     for popped in store.pop("billing", "orders", limit=7):
         store.change_invisible(popped.receipt, 0)
+    store.alter_group("billing", max_attempts=3)
+    for popped in store.pop("billing", "orders", limit=2):
+        store.nack(popped.receipt, delay=0.0, reason="HTTPError: 503 from https://bank.example/")
     store.pop("billing", "orders", limit=12, invisible_for=3600)
 
 

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.skipif(
 )
 PATHS = ["/", "/topics", "/topic?topic=orders", "/groups", "/group?group=billing", "/messages",
          "/messages?topic=orders&key=o-1", "/message?topic=orders&queue=0&offset=0",
-         "/dead-letters", "/timers", "/transactions", "/schedules", "/tiers"]  # fmt: skip
+         "/in-flight", "/in-flight?group=warehouse", "/dead-letters", "/timers",
+         "/transactions", "/schedules", "/tiers"]  # fmt: skip
 PHONE = ViewportSize(width=390, height=844)
 
 
@@ -120,6 +121,44 @@ def test_dead_letters_are_given_back_after_the_page_asked(page: Page, store: Sto
     assert agree(page) == "7 dead letters were given back to billing"
     assert store.group_stats("billing", "orders")[0].dead_letters == 0
     expect(page.get_by_text("No group has dead letters.")).to_be_visible()
+
+
+def test_messages_in_flight_are_listed_and_lead_to_their_pages(page: Page, store: Store) -> None:
+    page.goto("/groups")
+    page.get_by_role("link", name="In flight", exact=True).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("In flight")
+    page.get_by_role("row").filter(has_text="warehouse").get_by_role("link", name="64").click()
+    expect(page.locator("h1 small")).to_have_text("64")
+    expect(page.locator("tbody tr")).to_have_count(64)
+    first = store.in_flight("warehouse", "orders", limit=1).messages[0]
+    row = page.locator("tbody tr").first
+    expect(row).to_contain_text(first.message_id or "")
+    row.get_by_role("link").click()
+    expect(page.locator("pre.text")).to_contain_text('"customer"')
+
+
+def test_a_reader_sees_its_topics_and_no_buttons(
+    program: Browser, store: Store, tmp_path: Path
+) -> None:
+    path = tmp_path / "credentials.toml"
+    path.write_text(
+        f'[[clients]]\nname = "reader"\ntoken_sha256 = "{sha256_of("kvmq_r")}"\n'
+        'consume = ["orders", "mails"]\ngroups = ["billing"]\n'
+    )
+    path.chmod(0o600)
+    with serving(store, SystemClock(), credentials=path) as served:
+        page = program.new_page(base_url=served.url)
+        page.goto("/")
+        page.get_by_label("Token").fill("kvmq_r")
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("heading", name="Topics")).to_be_visible()
+        expect(page.locator("tbody tr")).to_contain_text(["%DLQ%billing", "mails", "orders"])
+        expect(page.get_by_role("link", name="Overview")).to_have_count(0)
+        for path_of in ("/dead-letters", "/timers", "/schedules", "/in-flight"):
+            page.goto(path_of)
+            expect(page.locator("table").first).to_be_visible()
+            expect(page.locator("button[data-change]")).to_have_count(0)
+        page.context.close()
 
 
 def test_what_waits_is_cancelled_committed_and_rolled_back(page: Page, store: Store) -> None:

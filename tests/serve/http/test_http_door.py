@@ -23,13 +23,15 @@ from kvstore.serve.access.credentials import sha256_of
 from kvstore.serve.access.exposure import tls_context
 from kvstore.serve.access.limits import AccessLimits
 from kvstore.serve.http import page_sessions
+from kvstore.serve.http.admin_changes import CHANGES
 from tests.serve.http.serving import Answer, Serving, serving
 from tests.support.clock import VirtualClock
 from tests.support.stores import Opens
 from tests.support.waiting import until
 
 ADMIN, SHOP, SCRAPER = "kvmq_admin-token", "kvmq_shop-token", "kvmq_scraper-token"
-SECRETS = (ADMIN, SHOP, SCRAPER)
+READER, MAKER, ANALYST = "kvmq_reader-token", "kvmq_maker-token", "kvmq_analyst-token"
+SECRETS = (ADMIN, SHOP, SCRAPER, READER, MAKER, ANALYST)
 FILE = f"""
 [[clients]]
 name = "operator"
@@ -45,6 +47,23 @@ produce = ["*"]
 [[clients]]
 name = "prometheus"
 token_sha256 = "{sha256_of(SCRAPER)}"
+metrics = true
+
+[[clients]]
+name = "reader"
+token_sha256 = "{sha256_of(READER)}"
+consume = ["orders*"]
+groups = ["billing"]
+
+[[clients]]
+name = "maker"
+token_sha256 = "{sha256_of(MAKER)}"
+produce = ["*"]
+
+[[clients]]
+name = "analyst"
+token_sha256 = "{sha256_of(ANALYST)}"
+consume = ["orders"]
 metrics = true
 """
 
@@ -160,10 +179,8 @@ def test_a_browser_signs_in_with_a_token_in_a_forms_body(guarded: Serving) -> No
     assert guarded.ask("/topics", cookie=session_of(answer)).status == 401
 
 
-@pytest.mark.parametrize("token", [SHOP, SCRAPER, "kvmq_wrong", "", "%ff"])
-def test_a_token_that_may_not_administer_the_store_does_not_sign_in(
-    guarded: Serving, token: str
-) -> None:
+@pytest.mark.parametrize("token", [MAKER, SCRAPER, "kvmq_wrong", "", "%ff"])
+def test_a_token_that_may_see_nothing_does_not_sign_in(guarded: Serving, token: str) -> None:
     answer = guarded.ask("/sign-in", f"token={token}")
     assert answer.status == 403
     assert "set-cookie" not in answer.headers
@@ -284,14 +301,157 @@ def test_a_wrong_change_is_refused_and_says_why(
 
 
 def test_a_client_without_the_right_changes_nothing(guarded: Serving, store: Store) -> None:
-    for token in (SHOP, SCRAPER, "kvmq_wrong"):
+    for token in (SHOP, SCRAPER, READER, MAKER, "kvmq_wrong"):
         answer = change(guarded, "pause", {"name": "nightly"}, authorization=f"Bearer {token}")
         assert answer.status in (401, 403)
     assert not store.schedule_info("nightly").is_paused
 
 
+@pytest.mark.parametrize("name", sorted(CHANGES))
+def test_each_change_needs_the_right_the_session_and_the_token(
+    guarded: Serving, store: Store, name: str
+) -> None:
+    """Of each the same rule; the browser's tests see that the page asks before it sends one."""
+    given = {"group": "billing", "name": "nightly", "id": store.timers().messages[0].message_id}
+    page = guarded.ask("/timers", cookie=session_of(guarded.ask("/sign-in", f"token={ADMIN}")))
+    session, token = session_of(guarded.ask("/sign-in", f"token={ADMIN}")), token_of(page)
+    reader = session_of(guarded.ask("/sign-in", f"token={READER}"))
+    readers = token_of(guarded.ask("/topics", cookie=reader))
+    for headers, status in (
+        ({}, 401), ({"cookie": session}, 403), ({"x_kvmq_token": token}, 401),
+        ({"cookie": session, "x_kvmq_token": token}, 403),  # of another session
+        ({"cookie": reader, "x_kvmq_token": readers}, 403),
+    ):  # fmt: skip
+        assert change(guarded, name, given, **headers).status == status, headers
+    assert store.timers().count == 2
+    assert not store.schedule_info("nightly").is_paused
+    assert store.group_stats("billing", "orders")[0].dead_letters == 2
+
+
 def test_a_change_is_not_made_by_a_link(served: Serving) -> None:
     assert served.ask("/do/redrive?group=billing").status == 405
+
+
+# --- what clients with fewer rights see ---
+
+
+@pytest.fixture
+def shared(guarded: Serving, store: Store) -> Serving:
+    """With topics and groups of others, beside those of the reader."""
+    store.create_topic("secret", queues=1)
+    store.create_group("audit")
+    store.put_batch([Message("secret", b"secret-body", keys=["k"])] * 2)
+    store.put("orders", b"order-body")
+    store.pop("audit", "secret")
+    store.pop("audit", "orders")
+    store.pop("billing", "secret")
+    store.put("secret", b"secret-body", delay=600)
+    store.schedule("secret-schedule", "secret", b"secret-body", every=60.0)
+    return guarded
+
+
+def as_client(served: Serving, path: str, token: str) -> Answer:
+    return served.ask(path, authorization=f"Bearer {token}", accept="text/html")
+
+
+@pytest.mark.parametrize("token", [READER, SHOP])
+@pytest.mark.parametrize(
+    "path",
+    ["/topics", "/groups", "/messages", "/in-flight", "/dead-letters", "/timers", "/transactions",
+     "/schedules"],
+)  # fmt: skip
+def test_a_list_has_no_word_of_what_its_client_may_not_see(
+    shared: Serving, path: str, token: str
+) -> None:
+    answer = as_client(shared, path, token)
+    assert answer.status == 200
+    for word in ("secret", "audit", "paid", "data-change"):
+        assert word not in answer.text
+    assert "secret" in as_client(shared, "/topics", ADMIN).text
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/tiers", "/live", "/topic?topic=secret", "/topic?topic=nowhere", "/group?group=audit",
+     "/group?group=nobody", "/messages?topic=secret&key=k", "/messages?topic=secret&offset=0",
+     "/message?topic=secret&queue=0&offset=0", "/in-flight?group=audit", "/timers?topic=secret",
+     "/in-flight?group=billing&topic=secret"],
+)  # fmt: skip
+def test_a_page_out_of_sight_is_refused_whether_its_subject_is_there_or_not(
+    shared: Serving, path: str
+) -> None:
+    answer = as_client(shared, path, READER)
+    if path == "/":
+        assert (answer.status, answer.headers["location"]) == (303, "/topics")
+    else:
+        assert answer.status == 403
+        assert "secret" not in answer.text
+
+
+def test_a_message_out_of_sight_is_not_found_by_its_id(shared: Serving, store: Store) -> None:
+    (hidden,) = store.query("secret", "k", limit=1)
+    shown = store.get("orders", 0, 0)
+    there = as_client(shared, f"/messages?id={hidden.message_id}", READER)
+    gone = as_client(shared, "/messages?id=7F00000100002A9F0000000000001000", READER)
+    assert (there.status, gone.status) == (404, 404)
+    assert there.text == gone.text
+    assert shown.message_id not in there.text
+    assert as_client(shared, f"/messages?id={shown.message_id}", READER).status == 200
+
+
+def test_a_reader_sees_its_own(shared: Serving, store: Store) -> None:
+    assert "orders" in as_client(shared, "/topics", READER).text
+    assert "box 0" in as_client(shared, "/topic?topic=orders", READER).text
+    groups = as_client(shared, "/groups", READER).text
+    assert "billing" in groups
+    assert "orders" in groups
+    letters = as_client(shared, "/dead-letters", READER).text
+    assert letters.count("box ") == 2
+    assert "later" in as_client(shared, "/timers", READER).text
+    assert "nightly" in as_client(shared, "/schedules", READER).text
+    flying = as_client(shared, "/in-flight?group=billing", READER).text
+    assert "box " in flying
+    assert "secret" not in flying
+    shop = as_client(shared, "/topics", SHOP)
+    assert "orders" in shop.text
+
+
+def test_figures_of_the_whole_take_the_right_to_read_metrics(shared: Serving) -> None:
+    for path in ("/", "/tiers", "/live"):
+        assert as_client(shared, path, ANALYST).status == 200
+    assert "secret" not in as_client(shared, "/topics", ANALYST).text
+    assert as_client(shared, "/topic?topic=secret", ANALYST).status == 403
+    assert as_client(shared, "/", SCRAPER).status == 403
+
+
+def test_a_reader_signs_in_and_is_led_to_what_it_sees(shared: Serving) -> None:
+    session = session_of(shared.ask("/sign-in", f"token={READER}"))
+    assert shared.ask("/", cookie=session).headers["location"] == "/topics"
+    page = shared.ask("/topics", cookie=session).text
+    assert ">Topics</a>" in page
+    assert ">Tiers</a>" not in page
+    assert ">Overview</a>" not in page
+
+
+def test_messages_in_flight_are_listed_a_page_at_a_time(
+    served: Serving, store: Store, clock: VirtualClock
+) -> None:
+    store.create_topic("many", queues=1)
+    store.alter_group("billing", max_attempts=5)
+    store.put_batch([Message("many", b"many-%03d" % n) for n in range(150)])
+    (first,) = store.pop("billing", "many")
+    store.nack(first.receipt, delay=0.0, reason="<b>the bank</b>")
+    clock.advance(1)
+    store.pop("billing", "many", limit=150, invisible_for=100)
+    page = served.ask("/in-flight").text
+    assert 'href="/in-flight?group=billing&amp;topic=many"' in page
+    page = served.ask("/in-flight?group=billing&topic=many").text
+    assert page.count("many-") == 100
+    last = re.search(r"after=([0-9-]+)\"", page)
+    assert last is not None
+    rest = served.ask(f"/in-flight?group=billing&topic=many&after={last[1]}").text
+    assert (rest.count("many-"), "Later ones" in rest) == (50, False)
+    assert "&lt;b&gt;the bank&lt;/b&gt;" in page + rest
 
 
 # --- pages ---
@@ -299,7 +459,9 @@ def test_a_change_is_not_made_by_a_link(served: Serving) -> None:
 
 PAGES = ["/", "/topics", "/topic?topic=orders", "/groups", "/group?group=billing", "/messages",
          "/messages?topic=orders&key=o-1", "/messages?topic=orders&queue=1&offset=0",
-         "/message?topic=orders&queue=0&offset=0", "/dead-letters", "/timers", "/transactions",
+         "/message?topic=orders&queue=0&offset=0", "/dead-letters", "/in-flight",
+         "/in-flight?group=billing", "/in-flight?group=billing&topic=orders",
+         "/timers?topic=orders", "/timers", "/transactions",
          "/schedules", "/tiers", "/sign-in"]  # fmt: skip
 
 
@@ -349,7 +511,11 @@ def test_a_binary_body_is_shown_as_hex_and_a_large_one_in_part(
     [("/topic", 400), ("/topic?topic=none", 404), ("/group?group=none", 400),
      ("/message?topic=orders&queue=0&offset=99", 404), ("/message?topic=orders&queue=9", 400),
      ("/message?topic=orders&queue=x", 400), ("/messages?id=x", 404), ("/nothing", 404),
-     ("/timers?after=x-y", 400), ("/messages?topic=orders&queue=-1&offset=0", 400),
+     ("/timers?after=x-y", 400), ("/in-flight?group=none", 400),
+     ("/in-flight?group=billing&topic=none", 404), ("/in-flight?group=billing&after=1-2", 400),
+     ("/in-flight?group=billing&after=1-2-3-4-x", 400),
+     ("/in-flight?group=billing&after=9999999999-2-3-4-5", 400),
+     ("/messages?topic=orders&queue=-1&offset=0", 400),
      ("/message?topic=orders&queue=0&offset=99999999999999999999", 400),
      ("/static/../application.py", 404), ("/static/%2e%2e/application.py", 404)],
 )  # fmt: skip

@@ -12,6 +12,8 @@ from typing import Final
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as strict_families
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
@@ -23,6 +25,7 @@ from kvstore.serve.metrics.server_counts import ServerCounts
 from kvstore.serve.metrics.store_metrics import StoreMetrics
 from tests.support.clock import VirtualClock
 from tests.support.stores import SMALL, Opens
+from tests.support.waiting import until
 
 DOCS: Final = Path(__file__).resolve().parents[3] / "docs"
 
@@ -114,6 +117,24 @@ def test_figures_of_the_store_and_of_what_waits(opened: Opened, clock: VirtualCl
     assert found.value("kvmq_tier_cost_per_month", tier="hot", currency="EUR") == 0.5
     assert found.value("kvmq_store_checkpoint_duration_seconds_count") == 1
     assert found.value("kvmq_build_info", version="1.2.3") == 1
+
+
+def test_deliveries_and_second_attempts_are_counted(opened: Opened, clock: VirtualClock) -> None:
+    store, found = opened()
+    store.create_topic("orders", queues=1)
+    store.create_group("billing", backoff=[0.0])
+    store.put("orders", b"later", delay=60)
+    clock.advance(63)
+    until(lambda: store.stats().delays.delivered == 1)
+    for _ in range(3):
+        (popped,) = store.pop("billing", "orders")
+        store.nack(popped.receipt, delay=0.0)
+    found.scrape()
+    assert found.value("kvmq_delayed_delivery_lateness_seconds_count") == 1
+    assert found.value("kvmq_delayed_delivery_lateness_seconds_sum") == 3
+    assert found.value("kvmq_delayed_delivery_lateness_seconds_bucket", le="2.5") == 0
+    assert found.value("kvmq_delayed_delivery_lateness_seconds_bucket", le="5.0") == 1
+    assert found.value("kvmq_store_redelivered_messages_total") == 2
 
 
 def test_calls_of_the_server_are_counted_by_name_and_result(opened: Opened) -> None:
@@ -239,7 +260,7 @@ def rows() -> dict[str, tuple[str, set[str]]]:
 
 def page_name(sample: str) -> str:
     """The metric that a sample belongs to, as the page lists it."""
-    return re.sub("_duration_seconds_(bucket|count|sum)$", "_duration_seconds", sample)
+    return re.sub("_(duration|lateness)_seconds_(bucket|count|sum)$", r"_\1_seconds", sample)
 
 
 LACKING: Final = {"kvmq_tier_archives", "kvmq_tier_messages", "kvmq_tier_waiting_segments"}
@@ -263,6 +284,39 @@ def test_the_page_says_each_type_as_it_is_exported(everything: Scraped) -> None:
         bare = name.removesuffix("_total").removesuffix("_info")
         assert kinds[bare] == kind, name
         assert (kind == "counter") == name.endswith("_total"), name
+
+
+UNITS: Final = ("seconds", "bytes", "ratio", "messages", "info")
+"""The base units of Prometheus that are used here, and what counts things that have no unit."""
+
+
+def test_the_strict_reader_of_openmetrics_takes_all_that_is_exported(everything: Scraped) -> None:
+    """It refuses, among others, series that come twice, buckets that fall, counters without their
+    ending, and families that are torn apart.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(everything.collector)
+    text = openmetrics(registry).decode()  # type: ignore[no-untyped-call]  # it has no types
+    families = list(strict_families(text))  # type: ignore[no-untyped-call]  # it has no types
+    assert len(families) >= 50
+    names = [family.name for family in families]
+    assert len(set(names)) == len(names)
+
+
+def test_names_and_texts_are_as_promtool_wants_them(everything: Scraped) -> None:
+    for family in everything.collector.collect():
+        name = family.name
+        assert re.fullmatch("kvmq_[a-z]+(_[a-z]+)*", name), name
+        assert family.documentation.endswith("."), name
+        words = name.split("_")
+        assert not {"metric", "total", "count", "sum", "bucket", "counter", "gauge"} & set(words)
+        assert not {"ms", "milliseconds", "minutes", "kb", "percent"} & set(words), name
+        held = [w for w in words if w in UNITS]
+        assert not held or words[-1] in UNITS or words[-2:] == ["per", "month"], name
+        for sample in family.samples:
+            if family.type != "histogram":
+                assert "le" not in sample.labels
+            assert all(re.fullmatch("[a-z]+", label) for label in sample.labels), name
 
 
 def test_each_query_of_the_dashboard_uses_metrics_and_labels_that_are_exported() -> None:

@@ -1,8 +1,7 @@
-"""A web application of asyncio: its consumer lives as long as the application. (FastAPI takes the
-same `lifespan`.)
+"""A web application of asyncio: its consumer lives as long as the application.
 
-    kvmq serve data --create
-    STORE=kvmq+unix:///PATH/data/kvmq.sock uvicorn examples.asgi_orders:app
+kvmq serve data --create
+STORE=kvmq+unix:///PATH/data/kvmq.sock uvicorn examples.fastapi_orders:app
 """
 
 from __future__ import annotations
@@ -11,10 +10,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.routing import Route
+from fastapi import FastAPI, Request
 
 import kvstore.aio
 
@@ -29,7 +25,7 @@ async def ship(popped: kvstore.Popped) -> None:
 
 
 @asynccontextmanager
-async def lifespan(app: Starlette) -> AsyncIterator[None]:
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Connects, consumes until the application ends, and lets handlers end first."""
     async with kvstore.aio.connect(os.environ["STORE"]) as store:
         await store.create_topic("orders", queues=4, exist_ok=True)
@@ -39,22 +35,17 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
             yield
 
 
-async def take(request: Request) -> JSONResponse:
+app = FastAPI(lifespan=lifespan)
+
+
+@app.post("/orders/{order}", status_code=202)
+async def take(order: str, request: Request) -> dict[str, str]:
     """Takes an order."""
-    order = request.path_params["order"]
     put = await request.app.state.store.put("orders", await request.body(), keys=[order])
-    return JSONResponse({"id": put.message_id}, 202)
+    return {"id": put.message_id}
 
 
-async def look(request: Request) -> JSONResponse:
+@app.get("/orders/{order}")
+async def look(order: str) -> dict[str, bool]:
     """Says whether an order was shipped."""
-    return JSONResponse({"shipped": request.path_params["order"] in shipped})
-
-
-app = Starlette(
-    lifespan=lifespan,
-    routes=[
-        Route("/orders/{order}", take, methods=["POST"]),
-        Route("/orders/{order}", look, methods=["GET"]),
-    ],
-)
+    return {"shipped": order in shipped}
