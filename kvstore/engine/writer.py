@@ -239,16 +239,14 @@ class Writer:
                 log.wait_turn()
             if log.closed or log.failure is not None:
                 log.check_writable()
-            if not waits and not log.has_room(len(batch.records)):
-                return -1
             self.last_stored = now = max(now, self.last_stored)
             begin = log.end
             ids = self._repeats.ids
             if repeats is not None and (found := ids.find(batch, now, begin)):
                 repeats += found
                 return begin
-            if log.staging is not None:
-                log.staging.check_room(len(batch.records))
+            if (log.staging is not None or not waits) and not self._has_room(batch, waits=waits):
+                return -1
             tail = self._index.tails.active
             pieces = tail.add(batch, offsets, begin, log.segment_size, now)
             if repeats is not None:
@@ -264,6 +262,17 @@ class Writer:
                 lock.release()
             except RuntimeError:
                 pass  # it was not taken
+
+    def _has_room(self, batch: PreparedBatch, *, waits: bool) -> bool:
+        """Whether the disk has blocks for a batch, or the put waits for them. `StoreBusy` if the
+        write buffer has no room.
+        """
+        log, size = self._log, len(batch.records)
+        if not waits and not log.has_room(size):
+            return False
+        if log.staging is not None:
+            log.staging.check_room(size)
+        return True
 
     def _settle(self, batch: PreparedBatch, end: int) -> PutStatus:
         """Tells everybody who waits for records that were put, and waits for the disk if that was

@@ -196,6 +196,21 @@ def _pairs(rng: Random, count: int) -> tuple[I64, I64]:
     return _int64(hashes), _int64(rng.getrandbits(rng.choice((3, 33, 63))) for _ in range(count))
 
 
+def _pairs_to_sort(rng: Random) -> Arguments:
+    hashes, positions = _pairs(rng, _count(rng))
+    places = list(range(len(hashes)))
+    rng.shuffle(places)
+    return hashes[places], positions
+
+
+def _sorted_pairs(hashes: NDArray[Any], positions: NDArray[Any]) -> Any:
+    if len(hashes) != len(positions):
+        return ValueError
+    pairs = zip(_signed(hashes), _signed(positions), strict=True)
+    rows = sorted(pairs, key=lambda pair: pair[0])
+    return _int64(one for one, _ in rows), _int64(one for _, one in rows)
+
+
 def _is_rising(first: int, hashes: list[int]) -> bool:
     return all(a <= b for a, b in pairwise([first, *hashes]))
 
@@ -722,6 +737,7 @@ FUZZERS: Final = {
     "packed_pairs.pack_blocks": Fuzzer(
         lambda rng: (*_pairs(rng, _count(rng)), rng.randint(1, 20)), _blocks
     ),
+    "packed_pairs.sort_pairs": Fuzzer(_pairs_to_sort, _sorted_pairs),
     "packed_pairs.pack_block": Fuzzer(_to_block, _block),
     "packed_pairs.unpack_blocks": Fuzzer(_several_blocks, _of_blocks),
     "packed_pairs.unpack_block": Fuzzer(_a_block, _of_block),
