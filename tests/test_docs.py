@@ -27,7 +27,7 @@ from kvstore import (
     errors,
 )
 from kvstore.cli import kvmq
-from kvstore.core.packed_pairs import find_in_block, pack_blocks, unpack_block
+from kvstore.core.packed_pairs import find_in_block, pack_blocks, sort_pairs, unpack_block
 from kvstore.index.key_parts import (
     BITS_A_KEY,
     BLOCK,
@@ -35,7 +35,6 @@ from kvstore.index.key_parts import (
     GENERATION,
     HEAD,
     PIECE_BLOCKS,
-    sort_pairs,
 )
 from kvstore.index.keys import (
     ARCHIVE_FIRST,

@@ -36,6 +36,11 @@ cdef struct Row:
     Py_ssize_t dedup_at
     Py_ssize_t dedup_size
     uint64_t dedup_hash
+    # Whether a look has listed the id, where it was hinted at then, and from where on ids were
+    # known.
+    bint was_listed
+    int64_t hint
+    int64_t listed_from
     # Ends of the row's hashes of keys, the unique id's the first, or behind the dedup id's.
     Py_ssize_t hashes_end
     # The queue that the message names; -1: none. Its group's hash, if it has a group.
@@ -105,6 +110,8 @@ cdef class PreparedBatch:
     cdef list bodies
     cdef list routes
     cdef list _ids
+    # The numbers that the rows had before some were dropped; None: none was.
+    cdef list _given
     cdef readonly int64_t stored_at
     # The first of the due times; 0: no message waits.
     cdef readonly int64_t first_due

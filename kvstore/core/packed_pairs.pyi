@@ -7,6 +7,11 @@ from numpy.typing import NDArray
 
 I64 = NDArray[np.int64]
 
+def sort_pairs(hashes: I64, positions: I64) -> tuple[I64, I64]:
+    """Pairs in the order of blocks: by hash, and those of one hash in the order they had. Raises
+    ValueError for columns of two lengths.
+    """
+
 def pack_blocks(hashes: I64, positions: I64, together: int) -> list[tuple[int, bytes]]:
     """Blocks of `together` sorted pairs each as (first hash, value); a hash with many pairs begins
     several. Raises ValueError for hashes that fall, or columns of two lengths.

@@ -21,9 +21,12 @@ from kvstore.errors import FormatError
 cdef enum:
     HEAD = 5
     WIDTH_MAX = 8
+    # Bits of a hash, and those that are left for its place in a column.
+    HASH_BITS = 40
+    PLACE_BITS = 24
 
 cdef object _empty = np.empty
-cdef object _int64 = np.dtype(np.int64)
+cdef object _int64 = np.dtype(np.int64), _uint64 = np.dtype(np.uint64)
 
 
 cdef struct Header:
@@ -102,6 +105,31 @@ cdef _check_pairs(View hashes, View positions, int64_t first):
             before = hashes.numbers[i]
     if falls:
         raise ValueError("the hashes of a block must rise from its first")
+
+
+def sort_pairs(hashes, positions):
+    cdef View h = numbers_of(hashes), p = numbers_of(positions), joined, places
+    cdef uint64_t every = 0
+    cdef Py_ssize_t i
+    if h.count != p.count:
+        raise ValueError(f"{h.count} hashes have {p.count} positions")
+    for i in range(h.count):
+        every |= <uint64_t>h.numbers[i]
+    if every >> HASH_BITS or h.count > 1 << PLACE_BITS:
+        order = np.argsort(hashes, kind="stable")
+        return hashes[order], positions[order]
+    # Numbers of a hash and its place sort five times as fast as an order of hashes does.
+    both, found = _empty(h.count, _uint64), _empty(h.count, _int64)
+    joined, places = room_of(both.view(_int64)), room_of(found)
+    with nogil:
+        for i in range(h.count):
+            joined.numbers[i] = <int64_t>(<uint64_t>h.numbers[i] << PLACE_BITS | <uint64_t>i)
+    both.sort()
+    with nogil:
+        for i in range(h.count):
+            places.numbers[i] = p.numbers[joined.numbers[i] & (1 << PLACE_BITS) - 1]
+            joined.numbers[i] = <int64_t>(<uint64_t>joined.numbers[i] >> PLACE_BITS)
+    return both.view(_int64), found
 
 
 def pack_blocks(hashes, positions, Py_ssize_t together):

@@ -144,5 +144,10 @@ class Tail:
         Of a tail that gets no more entries; other threads run meanwhile.
         """
 
-    def key_columns(self) -> NDArray[np.int64]:
-        """The keys as they came: three rows, in the order of `add_found`. As `entry_columns`."""
+    def key_pairs(
+        self, segment_size: int, topic_bytes: bytes
+    ) -> list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """The keys of each segment as they came: the segment, 40-bit hashes, and positions in it.
+        `topic_bytes[topic id]` is the lowest byte of a hash. As `entry_columns`. Raises IndexError
+        for a topic without a byte.
+        """

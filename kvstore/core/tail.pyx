@@ -11,7 +11,8 @@ interpreter. The log's visible end, not the end of the tail, bounds what a reade
 """
 
 cimport cython
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from cpython.bytes cimport PyBytes_AS_STRING
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
 from kvstore.core.buffers cimport View, grown, index_of, lower_bound, numbers_of, room_of
@@ -324,15 +325,37 @@ cdef class Tail:
         free(keyed)
         return table
 
-    def key_columns(self):
-        cdef Py_ssize_t count = self._key_count, i
-        table = _empty((3, count), _int64)
-        cdef View room = room_of(table)
-        cdef int64_t *out = room.numbers
+    def key_pairs(self, int64_t segment_size, bytes topic_bytes not None):
+        cdef list found = []
+        cdef const uint8_t *low = <const uint8_t *>PyBytes_AS_STRING(topic_bytes)
+        cdef uint64_t topics = <uint64_t>len(topic_bytes)
+        cdef Py_ssize_t begin = 0, end, i
+        cdef int64_t segment, base
+        cdef bint is_known = True
         cdef KeyEntry *keys = self._keys
-        with nogil:
-            for i in range(count):
-                out[i] = <int64_t>keys[i].queue
-                out[count + i] = keys[i].position
-                out[2 * count + i] = keys[i].hash
-        return table
+        cdef View room, places
+        if segment_size <= 0:
+            raise ValueError("a segment has at least one byte")
+        while begin < self._key_count:
+            segment = keys[begin].position // segment_size
+            base, end = segment * segment_size, begin
+            while end < self._key_count and (
+                <uint64_t>keys[end].position - <uint64_t>base < <uint64_t>segment_size
+            ):
+                end += 1
+            hashes, positions = _empty(end - begin, _int64), _empty(end - begin, _int64)
+            room, places = room_of(hashes), room_of(positions)
+            with nogil:
+                for i in range(end - begin):
+                    is_known = keys[begin + i].queue >> 32 < topics
+                    if not is_known:
+                        break
+                    room.numbers[i] = (
+                        <int64_t>keys[begin + i].hash << 8 | low[keys[begin + i].queue >> 32]
+                    )
+                    places.numbers[i] = keys[begin + i].position - base
+            if not is_known:
+                raise IndexError("a topic has no byte")
+            found.append((segment, hashes, positions))
+            begin = end
+        return found

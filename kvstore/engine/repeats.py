@@ -6,6 +6,9 @@ reaches back so far. The record at the position says whether it has this id and 
 was stored, and gives the first result. So nothing is written beside the record, and an id is known
 exactly as long as its message is.
 
+A put looks for its ids under the log's lock, and reads records without the lock. Another put may
+have added an id meanwhile, so the first one looks again before it appends (`core.dedup`).
+
 Invariants: of two puts with one id within its topic's window one puts a message, and the other has
 that one's place; an id that two records share a hash with is told apart by the records; an id whose
 put failed is not known.
@@ -13,13 +16,11 @@ put failed is not known.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Final
 
 from kvstore.core.dedup.known_ids import KnownIds, drop_rows
 from kvstore.core.encoding import PreparedBatch
 from kvstore.engine.engine_context import EngineContext
-from kvstore.errors import StoreBusy
 from kvstore.message import Firsts, StoredMessage
 from kvstore.read.find import Finder
 
@@ -36,30 +37,11 @@ class Repeats:
     def __init__(self, context: EngineContext, finder: Finder, last_stored: int) -> None:
         self._finder = finder
         self._topics = context.topics
-        self._busy_timeout = context.config.busy_timeout
-        self.turn = threading.RLock()
-        """A put with dedup ids has it from its look to its append."""
         self.ids = KnownIds(last_stored + 1, context.log.end, IDS_MAX)
-
-    def wait_turn(self) -> None:
-        """Takes the turn, which another thread has; `StoreBusy` if it is not free in time. Called
-        inside the `try` that gives it back.
-        """
-        if not self.turn.acquire(timeout=self._busy_timeout):
-            raise self.busy()
-
-    def busy(self) -> StoreBusy:
-        """The error of a put that can't have its turn; also of a put in a signal's handler, which
-        would wait for the put that it has interrupted.
-        """
-        return StoreBusy(
-            f"puts with dedup ids were busy for {self._busy_timeout * 1000:.0f} ms; try again, or "
-            "put larger batches"
-        )
 
     def take_out(self, batch: PreparedBatch, found: list[Found], now: int) -> Firsts:
         """Takes the messages that repeat an id out of a batch, of those that `ids.find` found;
-        gives the first message of each by its row.
+        gives the first message of each by its row, as it was given.
         """
         firsts: Firsts = {}
         for one in found:

@@ -20,13 +20,12 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvstore.clock import cut_ms
 from kvstore.config import StoreConfig
 from kvstore.core.arrow.given_columns import GivenColumns
 from kvstore.core.arrow.put_rows import prepare_columns
-from kvstore.core.dedup.known_ids import KnownIds
 from kvstore.core.encoding import Encoder, PreparedBatch
 from kvstore.core.names import RESERVED, TRANSIENT_PREFIX
 from kvstore.core.tail import Tail
@@ -37,12 +36,14 @@ from kvstore.errors import MessageIllegal, StoreError, shown
 from kvstore.log.flusher import Flusher
 from kvstore.message import ColumnsPut, Firsts, Message, PutResult, PutStatus, with_firsts
 from kvstore.pop.inflight.waiting import Waiting
-from kvstore.process.locks import is_mine
 from kvstore.record.compression import compressed
 from kvstore.record.ids import PORT, pack_host
 from kvstore.record.layout import BLANK_SIZE
 from kvstore.record.put.explain import Limits, Rows, as_batch, explain
 from kvstore.record.put.put_routes import PutRoutes
+
+if TYPE_CHECKING:
+    from kvstore.core.dedup.known_ids import Found
 
 _LOOK_MS: Final = 1000
 _LOOK_BYTES: Final = 1 << 20
@@ -197,38 +198,35 @@ class Writer:
 
     def _put_once(self, batch: PreparedBatch, now: int) -> tuple[PutStatus, Firsts]:
         """Puts the messages of a batch that repeat no dedup id; the first messages of the others
-        are in the result.
+        are in the result. Ids that may be repeats are compared without the lock, and then the rest
+        is tried again, since another thread may have put one of its ids meanwhile.
         """
-        repeats, turn = self._repeats, self._repeats.turn
-        ids, end = repeats.ids, 0
         firsts: Firsts = {}
-        if is_mine(turn):
-            raise repeats.busy()
-        try:
-            if not turn.acquire(False):
-                repeats.wait_turn()
-            now = max(now, self.last_stored)
-            found = ids.find(batch, now)
-            if found:
-                firsts = repeats.take_out(batch, found, now)
-            if batch.count:
-                end = self._append(batch, now, ids)
-        finally:
-            try:  # noqa: SIM105  # see kvstore.process.locks
-                turn.release()
-            except RuntimeError:
-                pass  # it was not taken
-        status = self._settle(batch, end) if batch.count else self._status
+        status = self._status
+        self._repeats.ids.fetch(batch)
+        while batch.count:
+            found: list[Found] = []
+            end = self._append(batch, now, found)
+            if not found:
+                status = self._settle(batch, end)
+                break
+            firsts |= self._repeats.take_out(batch, found, max(now, self.last_stored))
         if firsts and status is PutStatus.FLUSHED:
             self._flusher.wait(end_of(firsts))
         return status, firsts
 
     def _append(
-        self, batch: PreparedBatch, now: int, ids: KnownIds | None = None, *, waits: bool = True
+        self,
+        batch: PreparedBatch,
+        now: int,
+        repeats: list[Found] | None = None,
+        *,
+        waits: bool = True,
     ) -> int:
         """Gives records their places, and puts them there; the position behind them. If that fails,
-        the log has undone its own part, and the rest is undone here. `ids` gets their dedup ids.
-        Unless it `waits`, -1 if another thread has the lock, or the disk has no blocks yet.
+        the log has undone its own part, and the rest is undone here. With a list of `repeats` their
+        dedup ids are looked for first; if the list gets some, nothing is put. Unless it `waits`, -1
+        if another thread has the lock, or the disk has no blocks yet.
         """
         log, lock, offsets = self._log, self._lock, self._index.offsets
         log.check_turn()
@@ -241,14 +239,17 @@ class Writer:
                 log.wait_turn()
             if log.closed or log.failure is not None:
                 log.check_writable()
-            if not waits and not log.has_room(len(batch.records)):
-                return -1
-            if log.staging is not None:
-                log.staging.check_room(len(batch.records))
             self.last_stored = now = max(now, self.last_stored)
-            tail, begin = self._index.tails.active, log.end
+            begin = log.end
+            ids = self._repeats.ids
+            if repeats is not None and (found := ids.find(batch, now, begin)):
+                repeats += found
+                return begin
+            if (log.staging is not None or not waits) and not self._has_room(batch, waits=waits):
+                return -1
+            tail = self._index.tails.active
             pieces = tail.add(batch, offsets, begin, log.segment_size, now)
-            if ids is not None:
+            if repeats is not None:
                 ids.add(batch)
             log.append(pieces, len(batch))
             return log.end
@@ -261,6 +262,17 @@ class Writer:
                 lock.release()
             except RuntimeError:
                 pass  # it was not taken
+
+    def _has_room(self, batch: PreparedBatch, *, waits: bool) -> bool:
+        """Whether the disk has blocks for a batch, or the put waits for them. `StoreBusy` if the
+        write buffer has no room.
+        """
+        log, size = self._log, len(batch.records)
+        if not waits and not log.has_room(size):
+            return False
+        if log.staging is not None:
+            log.staging.check_room(size)
+        return True
 
     def _settle(self, batch: PreparedBatch, end: int) -> PutStatus:
         """Tells everybody who waits for records that were put, and waits for the disk if that was

@@ -30,10 +30,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.core.packed_pairs import sort_pairs
 from kvstore.core.tail import PendingTail, Tail
 from kvstore.errors import FormatError
 from kvstore.index.families import Batch, Families
-from kvstore.index.key_parts import sort_pairs
 from kvstore.index.keys import (
     META,
     QUEUE_MASK,
@@ -155,23 +155,8 @@ def key_pairs(tail: Tail, segment_size: int, topic_bytes: bytes) -> dict[int, tu
 
     `topic_bytes[topic id]` is what the topic puts under its keys' hashes.
     """
-    queues, positions, digests = tail.key_columns()
-    hashes = digests << 8
-    hashes |= np.frombuffer(topic_bytes, np.uint8)[queues >> 32]
-    found: dict[int, tuple[I64, I64]] = {}
-    if not len(positions):
-        return found
-    first, last = int(positions.min()) // segment_size, int(positions.max()) // segment_size
-    for segment in range(first, last + 1):
-        base = segment * segment_size
-        mine = (
-            slice(None)
-            if first == last
-            else (positions >= base) & (positions < base + segment_size)
-        )
-        if first == last or mine.any():  # type: ignore[union-attr]  # a mask, where it is not the whole
-            found[segment] = sort_pairs(hashes[mine], positions[mine] - base)
-    return found
+    pairs = tail.key_pairs(segment_size, topic_bytes)
+    return {segment: sort_pairs(hashes, positions) for segment, hashes, positions in pairs}
 
 
 # --- pending messages ---

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from rocksdict import RdictIter
 
 from kvstore.core.hashing import may_hold
-from kvstore.core.packed_pairs import find_in_block, unpack_blocks
+from kvstore.core.packed_pairs import find_in_block, sort_pairs, unpack_blocks
 from kvstore.errors import FormatError
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import read_gone
@@ -49,7 +49,6 @@ from kvstore.index.key_parts import (
     piece_of,
     piece_start,
     read_parts,
-    sort_pairs,
     span,
 )
 from kvstore.index.keys import (

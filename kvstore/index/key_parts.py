@@ -32,7 +32,13 @@ import numpy as np
 from numpy.typing import NDArray
 from rocksdict import RdictIter
 
-from kvstore.core.packed_pairs import count_in, pack_blocks, positions_inside, unpack_blocks
+from kvstore.core.packed_pairs import (
+    count_in,
+    pack_blocks,
+    positions_inside,
+    sort_pairs,
+    unpack_blocks,
+)
 from kvstore.errors import FormatError
 from kvstore.index.families import Families
 from kvstore.index.keys import (
@@ -321,21 +327,6 @@ def positions_of(
         if len(values) == _READ_AT_ONCE:
             yield taken()
     yield taken()
-
-
-def sort_pairs(hashes: I64, positions: I64) -> tuple[I64, I64]:
-    """Pairs in the order of blocks: by hash. Pairs of one hash come in the order they had."""
-    if len(hashes) < 1 << 24:
-        # One sort of one number (hash, then place in the input) is five times as fast as argsort.
-        joint = hashes.astype(np.uint64)
-        joint <<= np.uint64(24)
-        joint |= np.arange(len(hashes), dtype=np.uint64)
-        joint.sort()
-        order = (joint & np.uint64(0xFFFFFF)).view(np.int64)
-        joint >>= np.uint64(24)
-        return joint.view(np.int64), positions[order]
-    order = np.argsort(hashes, kind="stable")
-    return hashes[order], positions[order]
 
 
 class KnownBlocks:

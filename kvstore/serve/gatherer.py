@@ -278,7 +278,9 @@ class Gatherer:
 
     # --- steps of the lanes, in the loop ---
 
-    def _put_now(self, asked: Sequence[list[Message]]) -> list[Any]:
+    def _put_now(self, asked: Sequence[Any]) -> list[Any]:
+        if any(map(callable, asked)):
+            return [LATER] * len(asked)
         results = self._store._put_now(_together(asked))
         return [LATER] * len(asked) if results is None else _parts(results, asked)
 

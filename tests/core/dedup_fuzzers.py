@@ -33,7 +33,8 @@ def _known(since: int, first_position: int, most: int) -> Any:
     found = []
     for position in (0, 1000):
         batch = _ENCODER.prepare([Message("t", b"", dedup_id=one) for one in given], _NOW)
-        found.append(known.find(batch, _NOW))
+        known.fetch(batch)
+        found.append(known.find(batch, _NOW, position))
         tail.add(batch, offsets, position, 1 << 60, _NOW)
         known.add(batch)
     return found, len(known), known.since, known.first_position

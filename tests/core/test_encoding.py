@@ -26,6 +26,7 @@ from kvstore.core.unique_ids import UniqueIds
 from kvstore.record.compression import compressed, decompress
 from kvstore.record.ids import pack_host
 from tests.reference import records as plain
+from tests.support.tails import keys_of
 
 HOSTS = ("127.0.0.1", "::1")
 QUEUES = 4
@@ -209,7 +210,7 @@ def test_a_record_says_what_its_message_says(
         keys += [(record.position, xxh32(key.encode())) for key in indexed]
         at += record.size
     assert at == len(data)
-    assert [(p, found) for _, p, found in tail.key_columns().T.tolist()] == keys
+    assert [(p, found) for _, p, found in keys_of(tail)] == keys
 
 
 @given(st.lists(MESSAGES, min_size=1, max_size=6), st.integers(2000, 9000), st.integers(0, 20_000))

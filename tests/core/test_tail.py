@@ -14,8 +14,10 @@ from kvstore.core.queue_offsets import QueueOffsets
 from kvstore.core.tail import Tail
 from kvstore.message import Message, PutStatus
 from tests.core.test_encoding import encoder
+from tests.support.tails import keys_of
 
-QUEUE = 7 << 32 | 3
+TOPIC = 7
+QUEUE = TOPIC << 32 | 3
 END = 1 << 62
 Key = tuple[int, int, int]
 """Queue, position, hash."""
@@ -28,10 +30,6 @@ def add(tail: Tail, *rows: list[int], queue: int = QUEUE) -> None:
     entries = [(queue, n, 100 * n, 100, 0, 5) for n in numbers]
     keys = [(queue, 100 * n, found) for n, row in zip(numbers, rows, strict=True) for found in row]
     tail.add_found(np.array(entries, np.int64), np.array(keys, np.int64))
-
-
-def keys_of(tail: Tail) -> list[Key]:
-    return [tuple(row) for row in tail.key_columns().T.tolist()]
 
 
 def test_keys_are_found_as_they_come() -> None:
@@ -59,11 +57,11 @@ def test_what_a_failed_put_added_is_gone_in_every_way_of_looking(looked: bool) -
     assert len(tail) == 2
     assert tail.find_key(2 << 8) == []
     assert tail.bounds(QUEUE, END) == (0, 2)
-    assert keys_of(tail) == [(QUEUE, 0, 1)]
+    assert keys_of(tail) == [(TOPIC, 0, 1)]
     add(tail, [2])
     assert tail.find_key(2 << 8) == [200]
     assert tail.bounds(QUEUE, END) == (0, 3)
-    assert keys_of(tail) == [(QUEUE, 0, 1), (QUEUE, 200, 2)]
+    assert keys_of(tail) == [(TOPIC, 0, 1), (TOPIC, 200, 2)]
     assert tail.entry_columns()[1].tolist() == [0, 1, 2]
 
 
@@ -146,7 +144,33 @@ def test_a_tail_finds_what_lists_find(rows: list[tuple[int, list[int]]], looks: 
     assert tail.positions(QUEUE, 9, -1) == []
     by_queue = sorted(entries, key=lambda entry: entry[0])
     assert [tuple(row) for row in tail.entry_columns().view(np.uint64).T.tolist()] == by_queue
-    assert [tuple(row) for row in tail.key_columns().view(np.uint64).T.tolist()] == keys
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 0xFFFFFFFF)), max_size=40),
+    st.lists(st.integers(0, 300), min_size=40, max_size=40),
+    st.integers(1, 500),
+)
+def test_the_keys_of_a_tail_come_by_segment_with_their_topics_bytes(
+    found: list[tuple[int, int]], steps: list[int], segment_size: int
+) -> None:
+    tail = Tail(0)
+    positions = [sum(steps[: n + 1]) for n in range(len(found))]
+    keys = [(t << 32, at, key) for (t, key), at in zip(found, positions, strict=True)]
+    tail.add_found(np.zeros(0, np.int64), np.array(keys, np.int64).reshape(-1, 3))
+    pairs = tail.key_pairs(segment_size, b"\x05\x00\xff\x80")
+    assert [segment for segment, *_ in pairs] == sorted({at // segment_size for at in positions})
+    assert [
+        (segment * segment_size + position, digest)
+        for segment, *columns in pairs
+        for digest, position in zip(*(column.tolist() for column in columns), strict=True)
+    ] == [
+        (at, key << 8 | b"\x05\x00\xff\x80"[t])
+        for (t, key), at in zip(found, positions, strict=True)
+    ]
+    if found:
+        with pytest.raises(IndexError):
+            tail.key_pairs(segment_size, b"")
 
 
 def test_a_tail_in_a_cycle_of_garbage_is_collected() -> None:

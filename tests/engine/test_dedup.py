@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pickle
-import signal
 import threading
 from collections.abc import Callable
+from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from kvstore import (
     PutResult,
     Retention,
     Store,
-    StoreBusy,
     StoreConfig,
     TopicConfig,
 )
@@ -346,48 +346,71 @@ def test_a_repeat_is_known_before_readers_may_see_the_first_message(opens: Opens
     assert_repeats(store, first, "a")
 
 
-def test_a_put_in_a_signals_handler_is_refused_while_it_has_interrupted_a_put(
-    windowed: Store,
+def test_two_puts_that_both_look_before_either_appends_put_one_message(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch, clock: VirtualClock
 ) -> None:
-    turn = inside.repeats(windowed).turn
-    raised: list[BaseException] = []
+    """Ids that may be older than the opening are looked for in the index, without a lock."""
+    with closing(opens(quiet(clock))) as store:
+        store.create_topic("t", queues=1, dedup_window=WINDOW)
+        put(store, "older")
+    store = opens(quiet(clock))
+    finder, both = inside.finder(store), threading.Barrier(2)
+    first_put, looks = finder.first_put, count()
 
-    def handler(number: int, frame: object) -> None:
-        with pytest.raises(StoreBusy, match="puts with dedup ids were busy") as found:
-            put(windowed, "a")
-        raised.append(found.value)
-        put(windowed, None)
+    def look(*args: Any) -> Any:
+        found = first_put(*args)
+        if next(looks) < 2:
+            both.wait(10)
+        return found
 
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        with turn:
-            signal.raise_signal(signal.SIGUSR1)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert len(raised) == 1
-    assert not put(windowed, "a").duplicate
+    monkeypatch.setattr(finder, "first_put", look)
+    results: list[list[PutResult]] = [[], []]
 
+    def write(number: int) -> None:
+        ids = [f"own-{number}", "a", "b", "a"]
+        results[number] = store.put_batch([Message("t", b"", dedup_id=one) for one in ids])
 
-def test_a_put_that_waits_too_long_for_its_turn_is_refused(opens: Opens) -> None:
-    store = opens(settings(busy_timeout=0.01))
-    store.create_topic("t", dedup_window=WINDOW)
-    taken, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with inside.repeats(store).turn:
-            taken.set()
-            done.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    taken.wait()
-    try:
-        with pytest.raises(StoreBusy, match="for 10 ms; try again"):
-            put(store, "a")
-        assert not put(store, None).duplicate
-    finally:
-        done.set()
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
         thread.join()
+    first, second = sorted(results, key=lambda found: found[0].position)
+    assert [r.duplicate for r in first] == [False, False, False, True]
+    assert [r.duplicate for r in second] == [False, True, True, True]
+    assert [r.position for r in second[1:]] == [r.position for r in first[1:]]
+    assert first[3].position == first[1].position
+    assert store.bounds("t", 0) == (0, 5)
+
+
+def test_a_record_that_took_the_place_of_a_failed_put_is_found(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch, clock: VirtualClock
+) -> None:
+    """A put looks where an id's failed put would be, and meanwhile another put comes there."""
+    store = opens(quiet(clock))
+    store.create_topic("t", queues=1, dedup_window=WINDOW)
+    log, finder = inside.log(store), inside.finder(store)
+    with monkeypatch.context() as broken:
+        broken.setattr(log, "append", _fails)
+        with pytest.raises(OSError, match="no append"):
+            put(store, "a")
+    first_put, others = finder.first_put, list[PutResult]()
+
+    def look(*args: Any) -> Any:
+        found = first_put(*args)
+        monkeypatch.setattr(finder, "first_put", first_put)
+        others.append(put(store, "a"))
+        return found
+
+    monkeypatch.setattr(finder, "first_put", look)
+    again = put(store, "a")
+    assert again.duplicate
+    assert (again.position, others[0].duplicate) == (others[0].position, False)
+    assert store.bounds("t", 0) == (0, 1)
+
+
+def _fails(*args: Any) -> None:
+    raise OSError("no append")
 
 
 # --- what is remembered ---
@@ -495,10 +518,11 @@ def test_another_record_at_a_hashs_position_is_not_taken_for_the_first(
     known = inside.repeats(windowed).ids
 
     class Colliding:
-        since, first_position, add = known.since, known.first_position, known.add
+        since, first_position = known.since, known.first_position
+        add, fetch = known.add, known.fetch
         at = 0
 
-        def find(self, batch: Any, now: int) -> list[Any]:
+        def find(self, batch: Any, now: int, end: int) -> list[Any]:
             return [(0, -1, self.at, "t", "a")]
 
     monkeypatch.setattr(inside.repeats(windowed), "ids", Colliding())
@@ -532,10 +556,13 @@ def test_a_hash_that_leads_to_a_topic_of_before_leads_to_no_first_message(
     known = inside.repeats(windowed).ids
 
     class Misled:
-        since, first_position, add = known.since, known.first_position, known.add
+        since, first_position = known.since, known.first_position
+        add, fetch = known.add, known.fetch
 
-        def find(self, batch: Any, now: int) -> list[Any]:
-            return [(0, -1, gone.position, "t", "a")]
+        looks = count()
+
+        def find(self, batch: Any, now: int, end: int) -> list[Any]:
+            return [(0, -1, gone.position, "t", "a")] if next(self.looks) == 0 else []
 
     monkeypatch.setattr(inside.repeats(windowed), "ids", Misled())
     assert not put(windowed, "a").duplicate

@@ -18,10 +18,11 @@ from kvstore.core.packed_pairs import (
     find_in_block,
     pack_block,
     pack_blocks,
+    sort_pairs,
     unpack_block,
 )
 from kvstore.errors import FormatError
-from kvstore.index.key_parts import BLOCK, sort_pairs
+from kvstore.index.key_parts import BLOCK
 
 Pair = tuple[int, int]
 HEADER = Struct("<BI")

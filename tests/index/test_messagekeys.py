@@ -13,14 +13,14 @@ import pytest
 import kvstore
 from kvstore import Message
 from kvstore.core.hashing import may_hold
-from kvstore.core.packed_pairs import pack_block
+from kvstore.core.packed_pairs import pack_block, sort_pairs
 from kvstore.errors import FormatError
 from kvstore.index import key_lookup, key_merge, key_parts
 from kvstore.index.checkpoint import repack
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import retire
 from kvstore.index.key_lookup import FAN_OUT, MessageKeys
-from kvstore.index.key_parts import BLOCK, GENERATION, KnownBlocks, pairs_between, sort_pairs
+from kvstore.index.key_parts import BLOCK, GENERATION, KnownBlocks, pairs_between
 from kvstore.index.keys import (
     GONE,
     LOG_START,

@@ -36,6 +36,7 @@ cdef class KnownIds:
     cdef readonly int64_t first_position
     cdef Py_ssize_t _most
     cdef int _look(
-        self, PreparedBatch batch, Py_ssize_t i, Py_ssize_t before, int64_t now, list found
+        self, PreparedBatch batch, Py_ssize_t i, Py_ssize_t before, int64_t now, int64_t end,
+        list found,
     ) except -1
     cdef int _turn_over(self, int64_t now, int64_t position) except -1

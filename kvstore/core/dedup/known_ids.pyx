@@ -7,10 +7,15 @@ bounded by the ids of two windows, and by a number of ids. `since` says from whi
 has every id. An older one is the caller's to look for, in the key index. Messages that repeat an id
 of their own batch are found on the way.
 
+A put looks for its ids and adds them in one turn of the log's lock. Rows that may be repeats are
+listed instead, and the caller compares the records they hint at, without the lock. Its next look
+lists a row again only if another hint came meanwhile.
+
 Invariants: every id that was added at or behind `since`, or at `first_position` or behind it, is
 here, under its last position, unless another id has its hash of 64 bits. So a position is a hint:
-the caller compares the record, and looks in the key index if it is another id's. An added id whose
-put failed hints at no record.
+the caller compares the record, and looks in the key index if it is another id's. At the log's end
+or behind it there is no record: the put that added the id failed. `first_position` rises whenever
+ids are dropped.
 """
 
 cimport cython
@@ -127,10 +132,17 @@ cdef int _put(Generation *ids, uint64_t hash, int64_t position) except -1:
     return 0
 
 
+cdef void _empty(Generation *ids) noexcept:
+    # Its memory is kept: the next generation is about as large.
+    if ids.room:
+        memset(ids.slots, 0, ids.room * sizeof(uint64_t))
+    ids.count = 0
+    ids.window = 0
+
+
 cdef void _forget(Generation *ids) noexcept:
     free(ids.slots)
     free(ids.puts)
-    memset(ids, 0, sizeof(Generation))
 
 
 # Without the garbage collector: it refers to nothing.
@@ -149,12 +161,8 @@ cdef class KnownIds:
     def __len__(self):
         return self._new.count + self._old.count
 
-    def find(self, PreparedBatch batch not None, int64_t now):
-        cdef int32_t few[FEW_ROOM]
-        cdef int32_t *rows = few
-        cdef Py_ssize_t room = FEW_ROOM
-        cdef list found = []
-        cdef Py_ssize_t i, at
+    def fetch(self, PreparedBatch batch not None):
+        cdef Py_ssize_t i
         cdef Row *row
         for i in range(batch.count):
             row = &batch.rows[i]
@@ -163,9 +171,16 @@ cdef class KnownIds:
                     batch.properties + row.dedup_at + NAME_SIZE, row.dedup_size - NAME_SIZE,
                     row.queue_key >> 32,
                 )
-                # The looks wait for memory together.
                 _fetch(&self._new, row.dedup_hash)
                 _fetch(&self._old, row.dedup_hash)
+
+    def find(self, PreparedBatch batch not None, int64_t now, int64_t end):
+        cdef int32_t few[FEW_ROOM]
+        cdef int32_t *rows = few
+        cdef Py_ssize_t room = FEW_ROOM
+        cdef list found = []
+        cdef Py_ssize_t i, at
+        cdef Row *row
         if batch.deduped > FEW:
             while room < 2 * batch.deduped:
                 room *= 2
@@ -184,7 +199,7 @@ cdef class KnownIds:
                 at = <Py_ssize_t>row.dedup_hash & (room - 1)
                 while rows[at] and not _is_same(batch, row, &batch.rows[rows[at] - 1]):
                     at = (at + 1) & (room - 1)
-                self._look(batch, i, rows[at] - 1, now, found)
+                self._look(batch, i, rows[at] - 1, now, end, found)
                 if not rows[at]:
                     rows[at] = <int32_t>i + 1
         finally:
@@ -193,11 +208,12 @@ cdef class KnownIds:
         return found
 
     cdef int _look(
-        self, PreparedBatch batch, Py_ssize_t i, Py_ssize_t before, int64_t now, list found
+        self, PreparedBatch batch, Py_ssize_t i, Py_ssize_t before, int64_t now, int64_t end,
+        list found,
     ) except -1:
         # Lists row `i`, which repeats row `before` (-1: none), unless it is known to be new.
         cdef Row *row = &batch.rows[i]
-        cdef int64_t position = NONE
+        cdef int64_t position = NONE, hint
         cdef const uint8_t *at = batch.properties + row.dedup_at + NAME_SIZE
         if before == NONE:
             position = _position(&self._new, row.dedup_hash)
@@ -208,8 +224,15 @@ cdef class KnownIds:
                 and now - (<PutRoute>batch.routes[i]).dedup_window >= self.since
             ):
                 return 0
+            # A hint at no record is another one than the record that comes there.
+            hint = position if position < end else -2 - position
+            if row.was_listed and row.hint == hint and row.listed_from == self.first_position:
+                return 0
+            row.was_listed, row.hint, row.listed_from = True, hint, self.first_position
         dedup_id = at[:row.dedup_size - NAME_SIZE].decode()
-        found.append((i, before, position, batch.topics[i], dedup_id))
+        if before != NONE:
+            before = _given_row(batch, before)
+        found.append((_given_row(batch, i), before, position, batch.topics[i], dedup_id))
         return 0
 
     def add(self, PreparedBatch batch not None):
@@ -228,7 +251,8 @@ cdef class KnownIds:
                 _put(&self._new, row.dedup_hash, row.position)
 
     cdef int _turn_over(self, int64_t now, int64_t position) except -1:
-        # Begins another generation, if it is time.
+        # Begins another generation, if it is time; its first id comes now, at this position.
+        cdef Generation dropped
         if self._new.count:
             if (
                 self._new.count < self._most
@@ -237,18 +261,24 @@ cdef class KnownIds:
                 return 0
             if self._old.count:
                 self.since, self.first_position = self._new.begun + 1, self._new.begun_at
-            _forget(&self._old)
+            dropped = self._old
             self._old = self._new
-            memset(&self._new, 0, sizeof(Generation))
+            self._new = dropped
+            _empty(&self._new)
         self._new.begun, self._new.begun_at = now, position
         return 0
+
+
+cdef Py_ssize_t _given_row(PreparedBatch batch, Py_ssize_t row):
+    # The number that a row had before others were dropped.
+    return row if batch._given is None else <Py_ssize_t>batch._given[row]
 
 
 def drop_rows(PreparedBatch batch not None, rows):
     # The numbers first: what the caller's collection runs must not find a batch half done.
     cdef set gone = {int(i) for i in rows}
     cdef Py_ssize_t i, hashed = 0, kept = 0, hashes = 0, size = 0, first
-    cdef list records = [], topics = [], routes = [], ids = []
+    cdef list records = [], topics = [], routes = [], ids = [], given = []
     cdef Row *row = batch.rows + batch.count - 1
     if not batch.deduped or not gone:
         return
@@ -257,9 +287,10 @@ def drop_rows(PreparedBatch batch not None, rows):
     for i in range(batch.count):
         row = &batch.rows[i]
         first, hashed = hashed, row.hashes_end
-        if i in gone:
+        if _given_row(batch, i) in gone:
             batch.deduped -= row.dedup_size > 0
             continue
+        given.append(_given_row(batch, i))
         records.append(batch.records[row.at:row.at + row.size])
         topics.append(batch.topics[i])
         routes.append(batch.routes[i])
@@ -273,5 +304,5 @@ def drop_rows(PreparedBatch batch not None, rows):
         batch.rows[kept] = row[0]
         kept += 1
     batch.records = b"".join(records)
-    batch.topics, batch.routes, batch._ids = topics, routes, ids
+    batch.topics, batch.routes, batch._ids, batch._given = topics, routes, ids, given
     batch.count, batch.hashes_count = kept, hashes
