@@ -26,12 +26,27 @@ def class_path(program: Path, folder: Path) -> str:
     return f"{folder}/target/classes:{folder}/target/lib/*"
 
 
-def java(classes: str, home: Path, *words: str) -> list[str]:
-    """Runs a program; the lines that it prints."""
-    command = ["java", f"-Duser.home={home}", "-cp", classes, *words]
-    ran = subprocess.run(
-        command, capture_output=True, text=True, timeout=200, check=False,
+def java(classes: str, home: Path, *words: str, **properties: str) -> list[str]:
+    """Runs a program, with properties of Java's; the lines that it prints."""
+    with started(classes, home, *words, **properties) as running:
+        try:
+            said, errors = running.communicate(timeout=200)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            raise
+    assert running.returncode == 0, errors
+    return said.splitlines()
+
+
+def started(classes: str, home: Path, *words: str, **properties: str) -> subprocess.Popen[str]:
+    """The process of a program that runs."""
+    given = {"user.home": str(home), **properties}
+    named = [f"-D{name}={value}" for name, value in given.items()]
+    return subprocess.Popen(
+        ["java", "-Xmx512m", *named, "-cp", classes, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "HOME": str(home)},
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout.splitlines()
+    )
