@@ -23,6 +23,7 @@ def test_a_message_that_is_cancelled_between_two_turns_is_not_delivered(
 ) -> None:
     monkeypatch.setattr(pending_messages, "AT_ONCE", 3)
     with opened(tmp_path / "s", settings(clock=clock)) as store:
+        inside.engine(store).delivery.stop()
         ids = {}
         for first in (0, 1):  # even ones have rows, odd ones are in the tail
             for n in range(first, 12, 2):
