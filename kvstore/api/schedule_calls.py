@@ -74,7 +74,9 @@ class ScheduleCalls:
         return self._engine.schedules.create(name, asked, exist_ok=exist_ok)
 
     def schedules(self, topic: str | None = None) -> list[ScheduleInfo]:
-        """All schedules, or those of a topic, by name; `TopicNotFound`."""
+        """All schedules, or those of a topic, by name; `TopicNotFound`. One whose row is damaged is
+        left out, and logged; `verify` names it.
+        """
         self._engine.reader.check_open()
         if topic is not None:
             self._engine.topics.get(topic)

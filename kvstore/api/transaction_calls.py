@@ -44,6 +44,7 @@ class TransactionCalls:
         flags: int = 0,
         message_id: str | None = None,
         born_at: int | None = None,
+        expires_at: int | None = None,
     ) -> PutResult:
         """Prepares one message; see `prepare_batch`, of which this is a batch of one, and `Message`
         for the fields.
@@ -54,8 +55,9 @@ class TransactionCalls:
         """
         own = {} if properties is None else properties
         message = Message(
-            topic, body, queue, tag, keys, own, message_group, flags, message_id, born_at
-        )
+            topic, body, queue, tag, keys, own, message_group, flags, message_id, born_at,
+            expires_at=expires_at,
+        )  # fmt: skip
         return self.prepare_batch((message,), group=group, immunity=immunity)[0]
 
     def prepare_batch(

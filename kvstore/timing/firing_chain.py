@@ -60,10 +60,8 @@ class FiringChain:
         # Others have come meanwhile.
         if self._missed == "all":
             return self._step_of_each(time, following, now)
-        last = newest(self._recurrence, time, now, 1)[0]
-        if self._missed == "skip" and now - last > GRACE_MS:
-            return False, first_after(self._recurrence, now)
-        return False, last
+        # The last of them has a step of its own, which "skip" may pass over too.
+        return False, newest(self._recurrence, time, now, 1)[0]
 
     def _step_of_each(self, time: int, following: int, now: int) -> tuple[bool, int]:
         if self._counted_until < time:

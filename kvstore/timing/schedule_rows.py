@@ -12,6 +12,7 @@ that can't be read concerns its own schedule alone.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -32,6 +33,7 @@ from kvstore.record.layout import TOPIC_MAX
 from kvstore.record.put.explain import DELAY_MAX
 from kvstore.timing.recurrence import Recurrence, first_after, recurrence_of
 
+_log = logging.getLogger("kvmq")
 Missed = Literal["skip", "once", "all"]
 NAME_PROPERTY: Final = "SCHEDULE"
 TIME_PROPERTY: Final = "SCHEDULED_AT"
@@ -176,6 +178,10 @@ class ScheduleRows:
         row = self._families.get(META, _ROW + name.encode("utf-8", "surrogatepass"))
         return None if row is None else _decode(name, row)
 
+    def has(self, name: str) -> bool:
+        """Whether there is a schedule, also one whose row can't be read."""
+        return self._families.get(META, _ROW + name.encode()) is not None
+
     def get(self, name: str) -> ScheduleRow:
         """A schedule's row; `ScheduleNotFound`."""
         found = self.find(name)
@@ -199,16 +205,14 @@ class ScheduleRows:
 
     def names(self) -> list[str]:
         """The names of all schedules, in order."""
-        rows = self._families.rows(META, _ROW, behind(_ROW))
-        names = (_name_in(key[len(_ROW) :]) for key, _ in rows)
-        return [name for name in names if name is not None]
+        return [name for name, _ in self._rows()]
 
-    def all(self) -> Iterator[tuple[str, ScheduleRow]]:
-        """All schedules, by name."""
+    def _rows(self) -> Iterator[tuple[str, bytes]]:
+        """The rows of all schedules, by name."""
         for key, row in self._families.rows(META, _ROW, behind(_ROW)):
             name = _name_in(key[len(_ROW) :])
             if name is not None:
-                yield name, _decode(name, row)
+                yield name, row
 
     def due_rows(self, begin: int = 0) -> Iterator[tuple[bytes, int, str | None]]:
         """The rows of first times that are not before `begin`: key, time, and the schedule's name;
@@ -338,9 +342,18 @@ class ScheduleRows:
         return ScheduleInfo(name=name, next_at=times[-1] if times else None, **fields)
 
     def infos(self, topic: str | None) -> list[ScheduleInfo]:
-        """All schedules, or those of a topic, by name."""
-        rows = [(name, row) for name, row in self.all() if topic in (None, row.topic)]
-        return [self.info(name, row) for name, row in rows]
+        """All schedules, or those of a topic, by name. Those whose rows are damaged are left out,
+        and logged.
+        """
+        found: list[ScheduleInfo] = []
+        for name, value in self._rows():
+            try:
+                row = _decode(name, value)
+                if topic in (None, row.topic):
+                    found.append(self.info(name, row))
+            except ScheduleRowDamaged as e:
+                _log.error("a list leaves a schedule out: %s; `kvmq verify` lists damage", str(e))
+        return found
 
     def next_firings(self, name: str, count: int, now: int) -> list[int]:
         """See `Store.next_firings`."""

@@ -18,6 +18,8 @@ Invariants:
 - A schedule's row of times has each time whose message waits, also after a power cut, which may
   take the end of the log: a time leaves the row when the disk has the message's delivery.
 - No delivery reads rows of schedules whose time has not come.
+- A schedule's rows are written under the topics' lock, and only while they are there: a topic that
+  is deleted at the same time takes all of them along.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from kvstore.errors import (
     MessageNotFound,
     ScheduleExists,
     ScheduleIllegal,
+    ScheduleNotFound,
     StoreError,
     TopicNotFound,
     shown,
@@ -183,7 +186,7 @@ class Schedules:
                 with self._stepping(name):
                     self._end(name, row)
                     row = msgspec.structs.replace(row, is_paused=True)
-                    self._rows.write(name, row, [])
+                    self._write(name, row, [])
             return self._rows.info(name, row)
 
     def resume(self, name: str) -> ScheduleInfo:
@@ -195,7 +198,7 @@ class Schedules:
                 row = msgspec.structs.replace(
                     old, revision=old.revision + 1, is_paused=False, failure=None
                 )
-                self._begin(name, row, lambda: self._rows.write(name, old, []))
+                self._begin(name, row, lambda: self._write(name, old, []))
             return self._rows.info(name, row)
 
     def delete(self, name: str) -> None:
@@ -221,6 +224,8 @@ class Schedules:
         with self._stepping(name):
             with self._topics.lock:
                 self._topics.get(row.topic)
+                if row.revision > 1:
+                    self._rows.get(name)
                 self._rows.write(name, row, [AT_ONCE, first])
             try:
                 self._writer.put(batch, self._writer.begin_put())
@@ -233,11 +238,25 @@ class Schedules:
     def _end(self, name: str, row: ScheduleRow) -> None:
         """Ends the waits of a schedule's messages; the disk has that when it returns."""
         times = self._rows.times(name)
-        self._rows.write_times([(name, [AT_ONCE, *times])])
+        self._write_times([(name, [AT_ONCE, *times])])
         for time in times:
             with suppress(MessageNotFound):
                 self._timers.end_wait(row.message_id(time), None)
         self._flush()
+
+    def _write(self, name: str, row: ScheduleRow, times: Sequence[int]) -> None:
+        """Writes a schedule; `ScheduleNotFound` if it went with its topic meanwhile."""
+        with self._topics.lock:
+            self._rows.get(name)
+            self._rows.write(name, row, times)
+
+    def _write_times(
+        self, times: Sequence[tuple[str, Sequence[int]]], *, sync: bool = False
+    ) -> None:
+        """Writes the times of schedules, without those that went with their topics meanwhile."""
+        with self._topics.lock:
+            there = [(name, some) for name, some in times if self._rows.has(name)]
+            self._rows.write_times(there, sync=sync)
 
     def owner(self, message: DelayedMessage) -> str | None:
         """The schedule to which a message belongs that waits, or None."""
@@ -295,7 +314,7 @@ class Schedules:
             if chain is None or not chain.times or not chain.ended:
                 self._untidy.discard(name)
         if tidied:
-            self._rows.write_times(tidied)
+            self._write_times(tidied)
 
     def _chain(self, name: str) -> FiringChain | None:
         """The chain of a schedule, if there is one."""
@@ -353,7 +372,7 @@ class Schedules:
             self._untidy.add(name)
         times = chain.known_times(self._log.durable)
         if times != known:
-            self._rows.write_times([(name, times)])
+            self._write_times([(name, times)])
 
     def _find_waiting(self, chain: FiringChain, row: ScheduleRow, known: list[int]) -> None:
         """Finds the messages of a chain that wait; if there is none, the next one is put."""
@@ -426,7 +445,8 @@ class Schedules:
         chain = firing.chain
         _log.error("%s: schedule %s is paused: %s", self._path, shown(chain.name), why)
         paused = msgspec.structs.replace(firing.row, is_paused=True, failure=why)
-        self._rows.write(chain.name, paused, chain.times)
+        with suppress(ScheduleNotFound):
+            self._write(chain.name, paused, chain.times)
 
     def _message(self, name: str, row: ScheduleRow, time: int) -> Message:
         queues = self._topics.get(row.topic).write_queues
@@ -464,7 +484,7 @@ class Schedules:
                 (one.chain.name, [*one.chain.known_times(durable), one.time]) for one in following
             ]
             # The time behind one that was missed can't be told from it: the disk has it first.
-            self._rows.write_times(times, sync=bool(passed_over))
+            self._write_times(times, sync=bool(passed_over))
             self._put(following, now)
         return passed_over
 
@@ -479,7 +499,7 @@ class Schedules:
                 over.append((chain.name, []))
             self._unsure.discard(chain.name)
         if over:
-            self._rows.write_times(over)
+            self._write_times(over)
         self._turn = []
 
     def _step(self, chain: FiringChain, time: int, now: int, following: list[_Firing]) -> bool:

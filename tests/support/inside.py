@@ -172,6 +172,11 @@ def deliver_due(store: Store) -> None:
         pass
 
 
+def writing_of_times(store: Store) -> Step:
+    """Writes the times of schedules, behind a step of theirs."""
+    return Step(store._engine.schedules, "_write_times")
+
+
 def ask_about_transactions(store: Store) -> None:
     """Have everybody asked who is to be asked about a transaction, and wait for the answers."""
     checks = store._engine.checks

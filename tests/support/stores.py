@@ -104,6 +104,15 @@ def killed(store: Store, target: Path) -> Path:
     return target
 
 
+def cut_to(path: Path, durable: int) -> None:
+    """Leaves of the log of the store at `path` what is before a position, as a power cut may."""
+    for file in (path / "commitlog").iterdir():
+        data = bytearray(file.read_bytes())
+        at = min(max(0, durable - int(file.name)), len(data))
+        data[at:] = bytes(len(data) - at)
+        file.write_bytes(bytes(data))
+
+
 def segment(path: Path, number: int) -> Path:
     """The file of a segment."""
     return path / "commitlog" / f"{number * SEGMENT:020d}"

@@ -153,15 +153,20 @@ def test_a_delay_ends_at_any_time_if_that_was_asked_for(
     assert call("timers").count == asked
 
 
+@pytest.mark.parametrize("is_batch", [False, True])
 def test_a_prepared_message_expires_at_any_time_if_that_was_asked_for(
-    call: Calls, asked: bool
+    call: Calls, asked: bool, is_batch: bool
 ) -> None:
-    batch = [Message("t", b"x", expires_at=IN_2101)]
-    prepared = answers(asked, lambda: call("prepare_batch", batch, group="pay"))
+    def prepare() -> Any:
+        if not is_batch:
+            return call("prepare", "t", b"x", group="pay", expires_at=IN_2101)
+        return call("prepare_batch", [Message("t", b"x", expires_at=IN_2101)], group="pay")[0]
+
+    prepared = answers(asked, prepare)
     if prepared is None:
         assert call("transactions").count == 0
     else:
-        call("commit", prepared[0].message_id)
+        call("commit", prepared.message_id)
         assert call("get", "t", 0, 0).expires_at == IN_2101
 
 

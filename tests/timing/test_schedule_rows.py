@@ -144,3 +144,22 @@ def test_a_row_that_is_damaged_while_the_store_is_open_holds_up_its_own_schedule
         inside.deliver_due(store)
         change(store, {b"schedule/bad": b"\xc1"})
         assert came(store, clock) == [b"bad", b"good", b"good"]
+
+
+@pytest.mark.parametrize(
+    "rows", [{b"schedule/bad": b"\xc1"}, {b"schedule_times/bad": b"12345"}], ids=["row", "times"]
+)
+def test_a_list_leaves_out_a_schedule_that_is_damaged_and_says_so(
+    tmp_path: Path,
+    clock: VirtualClock,
+    caplog: pytest.LogCaptureFixture,
+    rows: Mapping[bytes, bytes | None],
+) -> None:
+    made(tmp_path / "s", clock, rows)
+    with kvstore.open(tmp_path / "s", settings(clock=clock)) as store:
+        for asked in (None, "t"):
+            caplog.clear()
+            assert [one.name for one in store.schedules(asked)] == ["good"]
+            assert "schedule 'bad' can't be read" in caplog.text
+            assert "`kvmq verify` lists damage" in caplog.text
+        assert any("'bad' can't be read" in p.message for p in store.verify().problems)

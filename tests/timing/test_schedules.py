@@ -185,16 +185,17 @@ def test_missed_times_are_put_as_the_schedule_says(
         assert again.verify().problems == []
 
 
-def test_skip_leaves_out_a_time_that_is_more_than_a_minute_ago(
-    store: Store, config: StoreConfig, clock: VirtualClock
+@pytest.mark.parametrize("passed", [1, 2, 3])
+def test_skip_leaves_out_times_that_are_more_than_a_minute_ago(
+    store: Store, config: StoreConfig, clock: VirtualClock, passed: int
 ) -> None:
     begin = clock.now_ms()
     store.schedule("s", "t", b"", every=600, queue=0, missed="skip")
     store.close()
-    clock.advance(661)
+    clock.advance(passed * 600 + 61)
     with kvstore.open(store.path, config) as again:
         assert came(again) == []
-        assert again.schedule_info("s").next_at == begin + 1_200_000
+        assert again.schedule_info("s").next_at == begin + (passed + 1) * 600_000
         assert again.timers().count == 1
 
 
@@ -405,9 +406,10 @@ def test_the_message_of_a_segment_that_retention_takes_still_comes(
         assert came(again) == [begin + 1_000_000, begin + 2_000_000]
 
 
+@pytest.mark.parametrize("place", [4, 120], ids=["magic", "body"])
 @pytest.mark.parametrize("is_open", [False, True])
 def test_a_damaged_message_is_lost_and_the_schedule_goes_on(
-    store: Store, config: StoreConfig, clock: VirtualClock, is_open: bool
+    store: Store, config: StoreConfig, clock: VirtualClock, is_open: bool, place: int
 ) -> None:
     begin = clock.now_ms()
     store.schedule("s", "t", b"x" * 100, every=10, queue=0)
@@ -418,7 +420,7 @@ def test_a_damaged_message_is_lost_and_the_schedule_goes_on(
         if not is_open:
             again.close()
         data = bytearray(file.read_bytes())
-        data[position + 120] ^= 1
+        data[position + place] ^= 1
         file.write_bytes(bytes(data))
         if is_open:
             pass_seconds(again, clock, 20)

@@ -1,8 +1,11 @@
-"""Deliveries that take several turns, and delays whose begin lies between two milliseconds."""
+"""Deliveries that take several turns, or meet another step amid one, and delays whose begin lies
+between two milliseconds.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +14,7 @@ from kvstore import Retention
 from kvstore.timing import pending_messages
 from tests.support import inside
 from tests.support.clock import FineClock, VirtualClock
-from tests.support.stores import killed, opened, settings
+from tests.support.stores import cut_to, killed, opened, settings
 from tests.support.waiting import until
 
 
@@ -20,6 +23,7 @@ def test_a_message_that_is_cancelled_between_two_turns_is_not_delivered(
 ) -> None:
     monkeypatch.setattr(pending_messages, "AT_ONCE", 3)
     with opened(tmp_path / "s", settings(clock=clock)) as store:
+        inside.engine(store).delivery.stop()
         ids = {}
         for first in (0, 1):  # even ones have rows, odd ones are in the tail
             for n in range(first, 12, 2):
@@ -40,6 +44,53 @@ def test_a_message_that_is_cancelled_between_two_turns_is_not_delivered(
         assert found == [n for n in range(12) if n not in cancelled]
         assert store.timers().count == 0
         assert store.verify().problems == []
+
+
+def test_a_message_whose_topic_is_deleted_amid_a_turn_goes_nowhere(
+    tmp_path: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path / "s", settings(clock=clock)) as store:
+        inside.engine(store).delivery.stop()
+        store.create_topic("u", queues=1)
+        for topic in ("u", "t"):
+            store.put(topic, topic.encode(), queue=0, delay=1)
+        schedules = inside.engine(store).schedules
+        fire = schedules.fire
+
+        def delete_and_fire(*args: Any) -> set[int]:
+            monkeypatch.undo()
+            store.delete_topic("u")
+            return fire(*args)
+
+        monkeypatch.setattr(schedules, "fire", delete_and_fire)
+        clock.step(1)
+        inside.deliver_due(store)
+        assert [m.body for m in store.pull("t", 0, 0).messages] == [b"t"]
+        delays = store.stats().delays
+        assert (delays.waiting, delays.delivered) == (0, 1)
+        assert store.verify().problems == []
+
+
+def test_a_list_has_no_message_that_was_cancelled_amid_a_checkpoint(
+    tmp_path: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path / "s", settings(clock=clock)) as store:
+        put = [store.put("t", b"", delay=n) for n in (5, 6)]
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise OSError("the disk has gone")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(inside.index(store), "write_checkpoint", fail)
+            with pytest.raises(OSError, match="has gone"):
+                store.checkpoint()
+        assert store.cancel(put[0].message_id)
+        for topic in ("t", None):
+            page = store.timers(topic)
+            assert [m.message_id for m in page.messages] == [put[1].message_id]
+            assert page.count == 1
+        store.checkpoint()
+        assert [m.message_id for m in store.timers().messages] == [put[1].message_id]
 
 
 @pytest.mark.parametrize("is_changed", [False, True])
@@ -76,12 +127,7 @@ def test_the_disk_has_the_copy_of_a_message_before_its_segment_leaves(
         clock.advance(200)
         until(lambda: store.stats().first_position > 0)
         path, durable = killed(store, tmp_path / "killed"), inside.log(store).durable
-    # A power cut takes the rest.
-    for file in (path / "commitlog").iterdir():
-        data = bytearray(file.read_bytes())
-        at = min(max(0, durable - int(file.name)), len(data))
-        data[at:] = bytes(len(data) - at)
-        file.write_bytes(bytes(data))
+    cut_to(path, durable)
     with kvstore.open(path, config) as store:
         assert (store.transactions() if is_prepared else store.timers()).count == 1
         clock.advance(20_000)
