@@ -24,6 +24,8 @@ import kvstore
 import kvstore.aio
 from bench.figure import Figure, Options
 from kvstore import Message
+from kvstore.serve.access.access_control import AccessControl
+from kvstore.serve.access.limits import ClientLimits
 from kvstore.serve.local_door import LocalDoor
 from kvstore.serve.server import Server
 from kvstore.wire.addresses import socket_of
@@ -193,7 +195,10 @@ def _server_beside(store: kvstore.Store) -> Iterator[None]:
     ready, made = threading.Event(), list[Any]()
 
     async def serve() -> None:
-        server = Server(store, [partial(LocalDoor, socket_of(store.path))])
+        access = AccessControl(None, store.config.files, store.config.clock)
+        limits = ClientLimits(access.limits, store.config.clock)
+        door = partial(LocalDoor, socket_of(store.path), access=access, limits=limits)
+        server = Server(store, [door])
         made.extend((asyncio.get_running_loop(), server))
         await server.run(lambda _: ready.set())
 

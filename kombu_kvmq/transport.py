@@ -12,6 +12,7 @@ from kombu.transport import virtual
 import kvstore
 from kombu_kvmq.broker_channel import BrokerChannel
 from kvstore import ConnectionLost, ServedStore
+from kvstore.wire.addresses import without_credentials
 
 
 class Transport(virtual.Transport):
@@ -45,8 +46,8 @@ class Transport(virtual.Transport):
         return kvstore.__version__
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
-        """The URL; it has no password."""
-        return uri
+        """The URL, without the credentials that it may have."""
+        return uri if include_password else without_credentials(uri)
 
     def close_connection(self, connection: Any) -> None:
         """Closes the channels, and the connection."""

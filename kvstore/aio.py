@@ -36,6 +36,7 @@ from kvstore.client.loop_link import LoopBridge, LoopLink
 from kvstore.client.served_calls import Requests, message_of, result_of_call
 from kvstore.client.served_store import RECONNECT_FOR, check_reconnect
 from kvstore.client.served_store import ServedStore as SyncServedStore
+from kvstore.client.served_target import Credentials, Tls, read_target
 from kvstore.clock import SystemClock
 from kvstore.config import StoreConfig
 from kvstore.consume.async_consumer import ConsumesAwaited
@@ -49,7 +50,6 @@ from kvstore.process.forking import refuse_in_child
 from kvstore.read.sql import SqlFilter
 from kvstore.timing.checks import Answer, Ask, Checker
 from kvstore.timing.transaction import Transaction as SyncTransaction
-from kvstore.wire.addresses import read_address
 from kvstore.wire.call_table import REPEATS
 
 THREADS: Final = 16
@@ -567,7 +567,13 @@ def open(
     return _Opening(functools.partial(_open_store, opens, threads))
 
 
-def connect(url: str | Path, *, reconnect_for: float = RECONNECT_FOR) -> _Opening[ServedStore]:
+def connect(
+    url: str | Path,
+    *,
+    credentials: Credentials | None = None,
+    tls: Tls | None = None,
+    reconnect_for: float = RECONNECT_FOR,
+) -> _Opening[ServedStore]:
     """Connects to a served store, see `kvstore.connect`: `async with kvstore.aio.connect(...)`, or
     `store = await kvstore.aio.connect(...)`.
 
@@ -575,10 +581,10 @@ def connect(url: str | Path, *, reconnect_for: float = RECONNECT_FOR) -> _Openin
     ...     async with kvstore.aio.connect(url) as store:
     ...         return (await store.get("orders", queue=0, offset=0)).body
     """
-    address, seconds = read_address(url), check_reconnect(reconnect_for)
+    target, seconds = read_target(url, credentials, tls), check_reconnect(reconnect_for)
 
     async def connected() -> ServedStore:
-        link = LoopLink(address, seconds)
+        link = LoopLink(target, seconds)
         await link.connect()
         return ServedStore(link)
 

@@ -120,10 +120,6 @@ class AddressInUse(StoreError):
     """Another process listens at the address of a door."""
 
 
-class NotPermitted(StoreError):
-    """The server's settings, or the rights of the client, do not allow it."""
-
-
 class StoreForked(StoreError):
     """The store was opened before this process was forked from the one that opened it, or RocksDB
     was in use there. It is the parent's alone; this process holds no part of the store.

@@ -68,6 +68,7 @@ LONG: Final = (
     "tests/examples",
     "tests/rocketmq/test_real_broker.py",
     "tests/serve/http2/test_h2spec.py",
+    "tests/serve/test_many_connections.py",
     "tests/serve/http/test_admin_page.py",
     "tests/serve/grpc/test_java_client.py",
     "tests/tiering/operations/erase/test_kill.py",

@@ -321,6 +321,12 @@ class Store(Calls):
         self._engine.log.check_writable()
         return self._engine.popping.acks.ack_now(receipts)
 
+    def _named_in(self, receipts: list[str]) -> set[tuple[str, str]]:
+        """The groups and topics of receipts; of one that is none, or whose group or topic was
+        deleted, nothing.
+        """
+        return self._engine.popping.acks.named(receipts)
+
     # --- the end ---
 
     def close(self) -> None:

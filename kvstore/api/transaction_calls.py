@@ -21,7 +21,7 @@ from kvstore.timing.pending_messages import Owns
 from kvstore.timing.prepared_list import Ended
 from kvstore.timing.prepared_message import PreparedMessage, PreparedPage
 from kvstore.timing.transaction import Transaction
-from kvstore.timing.transactions import Handle, result_of
+from kvstore.timing.transactions import End, Handle, result_of
 
 
 class TransactionCalls:
@@ -94,8 +94,7 @@ class TransactionCalls:
         """Commits many transactions, all or none, by one put; see `commit`. Returns where their
         messages went.
         """
-        self._engine.log.check_writable()
-        return self._engine.transactions.end(_handles(prepared), "commit", None)
+        return self._end(prepared, "commit", None)
 
     def rollback(self, prepared: Handle) -> None:
         """Rolls the transaction of a prepared message back: none of its messages will be in a
@@ -106,19 +105,19 @@ class TransactionCalls:
 
     def rollback_batch(self, prepared: Sequence[Handle]) -> None:
         """Rolls many transactions back, all or none, by one put; see `rollback`."""
-        self._engine.log.check_writable()
-        self._engine.transactions.end(_handles(prepared), "rollback", None)
+        self._end(prepared, "rollback", None)
 
     def commit_in(self, namespace: str, prepared: Sequence[Handle]) -> list[PutResult]:
         """As `commit_batch`, of messages to the topics of a namespace."""
-        self._engine.log.check_writable()
-        owns = belongs_to(namespace)
-        return self._engine.transactions.end(_handles(prepared), "commit", owns)
+        return self._end(prepared, "commit", belongs_to(namespace))
 
     def rollback_in(self, namespace: str, prepared: Sequence[Handle]) -> None:
         """As `rollback_batch`, of messages to the topics of a namespace."""
+        self._end(prepared, "rollback", belongs_to(namespace))
+
+    def _end(self, prepared: Sequence[Handle], how: End, owns: Owns | None) -> list[PutResult]:
         self._engine.log.check_writable()
-        self._engine.transactions.end(_handles(prepared), "rollback", belongs_to(namespace))
+        return self._engine.transactions.end(_handles(prepared), how, owns)
 
     def transaction(self, *, group: str) -> Transaction:
         """A transaction as a `with` block: its messages become visible together at its end, or, if

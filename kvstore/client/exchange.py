@@ -17,7 +17,14 @@ from typing import Any, Final
 
 import msgspec
 
-from kvstore.errors import ConnectionLost, FormatError, ProtocolMismatch, StoreError, shown
+from kvstore.errors import (
+    ConnectionLost,
+    FormatError,
+    NotAuthenticated,
+    ProtocolMismatch,
+    StoreError,
+    shown,
+)
 from kvstore.wire.call_table import repeat_of
 from kvstore.wire.failures import make_error
 from kvstore.wire.frames import (
@@ -42,6 +49,7 @@ from kvstore.wire.frames import (
     framed,
     reply_parts,
 )
+from kvstore.wire.proof import Proof
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _HEAD: Final = bytes([0x96, REQUEST])
@@ -85,9 +93,12 @@ class Sent:
 
 
 class Exchange:
-    """See the module. The caller lets one thread in at a time."""
+    """See the module. The caller lets one thread in at a time. `proof` is None for a server that
+    asks for none.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, proof: Proof | None = None) -> None:
+        self._proof = proof
         self._key = secrets.token_bytes(SESSION_SIZE)
         self._next = 1
         self._received = 0
@@ -102,7 +113,8 @@ class Exchange:
     def hello(self) -> bytes:
         """The first frame of a connection."""
         self._unconfirmed_bytes = 0
-        return framed(HELLO, NAME, VERSION, self._key, self._received)
+        proof = None if self._proof is None else self._proof.sent()
+        return framed(HELLO, NAME, VERSION, self._key, self._received, proof)
 
     def welcome(self, body: bytes) -> list[bytes]:
         """Takes the server's first frame; returns what is to be sent now. `ProtocolMismatch`, or
@@ -231,5 +243,12 @@ def bye_frame() -> bytes:
 
 
 def is_final(error: StoreError) -> bool:
-    """Whether connecting again would end in the same way."""
+    """Whether a goodbye with this error is the session's end."""
     return isinstance(error, ProtocolMismatch | FormatError)
+
+
+def is_refusal(error: StoreError) -> bool:
+    """Whether a server that answers a hello so would do it again. Credentials that changed while a
+    client was connected end its connection, and may be good for the next one.
+    """
+    return is_final(error) or isinstance(error, NotAuthenticated)

@@ -7,18 +7,27 @@ connection that breaks is made again, for `reconnect_for` seconds, while the cal
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from contextlib import suppress
 from typing import Final
 
-from kvstore.client.exchange import Exchange, Sent, bye_frame, cancel_frame, is_final
-from kvstore.client.socket_link import CONNECT_WITHIN, unreachable
+from kvstore.client.exchange import (
+    Exchange,
+    Sent,
+    bye_frame,
+    cancel_frame,
+    is_final,
+    is_refusal,
+)
+from kvstore.client.served_target import CONNECT_WITHIN, Target, unreachable
 from kvstore.errors import StoreClosed, StoreError
-from kvstore.wire.addresses import Address, reachable
+from kvstore.wire.addresses import reachable
 from kvstore.wire.frames import REPLY_MAX, FrameReader
 
 _PAUSE: Final = 0.05
 _PAUSE_MAX: Final = 1.0
+_CLOSE_WITHIN: Final = 1.0
 
 
 class _Stream(asyncio.Protocol):
@@ -27,6 +36,7 @@ class _Stream(asyncio.Protocol):
     def __init__(self, link: LoopLink) -> None:
         self.transport: asyncio.Transport | None = None
         self.welcomed = asyncio.get_running_loop().create_future()
+        self.gone = asyncio.Event()
         self.reader = FrameReader(REPLY_MAX)
         self._link = link
 
@@ -47,6 +57,7 @@ class _Stream(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
+        self.gone.set()
         self._link.lost(self, OSError("the server closed the connection"))
 
     def end(self) -> None:
@@ -58,11 +69,12 @@ class _Stream(asyncio.Protocol):
 class LoopLink:
     """See the module; `connect` is to be awaited first."""
 
-    def __init__(self, address: Address, reconnect_for: float) -> None:
-        self.address = address
+    def __init__(self, target: Target, reconnect_for: float) -> None:
+        self.address = target.address
+        self._tls = target.tls
         self._reconnect_for = reconnect_for
         self._loop = asyncio.get_running_loop()
-        self._exchange = Exchange()
+        self._exchange = Exchange(target.proof)
         self._stream: _Stream | None = None
         self._out: list[bytes] = []
         self._is_closed = False
@@ -194,7 +206,7 @@ class LoopLink:
             async with asyncio.timeout(CONNECT_WITHIN):
                 if self.address.path is None:
                     host, port = self.address.host, self.address.port
-                    await self._loop.create_connection(lambda: stream, host, port)
+                    await self._loop.create_connection(lambda: stream, host, port, ssl=self._tls)
                 else:
                     with reachable(self.address.path) as name:
                         await self._loop.create_unix_connection(lambda: stream, name)
@@ -204,6 +216,8 @@ class LoopLink:
             stream.end()
             if stream.welcomed.done() and not stream.welcomed.cancelled():
                 stream.welcomed.exception()  # it is known
+            if isinstance(e, ssl.SSLError):
+                raise unreachable(self.address, e) from e
             if isinstance(e, OSError | TimeoutError):
                 why = OSError(e.args[1] if len(e.args) > 1 else str(e) or "no answer came")
                 raise unreachable(self.address, why) from e
@@ -217,7 +231,7 @@ class LoopLink:
                 await self.connect()
                 break
             except StoreError as e:
-                if is_final(e) or self._loop.time() >= until:
+                if is_refusal(e) or self._loop.time() >= until:
                     self._exchange.fail(e)
                     break
             await asyncio.sleep(pause)
@@ -246,6 +260,11 @@ class LoopLink:
             self._stream = None
         self._exchange.fail(self._closed())
         self._make_room()
+        if stream is not None:
+            # TLS ends by an answer of the server.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stream.gone.wait(), _CLOSE_WITHIN)
+            stream.end()
 
 
 class LoopBridge:

@@ -23,6 +23,7 @@ from kvstore.api.store import Store
 from kvstore.client.exchange import Sent
 from kvstore.client.served_calls import Requests, message_of, result_of_call
 from kvstore.client.served_checker import ServedChecker
+from kvstore.client.served_target import Credentials, Tls, read_target
 from kvstore.client.socket_link import SocketLink
 from kvstore.clock import SystemClock
 from kvstore.consume.consumer import Consumes
@@ -33,7 +34,6 @@ from kvstore.process.forking import refuse_in_child
 from kvstore.record.validate import check_group
 from kvstore.timing.checks import Ask
 from kvstore.timing.transaction import Transaction
-from kvstore.wire.addresses import read_address
 from kvstore.wire.call_table import TIER
 
 P = ParamSpec("P")
@@ -309,19 +309,29 @@ def check_reconnect(seconds: float) -> float:
     return seconds
 
 
-def connect(url: str | Path, *, reconnect_for: float = RECONNECT_FOR) -> ServedStore:
+def connect(
+    url: str | Path,
+    *,
+    credentials: Credentials | None = None,
+    tls: Tls | None = None,
+    reconnect_for: float = RECONNECT_FOR,
+) -> ServedStore:
     """Connects to a store that another process serves (`kvmq serve DIR`): the same calls as those
     of an open store, with the same results and errors.
 
-    `url` is `kvmq+unix:///path/kvmq.sock`, `kvmq://host:port`, or the served folder. A connection
-    that breaks is made again by itself; calls wait for that for up to `reconnect_for` seconds, and
-    none is made twice (docs/serve.md). Raises `ConnectionLost` if nobody serves there,
-    `ProtocolMismatch`, and `CallerError` for a URL that is none.
+    `url` is `kvmq+unix:///path/kvmq.sock`, `kvmq://host:port`, `kvmq+tls://host:port`, or the
+    served folder. `credentials` are a token, or an access key and its secret; a URL may have them
+    instead, as `TOKEN@` or `ACCESS_KEY:SECRET@` in front of the host. `tls` is an `ssl.SSLContext`,
+    or the file (PEM) with the certificates to trust, instead of the system's.
+
+    A connection that breaks is made again by itself; calls wait for that for up to `reconnect_for`
+    seconds, and none is made twice (docs/serve.md). Raises `ConnectionLost` if nobody serves there,
+    `NotAuthenticated`, `ProtocolMismatch`, and `CallerError` for a URL that is none.
 
     >>> import kvstore
     >>> with kvstore.connect("data") as store:  # doctest: +SKIP
     ...     store.put("orders", b"...")
     """
-    address, clock = read_address(url), SystemClock()
-    link = SocketLink(address, clock, check_reconnect(reconnect_for))
-    return ServedStore(link, Requests(clock), address.url)
+    target, clock = read_target(url, credentials, tls), SystemClock()
+    link = SocketLink(target, clock, check_reconnect(reconnect_for))
+    return ServedStore(link, Requests(clock), target.address.url)

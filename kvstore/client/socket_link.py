@@ -19,16 +19,22 @@ from collections import deque
 from contextlib import suppress
 from typing import Final
 
-from kvstore.client.exchange import Exchange, Sent, bye_frame, cancel_frame, is_final
+from kvstore.client.exchange import (
+    Exchange,
+    Sent,
+    bye_frame,
+    cancel_frame,
+    is_final,
+    is_refusal,
+)
+from kvstore.client.served_target import Target, unreachable
+from kvstore.client.tls_socket import TlsSocket
 from kvstore.clock import Clock
-from kvstore.errors import ConnectionLost, StoreClosed, StoreError
+from kvstore.errors import StoreClosed, StoreError
 from kvstore.process.forking import release_in_child
 from kvstore.process.locks import Signal
-from kvstore.wire.addresses import Address, reachable
 from kvstore.wire.frames import REPLY_MAX, FrameReader
 
-CONNECT_WITHIN: Final = 10.0
-"""Seconds for a connection with its welcome."""
 _READ: Final = 256 << 10
 _LOOK: Final = 1.0
 """Seconds after which a waiting thread looks by itself whether anybody reads."""
@@ -43,17 +49,18 @@ _log = logging.getLogger("kvmq")
 class SocketLink:
     """See the module."""
 
-    def __init__(self, address: Address, clock: Clock, reconnect_for: float) -> None:
-        self.address = address
+    def __init__(self, target: Target, clock: Clock, reconnect_for: float) -> None:
+        self.address = target.address
+        self._target = target
         self._clock = clock
         self._reconnect_for = reconnect_for
-        self._exchange = Exchange()
+        self._exchange = Exchange(target.proof)
         self._lock = threading.Lock()
         """Around the exchange, the queue and the socket."""
         self._reading = threading.Lock()
         self._writing = threading.Lock()
         self._queue: deque[bytes] = deque()
-        self._socket: socket.socket | None = None
+        self._socket: socket.socket | TlsSocket | None = None
         self._reader = FrameReader(REPLY_MAX)
         self._unsaid = 0
         """Bytes that came since something was written."""
@@ -213,7 +220,7 @@ class SocketLink:
             try:
                 self._connect()
             except StoreError as e:
-                if is_final(e) or self._clock.monotonic() >= until:
+                if is_refusal(e) or self._clock.monotonic() >= until:
                     error = e
                     break
             else:
@@ -226,7 +233,7 @@ class SocketLink:
     def _connect(self) -> None:
         """`ConnectionLost` if nobody serves there."""
         try:
-            connection = open_socket(self.address)
+            connection = self._target.open()
         except OSError as e:
             raise unreachable(self.address, e) from e
         try:
@@ -279,29 +286,3 @@ class SocketLink:
         """See `process.forking.Holder`: the connection is the parent's."""
         if self._socket is not None:
             self._socket.close()
-
-
-def open_socket(address: Address) -> socket.socket:
-    """A connected socket, with a limit on its waits; OSError."""
-    if address.path is None:
-        connection = socket.create_connection((address.host, address.port), CONNECT_WITHIN)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return connection
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.settimeout(CONNECT_WITHIN)
-        with reachable(address.path) as name:
-            connection.connect(name)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def unreachable(address: Address, why: OSError) -> ConnectionLost:
-    """The error that nobody serves at an address."""
-    return ConnectionLost(
-        f"there is no served store at {address.url}: {why.strerror or why}; start one with "
-        "`kvmq serve DIR`"
-    )

@@ -56,6 +56,16 @@ class Acks:
         self._counted = counted
         self._bury = bury
 
+    def named(self, receipts: list[str]) -> set[tuple[str, str]]:
+        """See `Store._named_in`."""
+        context = self._context
+        found = set[tuple[str, str]]()
+        for group_id, topic_id in self._receipts.sort(receipts).tables:
+            group, topic = context.groups.by_id(group_id), context.topics.name_of(topic_id)
+            if group is not None and topic is not None:
+                found.add((group.name, topic))
+        return found
+
     def ack(self, receipts: list[str]) -> list[AckResult]:
         """See `Store.ack_batch`."""
         asked = self._receipts.sort(receipts)

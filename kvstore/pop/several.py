@@ -65,7 +65,7 @@ class TopicSet:
         self.last = ""
         self._topics = topics
         self._names = sorted({name for name in wanted if not is_pattern(name)})
-        self._patterns = [(_fixed(name), matcher(name)) for name in wanted if is_pattern(name)]
+        self._patterns = [(fixed_part(name), matcher(name)) for name in wanted if is_pattern(name)]
         self._version = -1
         self._found: list[str] = []
 
@@ -101,7 +101,7 @@ class TopicSet:
                 self._topics.get(name)
 
 
-def _fixed(pattern: str) -> str:
+def fixed_part(pattern: str) -> str:
     """The part of a pattern with which all its names begin."""
     found = _WILD.search(pattern)
     return pattern if found is None else pattern[: found.start()]

@@ -14,10 +14,10 @@ from kvstore.api.store import Store
 from kvstore.clock import SystemClock
 from kvstore.core.arrow.column_batch import ColumnBatch
 from kvstore.errors import CallerError, Cancelled, FormatError, MessageTooLarge, StoreError, shown
-from kvstore.message import PulledBatch, PutResult
+from kvstore.message import PulledBatch, PutResult, StoredMessage
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.open_calls import OpenCall
-from kvstore.serve.questions import Questions
+from kvstore.serve.questions import Answer, Questions
 from kvstore.serve.repeated import prepare_again, put_again, put_columns_again
 from kvstore.serve.sessions import ClientSession, UnderWay
 from kvstore.serve.tier_jobs import TierJob
@@ -61,6 +61,8 @@ class Request:
         under_way.size = size
         self._session.begin(self._number, under_way)
         try:
+            if self._session.guard is not None:
+                self._session.guard.charge(size)
             arguments, by_name = read_arguments(given), read_arguments(named)
             if type(arguments) is not list or type(by_name) is not dict:
                 raise FormatError(f"the arguments are {shown(arguments)}, {shown(by_name)}")
@@ -75,12 +77,16 @@ class Request:
         self, method: str, given: list[Any], named: dict[str, Any], again: bool
     ) -> OpenCall[Any] | None:
         hand = _HANDS.get(method)
+        if hand is None and method not in REPEATS:
+            raise CallerError(f"a served store has no call {shown(method)}")
+        guard = self._session.guard
+        part = None if guard is None else guard.check(self._store, method, given, named)
         if hand is not None:
             return hand(self, given, named, again)
-        if method not in REPEATS:
-            raise CallerError(f"a served store has no call {shown(method)}")
         if method in HAVE_PROGRESS and named.get("progress"):
             named["progress"] = self._progress()
+        if part is not None:
+            return self._gatherer.call_of(part, method, *given, **named)
         return self._gatherer.call(method, *given, **named)
 
     # --- calls that the gatherer gathers, and those with messages ---
@@ -217,7 +223,14 @@ class Request:
             self._reply(REPLY, None)
 
         (group,) = given
-        checker = self._store.on_check(group, partial(questions.ask, send))
+        guard = self._session.guard
+
+        def ask(message: StoredMessage) -> Answer:
+            if guard is not None and not guard.may_produce(message.topic):
+                return "unknown"
+            return questions.ask(send, message)
+
+        checker = self._store.on_check(group, ask)
         self._under_way.questions = questions
         self._under_way.end = end
         self._event(None)  # it is registered

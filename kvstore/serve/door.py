@@ -30,6 +30,10 @@ class Door(Protocol):
     def url(self) -> str:
         """Where clients connect, as they write it; known once the door is started."""
 
+    @property
+    def connections(self) -> int:
+        """How many connections are open now."""
+
     async def start(self) -> None:
         """Opens the door; `AddressInUse`, `CallerError`, OSError."""
 

@@ -35,6 +35,7 @@ from typing import Any, Final, TypeVar
 
 from kvstore.api.loop_pops import Bell, Look, Looked, LoopPops
 from kvstore.api.store import Store
+from kvstore.api.topics_part import TopicsPart
 from kvstore.core.popping.receipts import Popped
 from kvstore.errors import CallerError, StoreClosed, StoreError
 from kvstore.message import Message, PutResult
@@ -144,6 +145,10 @@ class Gatherer:
     def call(self, method: str, *given: Any, **named: Any) -> OpenCall[Any]:
         """Makes any other call of the store, by its name, in a thread of its own."""
         return self.call_by(method, partial(getattr(self._store, method), *given, **named))
+
+    def call_of(self, part: TopicsPart, method: str, *given: Any, **named: Any) -> OpenCall[Any]:
+        """As `call`, of a part of the store."""
+        return self.call_by(method, partial(getattr(part, method), *given, **named))
 
     def call_by(self, method: str, work: Callable[[], T]) -> OpenCall[T]:
         """Does work that makes a call of the store, which is counted as that one."""

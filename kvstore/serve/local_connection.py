@@ -1,11 +1,14 @@
 """A connection of the local protocol: its stream becomes frames, and frames become requests.
 
-The idea: a connection begins with a hello, which finds its session or makes one. All replies that
-one step of the store brings are one write.
+The idea: a connection begins with a hello, which proves who the client is, and finds its session or
+makes one. All replies that one step of the store brings are one write.
 
-Invariants: nothing that a client sends ends the server, or costs others more than their turn; a
-client whose frames are wrong gets a goodbye that says why; a connection that is closed leaves no
-pop that waits.
+Invariants:
+
+- Nothing that a client sends ends the server, or costs others more than their turn.
+- A client whose frames are wrong gets a goodbye that says why.
+- A connection that is closed leaves no pop that waits.
+- A client that proved nothing learns nothing of the store, and a hello is shown to nobody.
 """
 
 from __future__ import annotations
@@ -14,18 +17,32 @@ import asyncio
 import logging
 import os
 import socket
+from dataclasses import dataclass
 from typing import Any, Final
 
 from kvstore.api.store import Store
-from kvstore.errors import FormatError, ProtocolMismatch, StoreBusy, StoreError, shown
+from kvstore.errors import (
+    FormatError,
+    NotAuthenticated,
+    ProtocolMismatch,
+    StoreBusy,
+    StoreError,
+    shown,
+)
 from kvstore.process.background import traced
+from kvstore.serve.access.access_control import AccessControl
+from kvstore.serve.access.call_rights import CallGuard
+from kvstore.serve.access.credentials import LOCAL, Client
+from kvstore.serve.access.limits import ClientLimits
 from kvstore.serve.client_requests import Request
+from kvstore.serve.connection_watch import ConnectionWatch
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.sessions import ClientSession, Sessions
 from kvstore.wire.failures import pack_error
 from kvstore.wire.frames import (
     BYE,
     CANCEL,
+    FRAME_WITHIN,
     GOODBYE,
     GREETING_MAX,
     HELLO,
@@ -34,6 +51,7 @@ from kvstore.wire.frames import (
     RECEIVED,
     REQUEST_MAX,
     SESSION_SIZE,
+    STALLED_AFTER,
     VERSION,
     WELCOME,
     FrameReader,
@@ -42,23 +60,43 @@ from kvstore.wire.frames import (
     request_parts,
 )
 
+DOOR: Final = "local protocol"
+"""The name of the door, for people and for metrics."""
 CONNECTIONS_MAX: Final = 20_000
 _WRITE_MAX: Final = 64 << 10
 """Bytes that a connection keeps to be written, beside the socket's own buffer."""
 _log = logging.getLogger("kvmq.serve")
 
 
-class Connection(asyncio.Protocol):
-    """One client's connection; see the module. `others` has all connections of the door."""
+@dataclass(frozen=True, slots=True)
+class LocalParts:
+    """The parts that all connections of a door share. `is_private`: only the store's owner can
+    connect.
+    """
 
-    def __init__(
-        self, store: Store, gatherer: Gatherer, sessions: Sessions, others: set[Connection]
-    ) -> None:
-        self._store = store
-        self._gatherer = gatherer
-        self._sessions = sessions
-        self._others = others
-        self._loop = gatherer.loop
+    store: Store
+    gatherer: Gatherer
+    sessions: Sessions
+    watch: ConnectionWatch
+    access: AccessControl
+    limits: ClientLimits
+    is_private: bool
+
+
+class Connection(asyncio.Protocol):
+    """One client's connection; see the module."""
+
+    def __init__(self, parts: LocalParts) -> None:
+        self.client: Client | None = None
+        """The client, once it has shown who it is."""
+        self.unfinished = 0
+        """See `serve.connection_watch.WatchedConnection`."""
+        self._parts = parts
+        self._store = parts.store
+        self._gatherer = parts.gatherer
+        self._sessions = parts.sessions
+        self._watch = parts.watch
+        self._loop = parts.gatherer.loop
         self._reader = FrameReader(GREETING_MAX)
         self._session: ClientSession | None = None
         self._transport: asyncio.Transport | None = None
@@ -69,6 +107,11 @@ class Connection(asyncio.Protocol):
         self._waits_for_room = False
         self._takes_no_more = False
         self._hello_timer: asyncio.TimerHandle | None = None
+        self._frame_since = 0.0
+        """The time of the first byte of a frame that is not whole."""
+        self._choked_since = 0.0
+        self._is_counted = False
+        """Whether it is one of the connections of its client."""
 
     # --- asyncio's ---
 
@@ -79,31 +122,40 @@ class Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(_WRITE_MAX)
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._hello_timer = self._loop.call_later(HELLO_WITHIN, self._is_silent)
-        self._others.add(self)
-        if len(self._others) > CONNECTIONS_MAX:
-            self._refuse(StoreBusy(f"the server has {CONNECTIONS_MAX} connections; try later"))
+        self._watch.connections.add(self)
+        if len(self._watch.connections) > CONNECTIONS_MAX:
+            self.refuse(StoreBusy(f"the server has {CONNECTIONS_MAX} connections; try later"))
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         if self._is_closing:
             return
+        is_whole = False
         try:
             for body in self._reader.feed(data):
+                is_whole = True
                 if not self._is_closing:
                     self._take(body)
         except StoreError as e:
-            self._refuse(e)
+            self.refuse(e)
         except Exception as e:
             _log.error("a client's frame broke its connection: %s", traced(e))
-            self._refuse(FormatError("the frame can't be read"))
+            self.refuse(FormatError("the frame can't be read"))
         else:
+            kept = self._reader.kept
+            if kept != self.unfinished:
+                if is_whole or not self.unfinished:
+                    self._frame_since = self._loop.time()
+                self._watch.keeps(self, kept)
             self.check()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         self._is_closing = True
-        self._others.discard(self)
+        self._watch.gone(self)
         self._stop_hello_timer()
+        if self._is_counted and self.client is not None:
+            self._parts.limits.disconnect(self.client.name)
         session, self._session = self._session, None
         if session is not None and session.link is self:
             self._sessions.lost(session)
@@ -111,6 +163,7 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """See `asyncio.BaseProtocol`: the client does not read what was sent."""
         self._is_choked = True
+        self._choked_since = self._loop.time()
         self.check()
 
     def resume_writing(self) -> None:
@@ -144,17 +197,29 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def _refuse(self, why: StoreError) -> None:
-        """Says goodbye. Earlier requests are made, but their replies go nowhere."""
+    def refuse(self, why: StoreError) -> None:
+        """Says goodbye. Earlier requests are made, but their replies go nowhere; unless the client
+        has to prove anew who it is, and goes on then.
+        """
+        if self._is_closing:
+            return
         self.write(framed(GOODBYE, pack_error(why)))
-        session, self._session = self._session, None
-        if session is not None:
-            self._sessions.end(session)
+        if not isinstance(why, NotAuthenticated):
+            session, self._session = self._session, None
+            if session is not None:
+                self._sessions.end(session)
         self.close()
+
+    def check_time(self, now: float) -> None:
+        """See `serve.connection_watch.WatchedConnection`."""
+        if self._is_choked and now - self._choked_since > STALLED_AFTER:
+            self.drop()
+        elif self.unfinished and now - self._frame_since > FRAME_WITHIN and not self._is_paused:
+            self.refuse(FormatError(f"a frame did not come within {FRAME_WITHIN:.0f} s"))
 
     def _is_silent(self) -> None:
         if not self._is_closing:
-            self._refuse(ProtocolMismatch(f"no hello came within {HELLO_WITHIN:.0f} s"))
+            self.refuse(ProtocolMismatch(f"no hello came within {HELLO_WITHIN:.0f} s"))
 
     def _stop_hello_timer(self) -> None:
         if self._hello_timer is not None:
@@ -198,6 +263,9 @@ class Connection(asyncio.Protocol):
             self._take_other(session, elements(body))
             return
         _, number, method, given, named, again = parts
+        if self.client is not None:
+            # Before it is noted: with a new proof the client sends it again.
+            self._parts.access.check_current(self.client)
         if session.is_new(number):
             assert self._transport is not None
             session.check_confirmed(self._transport.get_write_buffer_size())
@@ -230,15 +298,54 @@ class Connection(asyncio.Protocol):
             case _:
                 raise ProtocolMismatch("the connection does not begin with kvmq's hello")
         match rest:
-            case [bytes(key), int(received)] if len(key) == SESSION_SIZE:
-                session, known = self._sessions.get(key)
+            case [bytes(key), int(received), proof] if len(key) == SESSION_SIZE:
+                client = self._client_of(proof)
             case _:
-                raise FormatError(f"the hello says {shown(rest)} of its session")
-        if known:
-            session.confirm(received)
+                raise FormatError("the hello does not say its session, replies and credentials")
+        session, known = self._sessions.get((client.name, key))
+        try:
+            self._admit(client, session)
+            if known:
+                session.confirm(received)
+        except StoreError:
+            if not known:
+                self._sessions.end(session)
+            raise
         self._stop_hello_timer()
         self._reader.limit = REQUEST_MAX
         self._session = session
         cut, folder = sorted(session.cut_short), str(self._store.path)
         self.write(framed(WELCOME, NAME, VERSION, known, session.last_id, cut, os.getpid(), folder))
         session.send_missing(self)
+
+    def _client_of(self, proof: Any) -> Client:
+        """Who the client is, by the proof in its hello; `NotAuthenticated`."""
+        access, count = self._parts.access, self._gatherer.counts.called
+        try:
+            match proof:
+                case _ if self._parts.is_private:
+                    found = LOCAL
+                case str(token):
+                    found = access.of_token(token)
+                case [str(key), str(secret)]:
+                    found = access.of_secret(key, secret)
+                case None:
+                    found = access.anonymous()
+                case _:
+                    raise NotAuthenticated("the credentials are no token, nor a key and its secret")
+        except NotAuthenticated as e:
+            count(DOOR, "hello", e)
+            raise
+        count(DOOR, "hello")
+        return found
+
+    def _admit(self, client: Client, session: ClientSession) -> None:
+        """Counts the connection as one of the client's; `LimitExceeded`. The store's owner has no
+        limits.
+        """
+        self.client = client
+        session.guard = None
+        if client is not LOCAL:
+            self._parts.limits.connect(client.name)
+            self._is_counted = True
+            session.guard = CallGuard(self._parts.access, self._parts.limits, client)

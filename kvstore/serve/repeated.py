@@ -62,7 +62,8 @@ def _find(store: Store, message: Message) -> PutResult | None:
             there = store.find(message.message_id or "")
             return _result(there, there.topic, there.offset) if _is_it(message, there) else None
         waits = store.timer(message.message_id or "")
-        return _result(waits.message, waits.topic, -1, waits.queue)
+        is_it = waits.topic == message.topic
+        return _result(waits.message, waits.topic, -1, waits.queue) if is_it else None
     except MessageNotFound:
         return None
     except DelayEnded:
@@ -76,7 +77,8 @@ def _prepared(store: Store, message: Message) -> PutResult | None:
         return None
     except TransactionEnded:
         return _ended(message)
-    return _result(waits.message, waits.topic, -1, waits.queue)
+    is_it = waits.topic == message.topic
+    return _result(waits.message, waits.topic, -1, waits.queue) if is_it else None
 
 
 def _is_it(message: Message, there: StoredMessage) -> bool:

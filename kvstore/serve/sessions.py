@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from kvstore.errors import FormatError
+from kvstore.serve.access.call_rights import CallGuard
 from kvstore.serve.open_calls import OpenCall
 from kvstore.serve.questions import Questions
 from kvstore.wire.frames import LENGTH, SESSION_KEPT, UNCONFIRMED_MAX, UNDER_WAY_MAX
@@ -54,12 +55,19 @@ class UnderWay:
         self.questions: Questions | None = None
 
 
+SessionKey = tuple[str, bytes]
+"""The client's name in the file of credentials, and the number that it chose: no client comes into
+the session of another one."""
+
+
 class ClientSession:
     """One client, as the server knows it; see the module."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: SessionKey) -> None:
         self.key = key
         self.link: ClientLink | None = None
+        self.guard: CallGuard | None = None
+        """None for a client that may do everything."""
         self.requests: dict[int, UnderWay] = {}
         self.under_way_bytes = 0
         self.last_id = 0
@@ -174,9 +182,9 @@ class Sessions:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._by_key: dict[bytes, ClientSession] = {}
+        self._by_key: dict[SessionKey, ClientSession] = {}
 
-    def get(self, key: bytes) -> tuple[ClientSession, bool]:
+    def get(self, key: SessionKey) -> tuple[ClientSession, bool]:
         """The session of a client that connects, and whether it was known."""
         known = self._by_key.get(key)
         if known is None:

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import msgspec
 
-from kvstore.errors import FormatError, shown
+from kvstore.errors import FormatError
 
 NAME: Final = "kvmq"
 VERSION: Final = 2
 LENGTH: Final = struct.Struct(">I")
-GREETING_MAX: Final = 1 << 10
+GREETING_MAX: Final = 4 << 10
 """Bytes of a frame before the welcome."""
 REQUEST_MAX: Final = 64 << 20
 REPLY_MAX: Final = 1 << 30
@@ -48,6 +48,13 @@ UNDER_WAY_MAX: Final = 16 << 20
 OUTSTANDING_MAX: Final = 32 << 20
 """Bytes of requests without a reply at which a client sends no more."""
 HELLO_WITHIN: Final = 10.0
+"""Seconds for the TLS of a connection, and for its hello."""
+FRAME_WITHIN: Final = 120.0
+"""Seconds for a frame, from its first byte to its last."""
+STALLED_AFTER: Final = 60.0
+"""Seconds in which a client must take most of the bytes that wait for it."""
+UNFINISHED_MAX: Final = 256 << 20
+"""Bytes of frames that are not whole, of all connections of a door together."""
 SESSION_KEPT: Final = 60.0
 """Seconds that a session without a connection is kept."""
 
@@ -70,6 +77,11 @@ class FrameReader:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._kept = bytearray()
+
+    @property
+    def kept(self) -> int:
+        """The bytes of a frame that is not whole."""
+        return len(self._kept)
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[bytes]:
         """Takes the next bytes of the stream; gives the bodies that are whole now. `FormatError`
@@ -134,7 +146,9 @@ def elements(body: bytes, limit: int = SMALL_MAX) -> list[Any]:
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as e:
         raise FormatError(f"a frame's body is no MessagePack: {e}") from None
     if not isinstance(found, list) or not found or type(found[0]) is not int:
-        raise FormatError(f"a frame's body is {shown(found)}; it must be an array with a kind")
+        # It may be a hello, with credentials in it.
+        kind = type(found).__name__
+        raise FormatError(f"a frame's body is a {kind}; it must be an array with a kind in front")
     return found
 
 

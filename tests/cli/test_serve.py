@@ -13,6 +13,7 @@ import pytest
 
 import kvstore
 from tests.cli.conftest import Kvmq
+from tests.support.certificates import make_certificate
 
 
 @pytest.fixture
@@ -72,4 +73,47 @@ def test_a_folder_without_a_store_and_an_open_address_are_refused(
     ran = kvmq("serve", str(tmp_path / "none"), "--json")
     assert (ran.code, ran.error["error"]) == (1, "StoreNotFound")
     ran = kvmq("serve", str(tmp_path / "s"), "--create", "--listen", "kvmq://0.0.0.0:7", "--json")
-    assert (ran.code, ran.error["error"]) == (1, "NotPermitted")
+    assert (ran.code, ran.error["error"]) == (1, "ExposureRefused")
+
+
+def test_verbs_take_credentials_from_the_environment_and_no_argument(
+    tmp_path: Path, kvmq: Kvmq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain, key = make_certificate(tmp_path)
+    Path(key).chmod(0o600)
+    clients, own = tmp_path / "clients.toml", tmp_path / "own"
+    secret = "a secret with: signs"
+    clients.write_text(
+        f'[[clients]]\nname = "o"\naccess_key = "o-1"\nsecret = "{secret}"\nadmin = ["*"]\n'
+    )
+    own.write_text(f"o-1:{secret}\n")
+    for path in (clients, own):
+        path.chmod(0o600)
+    folder = tmp_path / "s"
+    command = [
+        sys.executable, "-m", "kvstore", "serve", str(folder), "--create", "--json",
+        "--listen", "kvmq+tls://127.0.0.1:0", "--credentials", str(clients),
+        "--tls-certificate", chain, "--tls-key", key,
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert json.loads(process.stdout.readline())["url"].startswith("kvmq+tls://127.0.0.1:")
+        monkeypatch.setenv("KVMQ_TLS_CA", chain)
+        nobody = kvmq("topic", "list", folder, "--json")
+        assert (nobody.code, nobody.error["error"]) == (1, "NotAuthenticated")
+        monkeypatch.setenv("KVMQ_CREDENTIALS", f"o-1:{secret}")
+        assert kvmq("topic", "create", folder, "t", "--queues", "1").code == 0
+        monkeypatch.delenv("KVMQ_CREDENTIALS")
+        monkeypatch.setenv("KVMQ_CREDENTIALS_FILE", str(own))
+        assert kvmq("put", folder, "t", "--body", "x").code == 0
+        assert kvmq("group", "create", folder, "g").code == 0
+        worked = kvmq("work", folder, "g", "t", "--until-empty", "--", "sh", "-c", "env >&2")
+        assert worked.code == 0, worked.err
+        own.chmod(0o644)
+        seen = kvmq("topic", "list", folder, "--json")
+        assert (seen.code, seen.error["error"]) == (1, "ConfigError")
+        process.send_signal(signal.SIGTERM)
+        log = process.stderr.read().decode()
+        assert process.wait(20) == 0
+    assert secret not in log + nobody.err + worked.err + seen.err

@@ -149,3 +149,11 @@ def test_a_purge_leaves_nothing_and_says_how_many_went(connects: Connects) -> No
 def test_importing_the_package_registers_the_transport() -> None:
     assert Connection("kvmq+unix:///nowhere").get_transport_cls() is kombu_kvmq.Transport
     assert Connection("kvmq://localhost:1").get_transport_cls() is kombu_kvmq.Transport
+
+
+def test_a_url_with_credentials_is_shown_without_them() -> None:
+    for credentials in ("a-token", "a-key:a-secret"):
+        connection = Connection(f"kvmq+tls://{credentials}@localhost:7")
+        for shown in (connection.as_uri(), repr(connection)):
+            assert "a-" not in shown
+            assert "localhost:7" in shown

@@ -40,7 +40,7 @@ from kvstore.wire.values import messages_of, read_arguments
 from tests.support.served import ServerThread
 
 SESSION = bytes(range(16))
-HELLO_FRAME = framed(HELLO, NAME, VERSION, SESSION, 0)
+HELLO_FRAME = framed(HELLO, NAME, VERSION, SESSION, 0, None)
 
 
 class Raw:
@@ -97,7 +97,7 @@ def request(number: int, method: str, *given: Any, **named: Any) -> bytes:
         (b"GET / HTTP/1.1\r\n\r\n", "FormatError"),
         (bytes(4), "FormatError"),
         (LENGTH.pack(1 << 31), "FormatError"),
-        (LENGTH.pack(1025), "FormatError"),
+        (LENGTH.pack(4097), "FormatError"),
         (frame(b"\xc1"), "FormatError"),
         (frame(b"\x91" * 900), "FormatError"),
         (frame(b"\xdd\xff\xff\xff\xff"), "FormatError"),
@@ -105,8 +105,8 @@ def request(number: int, method: str, *given: Any, **named: Any) -> bytes:
         (framed("hello"), "FormatError"),
         (framed(HELLO, "other", VERSION, SESSION, 0), "ProtocolMismatch"),
         (framed(HELLO, NAME, VERSION + 1, SESSION, 0), "ProtocolMismatch"),
-        (framed(HELLO, NAME, VERSION, b"short", 0), "FormatError"),
-        (framed(HELLO, NAME, VERSION, SESSION, "x"), "FormatError"),
+        (framed(HELLO, NAME, VERSION, b"short", 0, None), "FormatError"),
+        (framed(HELLO, NAME, VERSION, SESSION, "x", None), "FormatError"),
         (request(1, "topics"), "ProtocolMismatch"),
         (HELLO_FRAME + LENGTH.pack(REQUEST_MAX + 1), "FormatError"),
         (HELLO_FRAME + framed(9), "FormatError"),

@@ -17,8 +17,8 @@ import kvstore.aio
 from kvstore import (
     AddressInUse,
     CallerError,
+    ExposureRefused,
     Message,
-    NotPermitted,
     ServedStore,
     Store,
     StoreClosed,
@@ -77,7 +77,7 @@ def test_a_port_of_this_machine_is_served_and_others_are_refused(store: Store) -
 
         assert asyncio.run(first()) == b"x"
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
-        with pytest.raises(NotPermitted, match="TLS"):
+        with pytest.raises(ExposureRefused, match="TLS"):
             ServerThread(store, Address(None, host, 7777))
 
 

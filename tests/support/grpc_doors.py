@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from kvstore import Store
+from kvstore.clock import Clock
 from kvstore.files import LocalFiles
 from kvstore.serve.access.access_control import AccessControl
+from kvstore.serve.access.limits import ClientLimits
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.rocketmq_door import RocketmqDoor
 from kvstore.serve.grpc.service_table import Services
@@ -28,20 +30,24 @@ class OpenDoor:
         port: int = 0,
         credentials: Path | None = None,
         tls: ssl.SSLContext | None = None,
+        clock: Clock | None = None,
         gathers: Gathers = Gatherer,
     ) -> None:
+        self._clock = store.config.clock if clock is None else clock
         self._gathers = gathers
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self.door, self._gatherer = self.run(self._open(store, port, credentials, tls))
+        self.access = AccessControl(credentials, LocalFiles(), store.config.clock)
+        self.door, self.gatherer = self.run(self._open(store, port, tls))
 
     async def _open(
-        self, store: Store, port: int, credentials: Path | None, tls: ssl.SSLContext | None
+        self, store: Store, port: int, tls: ssl.SSLContext | None
     ) -> tuple[RocketmqDoor, Gatherer]:
         gatherer = self._gathers(store)
-        access = AccessControl(credentials, LocalFiles(), store.config.clock)
-        door = RocketmqDoor("127.0.0.1", port, self._loop, store, gatherer, access, tls=tls)
+        access = self.access
+        limits = ClientLimits(access.limits, self._clock)
+        door = RocketmqDoor("127.0.0.1", port, self._loop, store, gatherer, access, limits, tls=tls)
         await door.start()
         return door, gatherer
 
@@ -81,6 +87,6 @@ class OpenDoor:
         self._loop.close()
 
     async def _stop(self) -> None:
-        self._gatherer.end_polls()
+        self.gatherer.end_polls()
         await self.door.stop(5.0)
-        await self._gatherer.close()
+        await self.gatherer.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -13,8 +14,12 @@ from typing import Any, cast
 import kvstore
 from kvstore import ServedStore, Store, StoreConfig
 from kvstore.client.served_calls import Requests
+from kvstore.client.served_target import Target
 from kvstore.client.socket_link import SocketLink
-from kvstore.clock import SystemClock
+from kvstore.clock import Clock, SystemClock
+from kvstore.files import LocalFiles
+from kvstore.serve.access.access_control import AccessControl
+from kvstore.serve.access.limits import ClientLimits
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.local_door import LocalDoor
 from kvstore.serve.server import Gathers, Server
@@ -25,12 +30,22 @@ class ServerThread:
     """A server with one door, in a thread of its own."""
 
     def __init__(
-        self, store: Store, address: Address | None = None, gathers: Gathers = Gatherer
+        self,
+        store: Store,
+        address: Address | None = None,
+        access: AccessControl | None = None,
+        tls: ssl.SSLContext | None = None,
+        clock: Clock | None = None,
+        gathers: Gathers = Gatherer,
     ) -> None:
         self.store = store
         self._gathers = gathers
         self.url = ""
         self._address = socket_of(store.path) if address is None else address
+        clock = store.config.clock if clock is None else clock
+        self._access = AccessControl(None, LocalFiles(), clock) if access is None else access
+        self._limits = ClientLimits(self._access.limits, clock)
+        self._tls = tls
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: Server | None = None
         self._failure: BaseException | None = None
@@ -51,7 +66,10 @@ class ServerThread:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._server = Server(self.store, [partial(LocalDoor, self._address)], self._gathers)
+        door = partial(
+            LocalDoor, self._address, access=self._access, limits=self._limits, tls=self._tls
+        )
+        self._server = Server(self.store, [door], self._gathers)
         await self._server.run(lambda door: self._is_ready(door.url))
 
     def _is_ready(self, url: str) -> None:
@@ -68,10 +86,15 @@ class ServerThread:
 
 @contextlib.contextmanager
 def serving(
-    store: Store, address: Address | None = None, gathers: Gathers = Gatherer
+    store: Store,
+    address: Address | None = None,
+    access: AccessControl | None = None,
+    tls: ssl.SSLContext | None = None,
+    clock: Clock | None = None,
+    gathers: Gathers = Gatherer,
 ) -> Iterator[ServerThread]:
     """A server of an open store, for the time of the block."""
-    server = ServerThread(store, address, gathers)
+    server = ServerThread(store, address, access, tls, clock, gathers)
     try:
         yield server
     finally:
@@ -85,7 +108,7 @@ class OwnServer(ServedStore):
         self.store = store
         self._server = ServerThread(store)
         clock = SystemClock()
-        link = SocketLink(socket_of(store.path), clock, 30.0)
+        link = SocketLink(Target(socket_of(store.path)), clock, 30.0)
         super().__init__(link, Requests(clock), self._server.url)
 
     def __getattr__(self, name: str) -> Any:

@@ -9,7 +9,7 @@ the store is opened.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,8 @@ from kvstore.errors import CallerError
 from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.access.exposure import check_exposure, tls_context
 from kvstore.serve.access.limits import ClientLimits
+from kvstore.serve.local_door import LocalDoor, check_local_exposure
+from kvstore.wire.addresses import Address
 
 if TYPE_CHECKING:
     from kvstore.serve.door import MakesDoor
@@ -55,8 +57,10 @@ class DoorOptions(NamedTuple):
     certificate: Path | None
     key: Path | None
 
-    def read(self, config: StoreConfig) -> OpenTo:
-        """Reads the files that were named; `ConfigError`, `ExposureRefused`."""
+    def read(self, config: StoreConfig, addresses: Iterable[Address]) -> OpenTo:
+        """Reads the files that were named; `ConfigError`, `ExposureRefused`. The addresses are
+        those of the local protocol.
+        """
         files = config.files
         if (self.certificate is None) != (self.key is None):
             raise CallerError("--tls-certificate and --tls-key go together; one of them is missing")
@@ -66,6 +70,11 @@ class DoorOptions(NamedTuple):
             if place is not None:
                 check_exposure(
                     door, place[0], has_credentials=access.has_credentials, has_tls=has_tls
+                )
+        for address in addresses:
+            if address.path is None:
+                check_local_exposure(
+                    address, has_credentials=access.has_credentials, has_tls=has_tls
                 )
         return OpenTo(self, config, access, ClientLimits(access.limits, config.clock))
 
@@ -78,9 +87,15 @@ class OpenTo(NamedTuple):
     access: AccessControl
     limits: ClientLimits
 
-    def makers(self, policy: Policy | None) -> list[MakesDoor]:
-        """Makes the doors that were asked for."""
-        found: list[MakesDoor] = []
+    def makers(self, addresses: Iterable[Address], policy: Policy | None) -> list[MakesDoor]:
+        """Makes the doors that were asked for, those of the local protocol first."""
+        found: list[MakesDoor] = [
+            partial(
+                LocalDoor, address, access=self.access, limits=self.limits,
+                tls=self._tls() if address.is_tls else None,
+            )
+            for address in addresses
+        ]  # fmt: skip
         if self.asked.http is not None:
             with _installed("--http"):
                 found.append(self._http_door(*self.asked.http, policy))
@@ -99,7 +114,9 @@ class OpenTo(NamedTuple):
     def _rocketmq_door(self, host: str, port: int) -> MakesDoor:
         from kvstore.serve.grpc.rocketmq_door import RocketmqDoor
 
-        return partial(RocketmqDoor, host, port, access=self.access, tls=self._tls())
+        return partial(
+            RocketmqDoor, host, port, access=self.access, limits=self.limits, tls=self._tls()
+        )
 
     def _http_door(self, host: str, port: int, policy: Policy | None) -> MakesDoor:
         from kvstore.cli.tier.plan import tier_costs

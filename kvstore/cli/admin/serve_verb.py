@@ -17,6 +17,7 @@ import os
 import resource
 import signal
 import sys
+from asyncio.sslproto import SSLProtocol
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -37,13 +38,13 @@ from kvstore.cli.terminal.output import Output, output_option
 from kvstore.cli.tier.server_worker import ServerWorker
 from kvstore.errors import CallerError, ConfigError
 from kvstore.serve.access.access_control import AccessControl
-from kvstore.serve.door import Door, MakesDoor
+from kvstore.serve.door import Door
 from kvstore.serve.gatherer import Gatherer
-from kvstore.serve.local_door import LocalDoor
 from kvstore.serve.server import Gathers, Server
 from kvstore.wire.addresses import read_address, socket_of
 
 _log = logging.getLogger("kvmq.serve")
+_TLS_BUFFER: Final = 32 << 10
 _YOUNG: Final = 50_000
 """Objects after which Python looks for garbage: what calls make goes by itself."""
 
@@ -64,7 +65,8 @@ class _JsonFormatter(logging.Formatter):
 @click.command()
 @folder_argument
 @click.option("--listen", "urls", metavar="URL", multiple=True,
-              help="kvmq+unix:///PATH or kvmq://HOST:PORT; without it DIR/kvmq.sock.")  # fmt: skip
+              help="kvmq+unix:///PATH, kvmq://HOST:PORT or kvmq+tls://HOST:PORT; without it "
+              "DIR/kvmq.sock.")  # fmt: skip
 @click.option("--create", is_flag=True, help="Make the store if there is none in DIR.")
 @click.option("--log-format", type=click.Choice(["people", "json"]), default="people",
               show_default=True, help="Of the log, which goes to stderr.")  # fmt: skip
@@ -99,11 +101,11 @@ def serve(
         require_store(folder)
     _log_to_stderr(log_format)
     _allow_many_files()
+    _lessen_buffers()
     config = read_config(config_file, access)
-    open_to = doors.read(config)
+    open_to = doors.read(config, addresses)
     policy = None if policy_file is None else read_policy(policy_file)
-    makers: list[MakesDoor] = [partial(LocalDoor, address) for address in addresses]
-    makers += open_to.makers(policy)
+    makers = open_to.makers(addresses, policy)
     gathers = _traced_gatherer() if traces else Gatherer
     with out.progress() as report:
         store = kvstore.open(folder, config, progress=report)
@@ -172,6 +174,13 @@ def _log_to_stderr(log_format: str) -> None:
         logger.removeHandler(old)
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+
+
+def _lessen_buffers() -> None:
+    """asyncio gives each connection of TLS a buffer for what comes, of 256 KiB; a read of a record,
+    16 KiB at most, needs no more than this.
+    """
+    SSLProtocol.max_size = _TLS_BUFFER
 
 
 def _allow_many_files() -> None:

@@ -32,6 +32,7 @@ from kvstore.cli.terminal.opening import (
     Word,
     call_text,
     config_option,
+    environment_target,
     folder_argument,
     namespace_option,
     read_config,
@@ -118,7 +119,9 @@ def work(
     async def run(report: Report) -> tuple[_Worker, float]:
         url = served_url(folder)
         opening = (
-            kvstore.aio.connect(url) if url else kvstore.aio.open(folder, config, progress=report)
+            kvstore.aio.connect(url, **environment_target(url))
+            if url
+            else kvstore.aio.open(folder, config, progress=report)
         )
         async with opening as store:
             calls = store if namespace is None else store.namespace(namespace)

@@ -9,6 +9,7 @@ folder: a mistyped one is an error, not a new empty store.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -22,8 +23,12 @@ from kvstore import StoreConfig
 from kvstore.cli.terminal.options import Access, LocalPath, Option, listed
 from kvstore.cli.terminal.output import Output
 from kvstore.errors import ConnectionLost, StoreLocked, StoreNotFound
+from kvstore.files import LocalFiles, local_path
 from kvstore.opening.store_folder import served_url
 from kvstore.record.put.explain import DELAY_MAX
+from kvstore.serve.access.credentials import check_private
+from kvstore.wire.addresses import TLS, UNIX
+from kvstore.wire.proof import PART_MAX, parse_proof
 
 folder_argument: Option = click.argument("folder", metavar="DIR", type=LocalPath(file_okay=False))
 topic_argument: Option = click.argument("topic")
@@ -44,8 +49,14 @@ namespace_option: Option = click.option(
 )
 
 
+CREDENTIALS: Final = "KVMQ_CREDENTIALS"
+CREDENTIALS_FILE: Final = "KVMQ_CREDENTIALS_FILE"
+TRUSTED: Final = "KVMQ_TLS_CA"
+"""Variables of the environment, see `environment_target`."""
 _RECONNECT_FOR: Final = 5.0
 """Seconds that a verb waits for a server that went away."""
+_CREDENTIALS_MAX: Final = 4 * PART_MAX
+"""Bytes of a file of a client's credentials."""
 
 
 class Instant(click.ParamType[int]):
@@ -149,9 +160,27 @@ def connect_if_served(folder: Path) -> kvstore.ServedStore | None:
     if not url:
         return None
     try:
-        return kvstore.connect(url, reconnect_for=_RECONNECT_FOR)
+        return kvstore.connect(url, **environment_target(url), reconnect_for=_RECONNECT_FOR)
     except ConnectionLost:
         return None  # the server was killed: opening says what is there
+
+
+def environment_target(url: str) -> dict[str, Any]:
+    """The arguments of `kvstore.connect` that the environment has for a URL: the credentials, or a
+    private file with them, and the certificates to trust. An argument on the command line would be
+    seen by every user of the machine. `ConfigError` for a file that others can read.
+    """
+    if url.startswith(f"{UNIX}:"):
+        return {}
+    text, file = os.environ.get(CREDENTIALS), os.environ.get(CREDENTIALS_FILE)
+    if text is None and file is not None:
+        path, files = local_path(file, f"the file that {CREDENTIALS_FILE} names"), LocalFiles()
+        check_private(files, path, "the file of a client's credentials")
+        text = files.read(path, 0, _CREDENTIALS_MAX).decode("utf-8", "replace")
+    found: dict[str, Any] = {} if text is None else {"credentials": parse_proof(text)}
+    if url.startswith(f"{TLS}:") and TRUSTED in os.environ:
+        found["tls"] = os.environ[TRUSTED]
+    return found
 
 
 def within(store: kvstore.Store, namespace: str | None) -> kvstore.Store | kvstore.Namespace:

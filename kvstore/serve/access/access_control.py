@@ -21,7 +21,7 @@ from kvstore.errors import NotAllowed, NotAuthenticated
 from kvstore.files import Files
 from kvstore.serve.access.credentials import LOCAL, Client, Credentials, read_credentials
 from kvstore.serve.access.limits import AccessLimits
-from kvstore.serve.access.rights import Action, allows
+from kvstore.serve.access.rights import Action, allows, allows_beginning
 
 
 class AccessControl:
@@ -66,6 +66,13 @@ class AccessControl:
         known = self._known
         return LOCAL if known is None else known.of_token(token, self._clock.now_ms())
 
+    def of_secret(self, access_key: str, secret: str) -> Client:
+        """The client that has an access key and its secret; as `of_token`."""
+        known = self._known
+        if known is None:
+            return LOCAL
+        return known.of_secret(access_key, secret, self._clock.now_ms())
+
     def of_signature(self, authorization: str, date_time: str) -> Client:
         """The client that signed a request as RocketMQ's clients do, see
         `Credentials.of_signature`; `NotAuthenticated`. Without credentials every one is good.
@@ -94,15 +101,13 @@ class AccessControl:
     def require(self, client: Client, action: Action, topic: str = "", group: str = "") -> None:
         """Raises `NotAllowed` where `allows` says no."""
         if not self.allows(client, action, topic, group):
-            names = (("topic", topic), ("group", group))
-            what = " and ".join(f"{kind} {name}" for kind, name in names if name) or "the store"
-            raise NotAllowed(
-                f"client {client.name} has no right to {action} with {what}; the file of "
-                "credentials gives rights",
-                action,
-                topic,
-                group,
-            )
+            raise _not_allowed(client, action, topic, group)
+
+    def require_beginning(self, client: Client, beginning: str, pattern: str, group: str) -> None:
+        """Raises `NotAllowed` where `allows_beginning` says no; the pattern is the caller's."""
+        self.check_current(client)
+        if not allows_beginning(client.rights, beginning, group):
+            raise _not_allowed(client, "consume", pattern, group)
 
     def require_metrics(self, client: Client) -> None:
         """Raises `NotAllowed` if a client may not read the store's metrics."""
@@ -113,3 +118,15 @@ class AccessControl:
                 "of credentials gives it",
                 "metrics",
             )
+
+
+def _not_allowed(client: Client, action: Action, topic: str, group: str) -> NotAllowed:
+    names = (("topic", topic), ("group", group))
+    what = " and ".join(f"{kind} {name}" for kind, name in names if name) or "the store"
+    return NotAllowed(
+        f"client {client.name} has no right to {action} with {what}; the file of credentials gives "
+        "rights",
+        action,
+        topic,
+        group,
+    )

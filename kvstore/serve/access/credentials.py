@@ -48,7 +48,7 @@ from kvstore.errors import ConfigError, NotAuthenticated, shown
 from kvstore.files import Files
 from kvstore.serve.access.limits import AccessLimits
 from kvstore.serve.access.rights import EVERYTHING, Patterns, Rights
-from kvstore.serve.access.secret import Secret
+from kvstore.wire.secret import Secret
 
 _FILE_BYTES_MAX: Final = 4 << 20
 """A file of 10,000 clients is smaller."""
@@ -124,6 +124,16 @@ class Credentials:
         found = self._by_token.get(sha256_of(token))
         if found is None:
             raise NotAuthenticated("the token is none of this server's clients'")
+        return _still_good(found, now_ms)
+
+    def of_secret(self, access_key: str, secret: str, now_ms: int) -> Client:
+        """The client that has an access key and its secret; `NotAuthenticated`."""
+        found = self._by_key.get(access_key)
+        known = found.secret.reveal() if found is not None and found.secret is not None else ""
+        # Digests have one length, so the time says nothing about the secret's either.
+        pair = (hashlib.sha256(text.encode("utf-8", "replace")) for text in (known, secret))
+        if not hmac.compare_digest(*(one.digest() for one in pair)) or found is None:
+            raise NotAuthenticated("the access key is unknown, or the secret is not its own")
         return _still_good(found, now_ms)
 
     def of_signature(self, authorization: str, date_time: str, now_ms: int) -> Client:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import ssl
 from pathlib import Path
+from typing import Final
 
 from kvstore.errors import ConfigError, ExposureRefused, shown
 from kvstore.files import Files
@@ -31,7 +32,12 @@ def is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def check_exposure(door: str, host: str, *, has_credentials: bool, has_tls: bool) -> None:
+TLS_OPTIONS: Final = "--tls-certificate FILE --tls-key FILE"
+
+
+def check_exposure(
+    door: str, host: str, *, has_credentials: bool, has_tls: bool, tls_by: str = TLS_OPTIONS
+) -> None:
     """Raises `ExposureRefused` if a door would listen beyond loopback without credentials or
     without TLS; `door` is the option that asked for it, as `--http`.
     """
@@ -41,7 +47,7 @@ def check_exposure(door: str, host: str, *, has_credentials: bool, has_tls: bool
         remedy
         for is_there, remedy in (
             (has_credentials, "credentials (--credentials FILE)"),
-            (has_tls, "TLS (--tls-certificate FILE --tls-key FILE)"),
+            (has_tls, f"TLS ({tls_by})"),
         )
         if not is_there
     ]

@@ -116,16 +116,17 @@ class ClientLimits:
 
     @contextmanager
     def connected(self, client: str) -> Iterator[None]:
-        """Counts a connection of a client, by name, for the time of the block; `LimitExceeded`. A
-        door whose connections serve many clients counts the requests under way.
+        """Counts a connection of a client for the time of the block, see `connect`. A door whose
+        connections have no client of their own counts the requests under way.
         """
-        self._connect(client)
+        self.connect(client)
         try:
             yield
         finally:
-            self._disconnect(client)
+            self.disconnect(client)
 
-    def _connect(self, client: str) -> None:
+    def connect(self, client: str) -> None:
+        """Counts a connection of a client, by name; `LimitExceeded`."""
         limits = self._limits
         if self._connections >= limits.connections:
             raise LimitExceeded(f"the server has {limits.connections} connections, its limit")
@@ -137,7 +138,8 @@ class ClientLimits:
         state.connections += 1
         self._connections += 1
 
-    def _disconnect(self, client: str) -> None:
+    def disconnect(self, client: str) -> None:
+        """Takes a connection back that `connect` counted."""
         state = self._states[client]
         assert state.connections > 0, "a connection ends once"
         state.connections -= 1

@@ -56,6 +56,10 @@ class Patterns(msgspec.Struct, frozen=True):
         """Whether a name is among these."""
         return name in self.names or name.startswith(self.beginnings)
 
+    def match_beginning(self, beginning: str) -> bool:
+        """Whether every name that begins so is among these."""
+        return beginning.startswith(self.beginnings)
+
     @property
     def match_all(self) -> bool:
         """Whether every name is among these."""
@@ -110,5 +114,15 @@ def _allows_topic(rights: Rights, action: Action, topic: str, group: str) -> boo
 def _allows_group(rights: Rights, action: Action, group: str) -> bool:
     if rights.admin.match(group):
         return True
-    # Any client may name the producer group of its transactions.
-    return action == "produce" or (action == "consume" and rights.groups.match(group))
+    if action == "produce":
+        # Any client that sends may name the producer group of its transactions.
+        return any(one.names or one.beginnings for one in (rights.produce, rights.admin))
+    return action == "consume" and rights.groups.match(group)
+
+
+def allows_beginning(rights: Rights, beginning: str, group: str) -> bool:
+    """Whether `rights` allow to consume from all topics whose names begin so, for a group; the
+    topics in which the store's messages wait are not among them.
+    """
+    is_allowed = any(one.match_beginning(beginning) for one in (rights.consume, rights.admin))
+    return is_allowed and _allows_group(rights, "consume", group)

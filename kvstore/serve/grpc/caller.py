@@ -10,15 +10,17 @@ right on a name is refused before anything is looked up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
+from kvstore.api.store import Store
 from kvstore.core.names import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
 from kvstore.errors import CallerError, MessageIllegal
 from kvstore.meta.namespaces import check_namespace, wrap
 from kvstore.record.validate import check_group, check_topic
 from kvstore.serve.access.access_control import AccessControl
+from kvstore.serve.access.credentials import LOCAL
 from kvstore.serve.access.rights import Action
 from kvstore.serve.grpc.protocol.answers import Refusal
 from kvstore.serve.grpc.protocol.wire import Wire
@@ -29,7 +31,7 @@ CLIENT_ID_MAX: Final = 512
 class Caller:
     """Who makes a call; see the module."""
 
-    __slots__ = ("_access", "_client", "_namespace", "client_id")
+    __slots__ = ("_access", "_namespace", "client", "client_id")
 
     def __init__(self, metadata: Mapping[str, str], access: AccessControl) -> None:
         """Raises `NotAuthenticated` if the metadata are not signed as they must be."""
@@ -40,9 +42,10 @@ class Caller:
                 f"the call needs the metadata x-mq-client-id, of 1 to {CLIENT_ID_MAX} characters",
             )
         self._access = access
-        self._client = access.of_signature(
+        self.client = access.of_signature(
             metadata.get("authorization", ""), metadata.get("x-mq-date-time", "")
         )
+        """The client of the file of credentials."""
         self._namespace = metadata.get("x-mq-namespace", "")
 
     def topic(self, resource: Wire, action: Action | None, group: str = "") -> str:
@@ -52,7 +55,7 @@ class Caller:
         namespace = resource.resource_namespace or self._namespace
         found = _topic_name(resource.name, namespace, action == "produce")
         if action is not None:
-            self._access.require(self._client, action, found, group)
+            self._access.require(self.client, action, found, group)
         return found
 
     def group(self, resource: Wire) -> str:
@@ -60,12 +63,27 @@ class Caller:
         ILLEGAL_CONSUMER_GROUP, `NotAllowed`.
         """
         found = _group_name(resource.name, resource.resource_namespace or self._namespace)
-        self._access.require(self._client, "consume", group=found)
+        self._access.require(self.client, "consume", group=found)
         return found
+
+    def check_receipts(self, store: Store, receipts: Iterable[str]) -> None:
+        """Raises `NotAllowed` unless the caller may consume the messages that receipts are of,
+        whichever names the request has beside them. A receipt that is none is the store's to
+        refuse.
+        """
+        if self.client is not LOCAL:
+            for group, topic in store._named_in(list(receipts)):
+                self._access.require(self.client, "consume", topic, group)
+
+    def check_current(self) -> None:
+        """Raises `NotAuthenticated` if the caller's credentials expired or changed since its call
+        began.
+        """
+        self._access.check_current(self.client)
 
     def check_admin(self) -> None:
         """Raises `NotAllowed` unless the caller may change the server's settings."""
-        self._access.require(self._client, "admin")
+        self._access.require(self.client, "admin")
 
 
 # Only good names get into the caches: a call that raises leaves nothing behind.

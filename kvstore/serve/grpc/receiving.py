@@ -87,6 +87,7 @@ class Receiving:
             self._renewals.hold(caller.client_id, receipts)
         is_sent = False
         try:
+            caller.check_current()  # while it waited, its credentials may have been taken away
             answer = message_class("ReceiveMessageResponse")
             first = answer()
             if found:
@@ -153,6 +154,7 @@ class Receiving:
         if not request.entries:
             raise Refusal("BAD_REQUEST", "the request has no entry")
         receipts = [entry.receipt_handle for entry in request.entries]
+        caller.check_receipts(self._store, receipts)
         self._renewals.end(receipts)
         acked = self._gatherer.ack(receipts)
         acked.add_done_callback(partial(_acked, request, answered))
@@ -186,6 +188,7 @@ class Receiving:
         caller.topic(request.topic, "consume")
         if not request.receipt_handle:
             raise ReceiptIllegal("the request has no receipt handle")
+        caller.check_receipts(self._store, [request.receipt_handle])
         return str(request.receipt_handle)
 
 

@@ -15,6 +15,7 @@ from kvstore.api.store import Store
 from kvstore.errors import AddressInUse
 from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.access.exposure import check_exposure, is_loopback
+from kvstore.serve.access.limits import ClientLimits
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.service_table import Services
 from kvstore.serve.http2.h2_server import H2Server
@@ -37,12 +38,13 @@ class RocketmqDoor:
         store: Store,
         gatherer: Gatherer,
         access: AccessControl,
+        limits: ClientLimits,
         *,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._host, self._port = host, port
         self._loop, self._store, self._gatherer = loop, store, gatherer
-        self._access, self._tls = access, tls
+        self._access, self._limits, self._tls = access, limits, tls
         if tls is not None:
             tls.set_alpn_protocols(["h2"])
         self._server: H2Server | None = None
@@ -53,6 +55,11 @@ class RocketmqDoor:
         """See `serve.door.Door`: the endpoint, as RocketMQ's clients are given it."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{host}:{self._port}"
+
+    @property
+    def connections(self) -> int:
+        """See `serve.door.Door`."""
+        return 0 if self._server is None else self._server.count
 
     async def start(self) -> None:
         """See `serve.door.Door`. `ExposureRefused` for an address that other machines can reach, if
@@ -74,7 +81,9 @@ class RocketmqDoor:
                 f"{self.url} can't be opened: {e.strerror or e}; choose another port"
             ) from e
         self._port = listening.getsockname()[1]
-        self._services = Services(self._loop, self._store, self._gatherer, self._access)
+        self._services = Services(
+            self._loop, self._store, self._gatherer, self._access, self._limits
+        )
         # Plaintext beside TLS is for clients on this machine.
         self._server = H2Server(
             self._services.methods(), tls=self._tls, is_plain=is_loopback(self._host)

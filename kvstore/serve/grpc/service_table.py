@@ -17,6 +17,8 @@ from typing import Final
 from kvstore.api.store import Store
 from kvstore.errors import StoreError
 from kvstore.serve.access.access_control import AccessControl
+from kvstore.serve.access.credentials import LOCAL
+from kvstore.serve.access.limits import ClientLimits
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.caller import Caller
 from kvstore.serve.grpc.clients import Clients
@@ -57,9 +59,11 @@ class Services:
         store: Store,
         gatherer: Gatherer,
         access: AccessControl,
+        client_limits: ClientLimits,
         limits: DoorLimits | None = None,
     ) -> None:
         self._access = access
+        self._client_limits = client_limits
         self.clients = Clients(store.config.clock)
         self.renewals = Renewals(
             lambda receipts, seconds: gatherer.call("renew_batch", receipts, seconds),
@@ -121,17 +125,31 @@ class Services:
         self._orphans.close()
         self.clients.end_streams()
 
-    def _caller(self, call: Call) -> Caller:
+    def _caller(self, call: Call, size: int) -> Caller:
+        """Who makes a call with a request of so many bytes; `NotAuthenticated`, `LimitExceeded`."""
         caller = Caller(call.metadata, self._access)
+        self._charge(caller, call, size)
         self.clients.seen(caller.client_id)
         return caller
+
+    def _charge(self, caller: Caller, call: Call, size: int) -> None:
+        """Counts a request; of a client's first one in a connection the connection, too."""
+        if caller.client is LOCAL:
+            return
+        name, limits = caller.client.name, self._client_limits
+        when_lost = call.line.when_lost
+        if name not in when_lost:
+            limits.connect(name)
+            when_lost[name] = partial(limits.disconnect, name)
+        limits.charge(name, size)
 
     def _unary(self, name: str, service: Service) -> Callable[[Call, bytes], Awaitable[bytes]]:
         kind = message_class(f"{name}Request")
 
         async def answered(call: Call, raw: bytes) -> bytes:
             try:
-                answer = await service(parse(kind, raw), self._caller(call))
+                caller = self._caller(call, len(raw))
+                answer = await service(parse(kind, raw), caller)
             except Exception as e:
                 answer = refused(f"{name}Response", e)
             packed: bytes = answer.SerializeToString()
@@ -146,7 +164,8 @@ class Services:
         def begin(calls: list[Call]) -> None:
             for call in calls:
                 try:
-                    service(parse(kind, call.request), self._caller(call), partial(_finish, call))
+                    caller = self._caller(call, len(call.request))
+                    service(parse(kind, call.request), caller, partial(_finish, call))
                 except Exception as e:
                     _finish(call, refused(response, e))
 
@@ -157,7 +176,8 @@ class Services:
 
         async def answered(call: Call, raw: bytes) -> AsyncGenerator[bytes, None]:
             try:
-                async for answer in service(parse(kind, raw), self._caller(call), call):
+                caller = self._caller(call, len(raw))
+                async for answer in service(parse(kind, raw), caller, call):
                     yield answer.SerializeToString()
             except Exception as e:
                 yield refused(f"{name}Response", e).SerializeToString()
@@ -168,18 +188,25 @@ class Services:
         self, call: Call, requests: AsyncIterator[bytes]
     ) -> AsyncGenerator[bytes, None]:
         try:
-            caller = self._caller(call)
-            async for answer in self._telemetry_calls.telemetry(requests, caller, call):
+            caller = self._caller(call, 0)
+            charged = self._charged(requests, caller, call)
+            async for answer in self._telemetry_calls.telemetry(charged, caller, call):
                 yield answer.SerializeToString()
         except StoreError as e:
             yield refused("TelemetryCommand", e).SerializeToString()
 
+    async def _charged(
+        self, requests: AsyncIterator[bytes], caller: Caller, call: Call
+    ) -> AsyncIterator[bytes]:
+        async for raw in requests:
+            self._charge(caller, call, len(raw))
+            yield raw
+
     async def _change_log_level(self, call: Call, raw: bytes) -> bytes:
         kind = message_class("ChangeLogLevelRequest")
         try:
-            answer = await self._telemetry_calls.change_log_level(
-                parse(kind, raw), self._caller(call)
-            )
+            caller = self._caller(call, len(raw))
+            answer = await self._telemetry_calls.change_log_level(parse(kind, raw), caller)
         except Exception as e:
             answer = message_class("ChangeLogLevelResponse")(remark=status_of(e)[1])
         packed: bytes = answer.SerializeToString()

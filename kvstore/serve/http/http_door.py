@@ -1,11 +1,15 @@
 """The HTTP door: HTTP/1.1 in the server's loop.
 
 The idea: uvicorn speaks HTTP on a socket that the door has bound, and hands requests to the
-application. It installs no signal handlers, writes no log of requests, and does not poll.
+application. It installs no signal handlers and writes no log of requests. uvicorn waits for a slow
+client for ever, so the door looks once a second which connections wait for theirs.
 
-Invariants: the door does not open beyond loopback without credentials and TLS; at most
-`CONNECTIONS_MAX` connections and requests are served, others get 503; `stop` takes no new ones and
-lets those that were taken end.
+Invariants:
+
+- The door does not open beyond loopback without credentials and TLS.
+- At most `CONNECTIONS_MAX` connections and requests are served; others get 503.
+- A connection that waits for its client, to send a request or to take an answer, ends in time.
+- `stop` takes no new requests and lets those that were taken end.
 """
 
 from __future__ import annotations
@@ -15,9 +19,11 @@ import socket
 import ssl
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kvstore.api.store import Store
 from kvstore.clock import Clock
@@ -34,7 +40,9 @@ _HEADERS_MAX: Final = 16 << 10
 _KEEP_ALIVE: Final = 15
 """Seconds that an idle connection stays open."""
 _BACKLOG: Final = 128
-_LOOK: Final = 0.01
+_LOOK: Final = 1.0
+_CLIENT_WITHIN: Final = 30.0
+"""Seconds that a client has to send a request, and to take most of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,4 +180,23 @@ class _Uvicorn(uvicorn.Server):
 
     async def main_loop(self) -> None:
         """See `uvicorn.Server`."""
-        await self.ending.wait()
+        clock = asyncio.get_running_loop().time
+        since: dict[tuple[H11Protocol, object], float] = {}
+        while not self.ending.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.ending.wait(), _LOOK)
+            now = clock()
+            connections = cast(set[H11Protocol], self.server_state.connections)
+            # Another request of the same connection has its own time.
+            waiting = {(one, one.cycle) for one in connections if _waits_for_client(one)}
+            since = {one: since.get(one, now) for one in waiting}
+            for (connection, _), began in since.items():
+                if now - began > _CLIENT_WITHIN:
+                    connection.transport.abort()
+
+
+def _waits_for_client(connection: H11Protocol) -> bool:
+    """Whether a client is to go on. Between two requests uvicorn has a timer of its own."""
+    is_to_send = connection.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+    is_between = connection.timeout_keep_alive_task is not None
+    return connection.flow.write_paused or (is_to_send and not is_between)

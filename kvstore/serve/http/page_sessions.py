@@ -17,7 +17,7 @@ from typing import Final
 
 from kvstore.clock import Clock
 from kvstore.serve.access.credentials import Client
-from kvstore.serve.access.secret import Secret
+from kvstore.wire.secret import Secret
 
 LASTS: Final = 12 * 3600.0
 SESSIONS_MAX: Final = 1000

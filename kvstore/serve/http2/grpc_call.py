@@ -73,6 +73,8 @@ class Line(Protocol):
 
     peer: str
     limits: H2Limits
+    when_lost: dict[str, Callable[[], None]]
+    """Called when the connection is gone, by names that its users chose."""
 
     def answer(self, call: Call, message: bytes | None, trailers: Fields | None) -> None:
         """Sends a message, and the trailers that end the call, as soon as the windows let it."""

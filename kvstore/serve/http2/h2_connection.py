@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _GRPC_TYPE: Final = re.compile(r"application/grpc(?:[+;].*)?")
+_TOO_MUCH_HELD: Final = "too many requests of all clients are not yet whole"
 _LEAVING: Final = b"leaving."
 """The PING whose answer says that the client knows of GOAWAY."""
 
@@ -70,27 +71,24 @@ class Hub(Protocol):
 
     def opened(self, connection: H2Connection) -> None:
         """The connection is there."""
-        ...
 
     def closed(self, connection: H2Connection) -> None:
         """The connection is gone."""
-        ...
 
     def arrived(self, call: Call) -> None:
         """The call may begin."""
-        ...
 
     def to_write(self, connection: H2Connection) -> None:
         """The connection wants `flush` to be called at the turn's end."""
-        ...
 
     def set_deadline(self, call: Call, seconds: float) -> None:
         """The call ends in so many seconds."""
-        ...
 
     def forget(self, call: Call) -> None:
         """The call is over."""
-        ...
+
+    def held_more(self, size: int) -> H2Connection | None:
+        """The connections hold so many bytes more, or less; returns the one that has to end."""
 
 
 class H2Connection(asyncio.BufferedProtocol):
@@ -99,6 +97,7 @@ class H2Connection(asyncio.BufferedProtocol):
     def __init__(self, hub: Hub) -> None:
         self.limits = hub.limits
         self.peer = ""
+        self.when_lost: dict[str, Callable[[], None]] = {}
         self.calls: dict[int, Call] = {}
         self._hub = hub
         self._sender = H2Sender(hub.limits, self._to_write, self._answered)
@@ -176,6 +175,9 @@ class H2Connection(asyncio.BufferedProtocol):
         self._is_closing = True
         self._cancel_all()
         self._hub.closed(self)
+        for lost in self.when_lost.values():
+            lost()
+        self.when_lost.clear()
 
     def pause_writing(self) -> None:
         """See asyncio."""
@@ -227,6 +229,10 @@ class H2Connection(asyncio.BufferedProtocol):
         for call in list(self.calls.values()):
             call.give_up(code, text)
         self._end(_NO_ERROR, text)
+
+    def end_held(self) -> None:
+        """Ends the connection, because it holds too much."""
+        self._end(_ENHANCE_YOUR_CALM, _TOO_MUCH_HELD)
 
     def abort(self) -> None:
         """Cuts the connection."""
@@ -516,8 +522,14 @@ class H2Connection(asyncio.BufferedProtocol):
             call.give_up(e.code, e.text)
 
     def _hold(self, call: Call, size: int) -> None:
-        self.held += size - call.held
+        more = size - call.held
+        self.held += more
         call.held = size
+        most = self._hub.held_more(more)
+        if most is self:
+            raise _Fault(_ENHANCE_YOUR_CALM, _TOO_MUCH_HELD)
+        if most is not None:
+            most.end_held()
 
     def _on_end(self, call: Call) -> None:
         call.is_ended = True

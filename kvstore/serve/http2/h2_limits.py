@@ -44,6 +44,8 @@ class H2Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Of one request, also when it is uncompressed; a larger one ends its call."""
     held_bytes: int = 64 << 20
     """Of requests that are not yet whole, or not yet taken by their handlers."""
+    all_held_bytes: int = 256 << 20
+    """Of such requests at all connections of a server; beyond, the one with most of them ends."""
     unsent_bytes: int = 64 << 20
     """Of answers that the client does not take; above them new calls are refused."""
     written_bytes: int = 256 << 10

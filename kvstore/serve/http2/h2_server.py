@@ -83,12 +83,19 @@ class H2Server:
         self._arrived: list[Call] = []
         self._to_write: dict[H2Connection, None] = {}
         self._has_turn = False
+        self._held = 0
+        """Bytes of requests that connections hold."""
         self._due: dict[int, set[Call]] = {}
         """Calls by the tenth of a second in which their deadline is over."""
         self._due_from = 0
         self._due_timer: asyncio.TimerHandle | None = None
         self._gone = asyncio.Event()
         self._ticker = self._loop.call_later(1.0, self._tick)
+
+    @property
+    def count(self) -> int:
+        """How many connections there are, with those that have not begun to speak."""
+        return len(self.connections) + len(self._coming) + len(self._greeting)
 
     # --- doors ---
 
@@ -111,8 +118,7 @@ class H2Server:
                 self._loop.remove_reader(door)
                 self._loop.call_later(1.0, self._reopen, door)
                 return
-            count = len(self.connections) + len(self._coming) + len(self._greeting)
-            if count >= self.limits.connections:
+            if self.count >= self.limits.connections:
                 came.close()
                 continue
             came.setblocking(False)
@@ -202,6 +208,13 @@ class H2Server:
         self._has_turn = False
         for connection in to_write:
             connection.flush()
+
+    def held_more(self, size: int) -> H2Connection | None:
+        """See `Hub.held_more`."""
+        self._held += size
+        if size <= 0 or self._held <= self.limits.all_held_bytes:
+            return None
+        return max(self.connections, key=lambda one: one.held)
 
     # --- deadlines ---
 

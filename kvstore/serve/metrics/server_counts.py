@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol
 
 OK: Final = "ok"
 UNKNOWN: Final = "unknown"
@@ -21,7 +21,6 @@ GATHERED: Final = "gathered"
 """In the place of a door: calls that the gatherer made for all doors together."""
 
 
-@runtime_checkable
 class HasConnections(Protocol):
     """A door that tells how many connections it has."""
 
@@ -58,10 +57,9 @@ class ServerCounts:
 
         return count
 
-    def watch(self, door: object) -> None:
-        """Has a door asked for its connections, if it can tell them."""
-        if isinstance(door, HasConnections):
-            self._doors.append(door)
+    def watch(self, door: HasConnections) -> None:
+        """Has a door asked for its connections."""
+        self._doors.append(door)
 
     def connections(self) -> Counter[str]:
         """The connections that are open, by door."""

@@ -16,7 +16,7 @@ from kvstore.errors import ConfigError, NotAllowed, NotAuthenticated
 from kvstore.files import LocalFiles
 from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.access.credentials import LOCAL, new_token, sha256_of
-from kvstore.serve.access.secret import Secret
+from kvstore.wire.secret import Secret
 from tests.support.clock import START_MS, VirtualClock
 
 TOKEN = "kvmq_this-is-the-token-of-the-shop"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,12 +16,16 @@ from kvstore.errors import ExposureRefused
 from kvstore.files import LocalFiles
 from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.access.exposure import tls_context
+from kvstore.serve.access.limits import AccessLimits, ClientLimits
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.rocketmq_door import RocketmqDoor
+from tests.support import inside
 from tests.support.certificates import make_certificate
+from tests.support.clock import VirtualClock
 from tests.support.grpc_doors import OpenDoor
 from tests.support.rocketmq_client import RocketmqClient
 from tests.support.rocketmq_requests import answer, code_of, request_of
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.topic(queues=1), pytest.mark.group]
 SECRET = "a secret of the shop"
@@ -125,6 +130,107 @@ def test_a_key_does_nothing_that_it_has_no_right_to(
     assert store.bounds("t", 0).next_offset == 2
 
 
+def test_a_receipt_is_acked_by_those_that_may_consume_for_its_group(
+    store: Store, door: OpenDoor, tmp_path: Path
+) -> None:
+    store.create_group("other")
+    store.put("t", b"b")
+    (popped,) = store.pop("other", "t", invisible_for=600)
+    billing, owner = signed("billing-1", f"{SECRET} too"), signed("owner-1", f"{SECRET} as well")
+    with RocketmqClient(door.endpoint, tmp_path) as client:
+        ack = request_of("AckMessage")
+        ack.entries.add(message_id="id-1", receipt_handle=popped.receipt)
+        change = request_of("ChangeInvisibleDuration")
+        change.receipt_handle = popped.receipt
+
+        assert code_of(client, "AckMessage", ack, metadata=billing) == "FORBIDDEN"
+        assert code_of(client, "ChangeInvisibleDuration", change, metadata=billing) == "FORBIDDEN"
+        assert store.group_stats("other", "t")[0].in_flight == 1
+        assert code_of(client, "AckMessage", ack, metadata=owner) == "OK"
+
+    assert store.group_stats("other", "t")[0].in_flight == 0
+
+
+def test_a_receive_that_waits_brings_nothing_to_a_client_that_was_taken_out(
+    store: Store, tmp_path: Path
+) -> None:
+    path = tmp_path / "credentials.toml"
+    path.write_text(CREDENTIALS)
+    path.chmod(0o600)
+    receive = request_of("ReceiveMessage")
+    receive.long_polling_timeout.seconds = 15
+    billing = signed("billing-1", f"{SECRET} too")
+    found = list[str]()
+    with (
+        OpenDoor(store, credentials=path) as door,
+        RocketmqClient(door.endpoint, tmp_path) as client,
+    ):
+
+        def wait() -> None:
+            found.append(code_of(client, "ReceiveMessage", receive, metadata=billing))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        until(lambda: inside.waiting_polls(door.gatherer))
+        path.write_text(CREDENTIALS.replace('name = "billing"', 'name = "b2"'))
+        door.call(door.access.reload)
+        store.put("t", b"b")
+        thread.join(20)
+
+    assert found == ["UNAUTHORIZED"]
+    (popped,) = store.pop("g", "t", wait=10)
+    assert popped.attempt == 1
+
+
+def test_a_client_above_its_limits_is_told_so_and_others_are_not(
+    store: Store, tmp_path: Path
+) -> None:
+    path = tmp_path / "credentials.toml"
+    limits = "[limits]\nclient_requests = 3\nrequest_bytes = 2000\n"
+    path.write_text(CREDENTIALS + limits)
+    path.chmod(0o600)
+    shop, owner = signed("shop-1", SECRET), signed("owner-1", f"{SECRET} as well")
+    with (
+        OpenDoor(store, credentials=path, clock=VirtualClock()) as door,
+        RocketmqClient(door.endpoint, tmp_path) as client,
+    ):
+
+        def code(call: str, metadata: dict[str, str]) -> str:
+            return code_of(client, call, request_of(call), metadata=metadata)
+
+        large = request_of("SendMessage")
+        large.messages[0].body = bytes(3000)
+        assert code_of(client, "SendMessage", large, metadata=shop) == "TOO_MANY_REQUESTS"
+        assert [code("SendMessage", shop) for _ in range(3)] == ["OK"] * 3
+        for call in ("SendMessage", "QueryRoute", "ReceiveMessage", "Telemetry"):
+            assert code(call, shop) == "TOO_MANY_REQUESTS"
+        assert code("SendMessage", owner) == "OK"
+
+    assert store.bounds("t", 0).next_offset == 4
+
+
+def test_a_client_has_so_many_connections_and_the_door_counts_all(
+    store: Store, tmp_path: Path
+) -> None:
+    path = tmp_path / "credentials.toml"
+    path.write_text(f"{CREDENTIALS}[limits]\nclient_connections = 1\n")
+    path.chmod(0o600)
+    shop, owner = signed("shop-1", SECRET), signed("owner-1", f"{SECRET} as well")
+    route = request_of("QueryRoute")
+    with (
+        OpenDoor(store, credentials=path) as door,
+        RocketmqClient(door.endpoint, tmp_path) as by_hand,
+    ):
+        assert door.door.connections == 0
+        with RocketmqClient(door.endpoint, tmp_path, access="shop-1", secret=SECRET) as official:
+            official.do("producer", topics=["t"])
+            assert door.door.connections == 1
+            assert code_of(by_hand, "QueryRoute", route, metadata=shop) == "TOO_MANY_REQUESTS"
+            assert code_of(by_hand, "QueryRoute", route, metadata=owner) == "OK"
+        until(lambda: door.door.connections == 0)
+        assert code_of(by_hand, "QueryRoute", route, metadata=shop) == "OK"
+
+
 def test_tls_and_plaintext_come_through_one_port(store: Store, tmp_path: Path) -> None:
     chain, key = map(Path, make_certificate(tmp_path))
     key.chmod(0o600)
@@ -141,7 +247,8 @@ def test_no_door_opens_beyond_loopback_without_credentials_and_tls(store: Store,
     async def opened() -> None:
         gatherer = Gatherer(store)
         access = AccessControl(None, LocalFiles(), store.config.clock)
-        door = RocketmqDoor(host, 0, asyncio.get_running_loop(), store, gatherer, access)
+        limits = ClientLimits(AccessLimits(), store.config.clock)
+        door = RocketmqDoor(host, 0, asyncio.get_running_loop(), store, gatherer, access, limits)
         try:
             await door.start()
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -22,7 +23,7 @@ from kvstore.files import LocalFiles
 from kvstore.serve.access.credentials import sha256_of
 from kvstore.serve.access.exposure import tls_context
 from kvstore.serve.access.limits import AccessLimits
-from kvstore.serve.http import page_sessions
+from kvstore.serve.http import http_door, page_sessions
 from kvstore.serve.http.admin_changes import CHANGES
 from tests.serve.http.serving import Answer, Serving, serving
 from tests.support.clock import VirtualClock
@@ -621,6 +622,40 @@ def test_a_client_that_sends_nothing_holds_up_nobody(served: Serving) -> None:
         until(lambda: served.counts.connections()["HTTP door"] >= 1)
         served.stop.set()
     until(lambda: served.counts.connections()["HTTP door"] == 0)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /heal",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n",
+        b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\ntoken=",
+    ],
+)
+def test_a_client_that_sends_no_whole_request_is_cut_off_in_time(
+    served: Serving, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(http_door, "_CLIENT_WITHIN", 0.1)
+    monkeypatch.setattr(http_door, "_LOOK", 0.05)
+    with socket.create_connection(("127.0.0.1", urlsplit(served.url).port or 0)) as client:
+        client.settimeout(10)
+        client.sendall(sent)
+        with contextlib.suppress(ConnectionResetError):
+            assert client.recv(1) == b""
+        assert served.ask("/healthz").status == 200
+
+
+def test_a_client_that_reads_nothing_is_cut_off_in_time(
+    served: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_door, "_CLIENT_WITHIN", 0.5)
+    with socket.create_connection(("127.0.0.1", urlsplit(served.url).port or 0)) as client:
+        client.settimeout(5)
+        client.sendall(b"GET /static/kvmq.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000)
+        until(lambda: served.counts.connections()["HTTP door"] == 1)
+        until(lambda: served.counts.connections()["HTTP door"] == 0)
+        assert served.ask("/healthz").status == 200
 
 
 def test_requests_side_by_side_are_all_answered(served: Serving) -> None:

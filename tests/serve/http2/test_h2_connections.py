@@ -413,6 +413,26 @@ def test_requests_that_are_not_whole_are_bounded() -> None:
         assert client.answer(1).messages == [bytes(20_000)]
 
 
+def test_requests_of_all_clients_that_are_not_whole_are_bounded_and_the_most_go() -> None:
+    with (
+        serving(ECHO, H2Limits(all_held_bytes=40_000)) as made,
+        RawClient(made.port) as one,
+        RawClient(made.port) as other,
+        RawClient(made.port) as third,
+    ):
+        for client, size in ((one, 12_000), (other, 16_000), (third, 15_000)):
+            client.send(frame(HEADERS, END_HEADERS, 1, client.block(ONE)))
+            client.send(frame(DATA, 0, 1, prefixed(bytes(20_000))[:size]))
+            if client is not third:
+                client.send(frame(PING, payload=bytes(8)))
+                client.until(lambda f: f.kind == PING)
+        assert other.until_kind(GOAWAY).code == ENHANCE_YOUR_CALM
+        for client, size in ((one, 12_000), (third, 15_000)):
+            client.send(frame(DATA, 0, 1, prefixed(bytes(20_000))[size : size + 6000]))
+            client.send(frame(DATA, END_STREAM, 1, prefixed(bytes(20_000))[size + 6000 :]))
+            assert client.answer(1).messages == [bytes(20_000)]
+
+
 def test_a_client_that_reads_nothing_is_sent_little_and_holds_up_nobody() -> None:
     made_of = 100
     limits = H2Limits(unsent_bytes=1 << 20, stall_seconds=2.0)

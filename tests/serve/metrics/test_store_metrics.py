@@ -142,7 +142,6 @@ def test_calls_of_the_server_are_counted_by_name_and_result(opened: Opened) -> N
     found.counts.gathered("put_batch")([1] * 32 + [StoreBusy("…")])
     found.counts.called("HTTP door", "metrics")
     found.counts.watch(SimpleNamespace(name="HTTP door", connections=3))
-    found.counts.watch(SimpleNamespace(name="a door that can't tell"))
     found.scrape()
     calls = {"door": "gathered", "call": "put_batch"}
     assert found.value("kvmq_server_calls_total", **calls, result="ok") == 32

@@ -1,0 +1,175 @@
+"""Clients of the local protocol that do not mean well: they cost their own memory, for a time.
+
+Named here: UNFINISHED_MAX.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from kvstore import Message, ServedStore, Store
+from kvstore.files import LocalFiles
+from kvstore.serve import connection_watch, local_connection, local_door
+from kvstore.serve.access.access_control import AccessControl
+from kvstore.serve.access.exposure import tls_context
+from kvstore.wire.addresses import Address
+from kvstore.wire.frames import HELLO, LENGTH, NAME, VERSION, framed
+from tests.serve.test_frames import HELLO_FRAME, Raw, request
+from tests.support.certificates import make_certificate
+from tests.support.served import ServerThread, serving
+from tests.support.waiting import until
+
+BODY = bytes(60_000)
+
+
+@pytest.fixture
+def raw(server: ServerThread) -> Iterator[Raw]:
+    client = Raw(server)
+    yield client
+    client.socket.close()
+
+
+def is_cut_off(client: socket.socket) -> bool:
+    """Whether the server has closed a connection, after all that the client reads now."""
+    client.settimeout(5)
+    with contextlib.suppress(ConnectionResetError):
+        while client.recv(1 << 16):
+            pass
+    return True
+
+
+def test_a_client_that_reads_nothing_is_cut_off_in_time_and_others_are_served(
+    raw: Raw, client: ServedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_connection, "STALLED_AFTER", 0.1)
+    client.put_batch([Message("t", BODY, queue=0) for _ in range(8)])
+    raw.send(HELLO_FRAME + b"".join(request(n, "pull", "t", 0, 0, 8) for n in range(1, 50)))
+    # Its connection goes while it still reads nothing: a write to it fails.
+    raw.socket.settimeout(20)
+
+    def is_closed() -> bool:
+        try:
+            raw.socket.send(request(99, "topics"))
+        except OSError:
+            return True
+        return client.bounds("t", 0).next_offset != 8
+
+    until(is_closed)
+    assert client.bounds("t", 0) == (0, 8)
+
+
+def test_a_client_that_reads_slowly_but_reads_is_served(
+    raw: Raw, client: ServedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_connection, "STALLED_AFTER", 10.0)
+    client.put_batch([Message("t", BODY, queue=0) for _ in range(8)])
+    raw.send(HELLO_FRAME + b"".join(request(n, "pull", "t", 0, 0, 8) for n in range(1, 20)))
+    assert raw.next()[0] == 0
+    assert {raw.next()[1] for _ in range(19)} == set(range(1, 20))
+
+
+def test_frames_that_come_byte_by_byte_are_requests_like_others(raw: Raw, store: Store) -> None:
+    for byte in HELLO_FRAME + request(1, "put_batch", [["t", b"x", 0]]):
+        raw.socket.send(bytes([byte]))
+    assert raw.next()[0] == 0
+    assert raw.next()[:2] == [1, 1]
+    assert store.bounds("t", 0) == (0, 1)
+
+
+def test_a_frame_that_never_ends_is_refused_in_time(
+    raw: Raw, client: ServedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_connection, "FRAME_WITHIN", 0.1)
+    raw.send(HELLO_FRAME + LENGTH.pack(1 << 20) + bytes(100))
+    assert raw.next()[0] == 0
+    name, text = raw.goodbye()
+    assert name == "FormatError"
+    assert "did not come within" in text
+    assert client.topic("t").name == "t"
+
+
+def test_unfinished_frames_are_bounded_and_the_largest_goes(
+    server: ServerThread, client: ServedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_watch, "UNFINISHED_MAX", 100_000)
+    clients = [Raw(server) for _ in range(3)]
+    put = request(1, "put_batch", [["t", BODY, 0]])
+    for n, (raw, part) in enumerate(zip(clients, (30_000, 45_000, 40_000), strict=True)):
+        raw.send(framed(HELLO, NAME, VERSION, bytes(15) + bytes([n]), 0, None) + put[:part])
+        assert raw.next()[0] == 0
+        client.topics()
+    assert clients[1].goodbye()[0] == "StoreBusy"
+    for raw, part in ((clients[0], 30_000), (clients[2], 40_000)):
+        raw.send(put[part:])
+        assert raw.next()[:2] == [1, 1]
+    for raw in clients:
+        raw.socket.close()
+
+
+@pytest.mark.parametrize("sent", [b"", HELLO_FRAME[:3], HELLO_FRAME[:-1]])
+def test_a_client_that_does_not_say_hello_is_told_so_in_time(
+    server: ServerThread, client: ServedStore, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(local_connection, "HELLO_WITHIN", 0.1)
+    raw = Raw(server)
+    raw.send(sent)
+    assert raw.goodbye()[0] == "ProtocolMismatch"
+    raw.socket.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\n"])
+def test_tls_that_does_not_come_about_ends_in_time(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(local_door, "HELLO_WITHIN", 0.1)
+    context, access, trusted = _tls(store, tmp_path)
+    with serving(store, Address(None, "127.0.0.1", 0, is_tls=True), access, context) as server:
+        port = int(server.url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), 20) as raw:
+            raw.sendall(sent)
+            assert is_cut_off(raw)
+        with kvstore.connect(server.url, tls=trusted) as client:
+            assert client.topic("t").name == "t"
+
+
+def test_tls_that_comes_byte_by_byte_is_tls(store: Store, tmp_path: Path) -> None:
+    context, access, trusted = _tls(store, tmp_path)
+    with serving(store, Address(None, "127.0.0.1", 0, is_tls=True), access, context) as server:
+        port = int(server.url.rpartition(":")[2])
+        came, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = ssl.create_default_context(cafile=trusted).wrap_bio(
+            came, to_send, server_hostname="localhost"
+        )
+        with socket.create_connection(("127.0.0.1", port), 20) as raw:
+
+            def done(step: Callable[[], bytes | int | None]) -> bytes | int | None:
+                while True:
+                    try:
+                        return step()
+                    except ssl.SSLWantReadError:
+                        trickle()
+                        came.write(raw.recv(1 << 16))
+
+            def trickle() -> None:
+                for byte in to_send.read():
+                    raw.send(bytes([byte]))
+
+            done(tls.do_handshake)
+            done(lambda: tls.write(HELLO_FRAME))
+            welcome = done(lambda: tls.read(100))
+        assert isinstance(welcome, bytes)
+        assert b"kvmq" in welcome
+
+
+def _tls(store: Store, folder: Path) -> tuple[ssl.SSLContext, AccessControl, Path]:
+    chain, key = map(Path, make_certificate(folder))
+    key.chmod(0o600)
+    files = LocalFiles()
+    return tls_context(files, chain, key), AccessControl(None, files, store.config.clock), chain
