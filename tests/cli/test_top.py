@@ -21,6 +21,7 @@ from kvstore.cli.admin.top import take_snapshot
 from kvstore.clock import SystemClock
 from tests.cli.conftest import SMALL, Kvmq
 from tests.support import inside
+from tests.support.clock import VirtualClock
 
 Process = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -104,17 +105,19 @@ def test_messages_that_wait_are_counted_and_the_next_due_is_told(kvmq: Kvmq, sto
     once = ("top", store, "--once", "--interval", 0.05)
     assert kvmq(*once, "--json").json["delays"] == {"waiting": 0, "next_due": None, "late_ms": 0}
     assert "no delayed message waits" in kvmq(*once).out
-    with kvstore.open(store) as opened:
-        due = SystemClock().now_ms() + 500
-        opened.put_batch([Message("t", b"x", deliver_at=due + n) for n in (3_600_000, 0)])
+    now = SystemClock().now_ms()
+    in_an_hour, overdue = now + 3_600_000, now - 30_000
+    # By this store's clock neither is due.
+    with kvstore.open(store, StoreConfig(clock=VirtualClock(now - 60_000))) as opened:
+        opened.put("t", b"x", deliver_at=in_an_hour)
         found = kvmq(*once, "--json").json["delays"]
-        assert found == {"waiting": 2, "next_due": due, "late_ms": 0}
-        assert "2 delayed wait, the next is due in 0." in kvmq(*once).out
+        assert found == {"waiting": 1, "next_due": in_an_hour, "late_ms": 0}
+        assert "1 delayed wait, the next is due in 3," in kvmq(*once).out
+        opened.put("t", b"x", deliver_at=overdue)
     # Nobody has the store open, so nobody delivers.
-    SystemClock().sleep(0.6)
     found = kvmq(*once, "--json").json["delays"]
-    assert (found["waiting"], found["next_due"]) == (2, due)
-    assert 0 < found["late_ms"] < 60_000
+    assert (found["waiting"], found["next_due"]) == (2, overdue)
+    assert found["late_ms"] >= 30_000
     assert "2 delayed wait, the next is due late by " in kvmq(*once).out
 
 
