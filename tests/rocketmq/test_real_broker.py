@@ -53,6 +53,7 @@ def jars() -> None:
         pytest.skip(str(e))
 
 
+@pytest.mark.timeout(900)
 def test_clients_go_on_in_rocketmq_where_they_were_and_here_again(tmp_path: Path) -> None:
     ports, folder, broker = free_ports(), tmp_path / "store", tmp_path / "broker"
     put_old_messages(folder, tmp_path / "warm")
