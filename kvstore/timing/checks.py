@@ -231,11 +231,15 @@ class Checks:
 
     def _answered(self, position: int, answer: str) -> None:
         """Ends a transaction as a checker said, or lets it wait for the next check."""
+        is_kept = False
         try:
             end = answer if answer in ("commit", "rollback") else None
             self._transactions.answered(position, end)  # type: ignore[arg-type]  # one of these
+            is_kept = True
         except StoreError as e:
             # The disk is full, or the store is being closed: it is asked about again.
             _log.error("the answer %r about a transaction could not be kept: %s", answer, str(e))
-            self._transactions.look_again()
         self._asked.pop(position, None)
+        if not is_kept:
+            # Not before: a look passes over a message that is still asked about.
+            self._transactions.look_again()

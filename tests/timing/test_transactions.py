@@ -14,6 +14,7 @@ import pytest
 import kvstore
 from kvstore import (
     CallerError,
+    DiskFull,
     Message,
     MessageIllegal,
     MessageNotFound,
@@ -34,7 +35,7 @@ from tests.support.clock import VirtualClock
 from tests.support.contents import read_all
 from tests.support.files import copy_folder
 from tests.support.segment_files import segment_path
-from tests.support.stores import SEGMENT, killed, opened, settings
+from tests.support.stores import SEGMENT, cut_to, killed, opened, settings
 from tests.support.waiting import until
 
 UNKNOWN: Final = "7F00000100007EE371800000"
@@ -54,15 +55,6 @@ def records(store: Store) -> list[StoredMessage]:
     """All records of the log, in order."""
     found = [m for messages in read_all(store).values() for m in messages]
     return sorted(found, key=lambda m: m.position)
-
-
-def cut_log(folder: Path, position: int) -> None:
-    """Removes all from a position on from the log, as if it had not reached the disk."""
-    for file in sorted((folder / "commitlog").iterdir()):
-        data = bytearray(file.read_bytes())
-        at = min(max(0, position - int(file.name)), len(data))
-        data[at:] = bytes(len(data) - at)
-        file.write_bytes(bytes(data))
 
 
 def begun(store: Store) -> Transaction:
@@ -411,7 +403,7 @@ def test_a_put_of_a_set_that_a_crash_cut_is_finished_by_the_next_opening(
         whole = killed(store, tmp_path / "k")
         starts = [m.position for m in records(store) if m.position >= begin]
         assert len(starts) == 4
-        cut_log(whole, starts[-rest])
+        cut_to(whole, starts[-rest])
     with kvstore.open(whole, config=config, read_only=True) as reader:
         assert (bodies(reader), bodies(reader, "u")) == ([], []), "a reader sees no part"
     with kvstore.open(whole, config=config) as again:
@@ -545,6 +537,25 @@ def test_a_checker_that_hangs_holds_up_nobody_else(tmp_path: Path) -> None:
         until(lambda: store.transactions().count == 0)
         hangs.set()
         assert sorted(bodies(store)) == [b"%d" % n for n in range(len(put))]
+
+
+def test_an_answer_that_could_not_be_kept_is_asked_for_again(
+    store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, questions = checker(["commit", "commit"])
+    store.on_check("pay", ask)
+    store.prepare("t", b"x", group="pay", queue=0)
+    transactions = inside.engine(store).transactions
+    answered = transactions.answered
+
+    def refuse(*_: Any) -> None:
+        monkeypatch.setattr(transactions, "answered", answered)
+        raise DiskFull("the disk is full")
+
+    monkeypatch.setattr(transactions, "answered", refuse)
+    asked(store, clock, 7)
+    assert len(questions) == 2
+    assert bodies(store) == [b"x"]
 
 
 def test_several_checkers_of_a_group_share_the_questions(store: Store, clock: VirtualClock) -> None:
