@@ -9,19 +9,18 @@ who has a general form for such values.
 Invariant: what is written reads as the same value, but for sequences of texts, which are lists.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_Next
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
-from libc.stdlib cimport free
 
 from kvstore.core.buffers cimport store_be32
 from kvstore.core.messages cimport StoredMessage
 from kvstore.core.popping.receipts cimport Popped
 from kvstore.core.put_values cimport Message, PutResult
 from kvstore.core.transport.message_pack cimport (
-    Out, reserve, write_array, write_byte, write_bytes, write_float, write_head, write_natural,
-    write_number, write_raw, write_text,
+    Out, drop, reserve, write_array, write_byte, write_bytes, write_float, write_head,
+    write_natural, write_number, write_raw, write_text, written,
 )
 from kvstore.core.unique_ids cimport ID_DIGITS, UniqueIds, write_id_number
 
@@ -39,6 +38,8 @@ cdef enum:
     RESULT_FIELDS = 8
     POPPED_FIELDS = 4
     STORED_FIELDS = 17
+    # Bytes that a value takes beside its body and properties, about.
+    BESIDE = 300
 
 cdef object _no_properties = NO_PROPERTIES
 
@@ -129,14 +130,25 @@ cdef bint _message(Out *out, Message message, UniqueIds ids, uint64_t own) excep
     )
 
 
+cdef int _reserve_bodies(Out *out, tuple messages) except -1:
+    # Mostly enough for all of them, so that nothing has to be moved.
+    cdef Py_ssize_t size = 0
+    for message in messages:
+        if type(message) is Message and type((<Message>message).body) is bytes:
+            size += PyBytes_GET_SIZE((<Message>message).body)
+        size += BESIDE
+    return reserve(out, size)
+
+
 def pack_messages(messages, UniqueIds ids not None, int64_t now_ms, other):
     cdef tuple given = tuple(messages)
-    cdef Out out = Out(NULL, 0, 0)
+    cdef Out out = Out(NULL, NULL, 0, 0)
     cdef Py_ssize_t begin
     cdef uint64_t own
     cdef bint is_plain
     cdef bytes packed
     try:
+        _reserve_bodies(&out, given)
         write_array(&out, len(given))
         for message in given:
             begin, own = out.size, ids.take(now_ms)
@@ -150,9 +162,9 @@ def pack_messages(messages, UniqueIds ids not None, int64_t now_ms, other):
                 out.size = begin
                 packed = other(message, f"{ids.prefix}{own:012X}")
                 write_raw(&out, PyBytes_AS_STRING(packed), PyBytes_GET_SIZE(packed))
-        return PyBytes_FromStringAndSize(<char *>out.bytes, out.size)
+        return written(&out)
     finally:
-        free(out.bytes)
+        drop(&out)
 
 
 cdef int _begin_frame(Out *out, int kind, uint64_t number) except -1:
@@ -168,11 +180,11 @@ cdef bytes _end_frame(Out *out):
     if out.size - LENGTH > 0xFFFFFFFF:
         raise OverflowError("the frame is longer than its length can say")
     store_be32(out.bytes, out.size - LENGTH)
-    return PyBytes_FromStringAndSize(<char *>out.bytes, out.size)
+    return written(out)
 
 
 def frame_of_results(int kind, uint64_t number, list results not None):
-    cdef Out out = Out(NULL, 0, 0)
+    cdef Out out = Out(NULL, NULL, 0, 0)
     cdef PutResult result
     cdef tuple given = tuple(results)
     try:
@@ -192,7 +204,7 @@ def frame_of_results(int kind, uint64_t number, list results not None):
             write_byte(&out, 0xC3 if result.duplicate else 0xC2)
         return _end_frame(&out)
     finally:
-        free(out.bytes)
+        drop(&out)
 
 
 cdef int _result_id(Out *out, PutResult result) except -1:
@@ -207,6 +219,11 @@ cdef int _result_id(Out *out, PutResult result) except -1:
     write_id_number(<uint64_t>result._number, out.bytes + out.size)
     out.size += ID_DIGITS
     return 0
+
+
+cdef inline Py_ssize_t _size_of(StoredMessage m) except -1:
+    # About.
+    return PyBytes_GET_SIZE(m.body) + PyBytes_GET_SIZE(m._raw_properties) + BESIDE
 
 
 cdef int _stored(Out *out, StoredMessage m) except -1:
@@ -231,31 +248,39 @@ cdef int _stored(Out *out, StoredMessage m) except -1:
 
 
 def pack_stored(list messages not None):
-    cdef Out out = Out(NULL, 0, 0)
+    cdef Out out = Out(NULL, NULL, 0, 0)
+    cdef Py_ssize_t size = 0
     cdef tuple given = tuple(messages)
     try:
+        for one in given:
+            size += _size_of(<StoredMessage?>one)
+        reserve(&out, size)
         write_array(&out, len(given))
         for one in given:
-            _stored(&out, <StoredMessage?>one)
-        return PyBytes_FromStringAndSize(<char *>out.bytes, out.size)
+            _stored(&out, <StoredMessage>one)
+        return written(&out)
     finally:
-        free(out.bytes)
+        drop(&out)
 
 
 def frame_of_popped(int kind, uint64_t number, list popped not None):
-    cdef Out out = Out(NULL, 0, 0)
+    cdef Out out = Out(NULL, NULL, 0, 0)
     cdef Popped one
+    cdef Py_ssize_t size = 0
     cdef tuple given = tuple(popped)
     try:
+        for each in given:
+            size += _size_of(<StoredMessage?>(<Popped?>each).message)
+        reserve(&out, size)
         _begin_frame(&out, kind, number)
         write_array(&out, len(given))
         for each in given:
-            one = <Popped?>each
+            one = <Popped>each
             write_array(&out, POPPED_FIELDS)
-            _stored(&out, <StoredMessage?>one.message)
+            _stored(&out, <StoredMessage>one.message)
             write_text(&out, one.receipt)
             write_number(&out, one.attempt)
             write_number(&out, one.due_at)
         return _end_frame(&out)
     finally:
-        free(out.bytes)
+        drop(&out)

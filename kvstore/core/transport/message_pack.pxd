@@ -8,14 +8,21 @@ ValueError (of which UnicodeDecodeError is one) or OverflowError.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport INT32_MIN, INT64_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-from kvstore.core.buffers cimport grown, load_be32, load_be64, store_be32, store_be64
+from kvstore.core.buffers cimport load_be32, load_be64, store_be32, store_be64
 
 cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+    # Of bytes that nobody else has.
+    PyObject *new_bytes "PyBytes_FromStringAndSize"(const char *at, Py_ssize_t size) except NULL
+    int resize "_PyBytes_Resize"(PyObject **one, Py_ssize_t size) except -1
+    char *memory_of "PyBytes_AS_STRING"(PyObject *one)
+    void let_go "Py_XDECREF"(PyObject *one)
 
 cdef enum:
     ROOM_MIN = 512
@@ -26,18 +33,45 @@ cdef enum:
 # --- writing ---
 
 cdef struct Out:
+    # A bytes object that nobody else has, whose memory it is; NULL before there is any.
+    PyObject *owner
     uint8_t *bytes
     Py_ssize_t size
     Py_ssize_t room
 
 
-cdef inline int reserve(Out *out, Py_ssize_t more) except -1:
-    cdef Py_ssize_t room = out.room
-    if out.size + more > room:
-        room = max(2 * room + more, ROOM_MIN)
-        out.bytes = <uint8_t *>grown(out.bytes, room, 1)
-        out.room = room
+cdef inline int grow(Out *out, Py_ssize_t room) except -1:
+    if out.owner == NULL:
+        out.owner = new_bytes(NULL, room)
+    else:
+        resize(&out.owner, room)
+    out.bytes = <uint8_t *>memory_of(out.owner)
+    out.room = room
     return 0
+
+
+cdef inline int reserve(Out *out, Py_ssize_t more) except -1:
+    if out.size + more > out.room:
+        grow(out, max(2 * out.room + more, ROOM_MIN))
+    return 0
+
+
+cdef inline bytes written(Out *out):
+    # All of it; the end of this writing.
+    cdef PyObject *owner = out.owner
+    if owner == NULL:
+        return b""
+    out.owner = NULL
+    resize(&owner, out.size)
+    found = <bytes>owner
+    Py_DECREF(found)
+    return found
+
+
+cdef inline void drop(Out *out) noexcept:
+    # Lets go of it, if its writing did not end.
+    let_go(out.owner)
+    out.owner = NULL
 
 
 cdef inline void write_byte(Out *out, int byte) noexcept:
