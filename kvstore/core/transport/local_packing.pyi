@@ -13,7 +13,7 @@ def pack_messages(
     """An array with the fields of each message, in the order of `Message.__match_args__`; a message
     without an id gets one of `ids`. `other` is asked for the bytes of each that is no message, or
     has a field that is no plain value (text, number, bytes, a list of texts, a dict of texts); it
-    is told the id that the message would get. What it raises, comes through.
+    is told the id that the message would get. Raises every error of `other`.
     """
 
 def pack_stored(messages: list[StoredMessage]) -> bytes:

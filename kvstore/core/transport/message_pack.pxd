@@ -2,9 +2,9 @@
 
 The idea: inline functions over two structs, the bytes written so far, and those still to be read.
 
-Invariants: nothing is written beyond the room, nothing read beyond the end; a length is checked
-against the bytes that are there before anything is made of it; bytes that are no such value are
-ValueError (of which UnicodeDecodeError is one) or OverflowError.
+Invariants: nothing is written beyond the room, nothing read beyond the end; no memory is taken for
+a length beyond the bytes that are there; bytes that are no such value are ValueError (of which
+UnicodeDecodeError is one) or OverflowError.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -80,7 +80,9 @@ cdef inline void write_byte(Out *out, int byte) noexcept:
     out.size += 1
 
 
-cdef inline int write_head(Out *out, int small, int small_max, int of_8, int of_16, uint64_t size) except -1:
+cdef inline int write_head(
+    Out *out, int small, int small_max, int of_8, int of_16, uint64_t size
+) except -1:
     # The head of an array, a map, a text or bytes, by its sizes' forms; the one of 32 bits follows
     # that of 16.
     if size > 0xFFFFFFFF:
