@@ -57,7 +57,7 @@ cdef inline int reserve(Out *out, Py_ssize_t more) except -1:
 
 
 cdef inline bytes written(Out *out):
-    # All of it; the end of this writing.
+    # All bytes; the end of the writing.
     cdef PyObject *owner = out.owner
     if owner == NULL:
         return b""
@@ -69,7 +69,7 @@ cdef inline bytes written(Out *out):
 
 
 cdef inline void drop(Out *out) noexcept:
-    # Lets go of it, if its writing did not end.
+    # Frees the memory of a writing that did not end.
     let_go(out.owner)
     out.owner = NULL
 
