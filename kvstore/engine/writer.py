@@ -152,10 +152,7 @@ class Writer:
         ):
             return None
         try:
-            for message in messages:
-                if message.topic not in self._routes or message.dedup_id is not None:
-                    return None
-            batch = self.encoder.prepare(messages, now)
+            batch = self.encoder.prepare(messages, now, at_once=True)
         except (AttributeError, LookupError, TypeError, ValueError, StoreError):
             return None  # `put_batch` says why it is refused
         end = self._append(batch, now, waits=False)

@@ -238,6 +238,30 @@ def test_a_door_is_told_to_wait_while_too_many_bytes_wait_to_be_put(
     served(test)
 
 
+def test_a_call_that_hangs_holds_up_none_that_came_with_it(
+    served: Served, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, begin = threading.Event(), inside.begin_pop(store)
+    first = [True]
+
+    def slowly(*given: Any) -> Any:
+        if first.pop() if first else False:
+            held.wait(10)
+        return begin(*given)
+
+    inside.set_begin_pop(store, slowly)
+
+    async def test(gatherer: Gatherer) -> None:
+        pops = [gatherer.pop("g", "t") for _ in range(20)]
+        while sum(pop.done() for pop in pops) < 12:
+            await asyncio.sleep(0.005)
+        assert not pops[0].done()
+        held.set()
+        assert await asyncio.gather(*pops) == [[]] * 20
+
+    served(test)
+
+
 def test_a_call_that_hangs_holds_up_no_other(
     served: Served, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
