@@ -349,6 +349,26 @@ def test_the_loop_goes_on_while_a_call_waits_for_another_thread(
         other.join()
 
 
+def test_other_kinds_of_puts_have_their_turn_among_those_of_messages(
+    served: Served, store: Store
+) -> None:
+    store.put("t", b"first", queue=0)
+    made: list[str] = []
+
+    def other() -> str:
+        made.append("other")
+        store.put("t", b"other", queue=0)
+        return "done"
+
+    async def test(gatherer: Gatherer) -> list[Any]:
+        puts = gatherer.put([message("x")], 10), gatherer.put_in_turn(other, 10)
+        return await asyncio.gather(*puts, gatherer.put([message("y")], 10))
+
+    first, told, last = served(test)
+    assert (first[0].offset, told, last[0].offset) == (1, "done", 3)
+    assert made == ["other"]
+
+
 def test_large_puts_are_made_by_a_thread(served: Served, store: Store, batches: list[int]) -> None:
     store.put("t", b"first", queue=0)
 
