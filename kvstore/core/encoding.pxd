@@ -85,7 +85,7 @@ cdef class Encoder:
     cdef Limits limits
     cdef object _compression
     cdef int _hold(self, PreparedBatch batch, Py_ssize_t i, PutRoute held) except -1
-    cdef PutRoute pending_route(self, bint is_prepared, bint at_once=*)
+    cdef PutRoute pending_route(self, bint is_prepared)
     cdef PutRoute route(self, object topic)
     cdef int _add_body(self, PreparedBatch batch, Row *row, object body, PutRoute route) except -1
     cdef Py_ssize_t compress_above(self, PutRoute route) noexcept
@@ -117,8 +117,6 @@ cdef class PreparedBatch:
     cdef readonly int64_t first_due
     # Whether topics of all kinds take its messages.
     cdef bint any_kind
-    # Whether nothing may be looked up or made for them that takes a while.
-    cdef bint at_once
     # How many rows have offsets.
     cdef Py_ssize_t numbered
     cdef Encoder _encoder

@@ -97,13 +97,12 @@ class Encoder:
         held: Sequence[tuple[bytes, int]] | None = None,
         *,
         any_kind: bool = False,
-        at_once: bool = False,
     ) -> PreparedBatch:
         """The records of some messages. With `held` they are prepared messages of transactions: it
         has for each more properties, as they stand in a record, and a time in ms. With `any_kind`
-        each topic takes them, whatever its kind. With `at_once` dedup ids, and topics that are not
-        there, are faults. Raises ValueError, TypeError, AttributeError or LookupError if one of
-        them is at fault, and the errors of `routes`.
+        each topic takes them, whatever its kind. Raises
+        ValueError, TypeError, AttributeError or LookupError if one of them is at fault, and the
+        errors of `routes`.
         """
 
 @final

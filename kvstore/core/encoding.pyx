@@ -88,9 +88,7 @@ cdef class Encoder:
         self.limits.property_crc = property_crc
         self.limits.times = times_of(any_time, cut_ms)
 
-    def prepare(
-        self, messages, int64_t now_ms, held=None, *, bint any_kind=False, bint at_once=False,
-    ):
+    def prepare(self, messages, int64_t now_ms, held=None, *, bint any_kind=False):
         # A tuple: what runs on the way may change the caller's list.
         cdef tuple given = tuple(messages)
         cdef PreparedBatch batch = PreparedBatch.__new__(PreparedBatch)
@@ -102,7 +100,7 @@ cdef class Encoder:
         cdef object topic = None
         cdef PutRoute route = None
         batch.begin(len(given), self)
-        batch.any_kind, batch.at_once = any_kind, at_once
+        batch.any_kind = any_kind
         for i in range(batch.count):
             message = <Message>given[i] if type(given[i]) is Message else message_of(given[i])
             if route is None or message.topic is not topic:
@@ -119,8 +117,6 @@ cdef class Encoder:
                 write_expiry(number_within(message.expires_at, INT64_MAX), times, expiry)
                 batch.add(<const char *>expiry, EXPIRY_SIZE)
             if message.dedup_id is not None:
-                if at_once:
-                    refuse("dedup ids are looked up")
                 batch._add_dedup_id(&batch.rows[i], message.dedup_id, route)
             batch._add_id(&batch.rows[i], message.message_id, now_ms)
             batch._add_keys(message.keys)
@@ -153,8 +149,6 @@ cdef class Encoder:
         cdef PutRoute route, held = None
         cdef bint ordered
         if None in batch.routes:
-            if batch.at_once:
-                refuse("a topic is to be made")
             named = [batch.rows[i].queue for i in range(batch.count)]
             queues = [None if queue < 0 else queue for queue in named]
             sizes = [batch.rows[i].size for i in range(batch.count)]
@@ -179,7 +173,7 @@ cdef class Encoder:
             )
             if batch.rows[i].due:
                 if held is None:
-                    held = self.pending_route(batch.rows[i].is_prepared, batch.at_once)
+                    held = self.pending_route(batch.rows[i].is_prepared)
                 route = held
                 self._hold(batch, i, held)
             batch.rows[i].size += route.overhead
@@ -200,13 +194,10 @@ cdef class Encoder:
             batch.first_due = row.due
         return 0
 
-    cdef PutRoute pending_route(self, bint is_prepared, bint at_once=False):
+    cdef PutRoute pending_route(self, bint is_prepared):
         # That of the topic in which messages wait.
         topic = _half_topic if is_prepared else _timer_topic
-        found = self.route(topic)
-        if found is None and at_once:
-            refuse("a topic is to be made")
-        return found or self.routes.make_pending(topic)
+        return self.route(topic) or self.routes.make_pending(topic)
 
     cdef PutRoute route(self, object topic):
         cdef PyObject *found = PyDict_GetItemWithError(self.routes, topic)

@@ -152,7 +152,10 @@ class Writer:
         ):
             return None
         try:
-            batch = self.encoder.prepare(messages, now, at_once=True)
+            for message in messages:
+                if message.topic not in self._routes or message.dedup_id is not None:
+                    return None
+            batch = self.encoder.prepare(messages, now)
         except (AttributeError, LookupError, TypeError, ValueError, StoreError):
             return None  # `put_batch` says why it is refused
         end = self._append(batch, now, waits=False)

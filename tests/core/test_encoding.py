@@ -429,23 +429,3 @@ def test_a_route_takes_the_messages_of_its_kind(kind: str, taken: set[str]) -> N
             with pytest.raises(ValueError, match="kind does not take"):
                 made.prepare([message], BORN, held)
         assert len(made.prepare([message], BORN, held, any_kind=True)) == 1
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        Message("new", b"x"),
-        Message("t", b"x", dedup_id="d"),
-        Message("t", b"x", delay=5.0),
-    ],
-)
-def test_an_encoder_that_is_to_be_quick_looks_nothing_up_and_makes_no_topic(
-    message: Message,
-) -> None:
-    made = encoder()
-    for _ in range(2):
-        with pytest.raises(ValueError, match=r"looked up|to be made"):
-            made.prepare([Message("t", b"y"), message], BORN, at_once=True)
-    assert made.prepare([Message("t", b"y"), message], BORN).count == 2
-    if message.dedup_id is None:  # the topic is there now
-        assert made.prepare([message], BORN, at_once=True).count == 1
