@@ -362,7 +362,7 @@ def test_other_kinds_of_puts_have_their_turn_among_those_of_messages(
 
     async def test(gatherer: Gatherer) -> list[Any]:
         puts = gatherer.put([message("x")], 10), gatherer.put_in_turn(other, 10)
-        return await asyncio.gather(*puts, gatherer.put([message("y")], 10))
+        return list(await asyncio.gather(*puts, gatherer.put([message("y")], 10)))
 
     first, told, last = served(test)
     assert (first[0].offset, told, last[0].offset) == (1, "done", 3)
