@@ -37,10 +37,8 @@ from kvstore.meta.topics import TopicConfig
 from kvstore.opening.adopting import Adoption
 from kvstore.opening.recovery import Progress
 from kvstore.pop.ack import AckResult
-from kvstore.pop.claimant import Claimant
 from kvstore.pop.pop import Poll
 from kvstore.pop.popped import check_wait
-from kvstore.pop.several import Several
 from kvstore.process.durations import DurationStats
 from kvstore.process.forking import refuse_in_child
 from kvstore.rocketmq.export import ExportReport
@@ -286,8 +284,10 @@ class Store(Calls):
         more than 0 s, the result has a poll, which was just looked at; `wake` is called, from any
         thread, when it is to be looked at again. `asked` is as `Pop.pop` takes it.
         """
+        self._engine.log.check_writable()
+        known = self._engine.groups.get(group)
         seconds, pop = check_wait(wait), self._engine.popping.pop
-        asking = self._asking(group, topic, asked)
+        asking = pop.asking(known, topic, asked)
         found = pop.look(asking) or []
         if found or not seconds:
             return found, None
@@ -298,13 +298,6 @@ class Store(Calls):
             poll.end()
             raise
 
-    def _asking(
-        self, group: str, topic: str | Sequence[str], asked: tuple[Any, ...]
-    ) -> Claimant | Several:
-        self._engine.log.check_writable()
-        known = self._engine.groups.get(group)
-        return self._engine.popping.pop.asking(known, topic, asked)
-
     def _put_now(self, messages: list[Message]) -> list[PutResult] | None:
         """As `put_batch`; None, with nothing done, if it may have to wait."""
         return self._engine.writer.put_now(messages)
@@ -313,8 +306,8 @@ class Store(Calls):
         """As `pop`; None, with nothing done, if it may have to wait, or there is nothing. `asked`
         is as `Pop.pop` takes it.
         """
-        asking = self._asking(group, topic, asked)
-        return None if isinstance(asking, Several) else self._engine.popping.pop.claim_now(asking)
+        self._engine.log.check_writable()
+        return self._engine.popping.pop.pop_now(self._engine.groups.get(group), topic, asked)
 
     def _ack_now(self, receipts: list[str]) -> list[AckResult] | None:
         """As `ack_batch`; None if it may have to wait: then it is to be called once more."""

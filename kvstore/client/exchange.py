@@ -35,6 +35,7 @@ from kvstore.wire.frames import (
     FAILURE,
     GOODBYE,
     HELLO,
+    LENGTH,
     NAME,
     OUTSTANDING_MAX,
     RECEIVED,
@@ -45,7 +46,6 @@ from kvstore.wire.frames import (
     VERSION,
     WELCOME,
     elements,
-    frame,
     framed,
     reply_parts,
 )
@@ -82,7 +82,8 @@ class Sent:
     def frame(self, *, again: bool) -> bytes:
         """The request's frame."""
         number, last = _encode(self.number), _TRUE if again else _FALSE
-        return frame(b"".join((_HEAD, number, self.parts, last)))
+        size = len(_HEAD) + len(number) + len(self.parts) + len(last)
+        return b"".join((LENGTH.pack(size), _HEAD, number, self.parts, last))
 
     def end(self, error: Exception | None) -> None:
         """Notes that nothing more will come."""

@@ -15,17 +15,15 @@ from typing import Any, Final
 
 from kvstore.client.exchange import Sent
 from kvstore.clock import Clock
-from kvstore.core.put_values import message_rows
 from kvstore.core.unique_ids import UniqueIds
 from kvstore.message import Message
 from kvstore.record.put.explain import as_batch
-from kvstore.wire.call_table import HAVE_PROGRESS, read_result
+from kvstore.wire.call_table import HAVE_MESSAGES, HAVE_PROGRESS, read_result
 from kvstore.wire.column_values import sendable
-from kvstore.wire.values import encode, message_row, pack_argument
+from kvstore.wire.values import encode, encode_batch, pack_argument
 
 _NO_NAMES: Final = encode({})
 _LOOPBACK: Final = bytes([127, 0, 0, 1])
-_HAVE_MESSAGES: Final = frozenset({"put_batch", "prepare_batch"})
 
 
 class Requests:
@@ -39,11 +37,11 @@ class Requests:
         """The request for a call; `CallerError` for arguments that can't be sent."""
         given = list(args)
         by_name = dict(named)
-        if method in _HAVE_MESSAGES:
+        if method in HAVE_MESSAGES:
             if given:
-                given[0] = self._rows(given[0])
+                given[0] = self._packed(given[0])
             elif "messages" in by_name:
-                given.append(self._rows(by_name.pop("messages")))
+                given.append(self._packed(by_name.pop("messages")))
         else:
             if method == "put_columns":
                 if "columns" in by_name:
@@ -62,18 +60,8 @@ class Requests:
     def _new_ids(self, count: int) -> list[str]:
         return self._ids.make(self._clock.now_ms(), count)
 
-    def _rows(self, messages: Any) -> list[Any]:
-        batch = as_batch(messages)
-        ids = self._new_ids(len(batch))
-        rows = message_rows(list(batch), ids)
-        return [_row(batch[at], ids[at]) if row is None else row for at, row in enumerate(rows)]
-
-
-def _row(message: Any, own: str) -> Any:
-    """A message that has a value which is not sent as it is, or what is no message at all."""
-    if not isinstance(message, Message):
-        return pack_argument(message)  # the store refuses it
-    return message_row(message, own if message.message_id is None else message.message_id)
+    def _packed(self, messages: Any) -> Any:
+        return encode_batch(as_batch(messages), self._ids, self._clock.now_ms())
 
 
 def result_of_call(sent: Sent) -> Any:

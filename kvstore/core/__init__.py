@@ -2,7 +2,7 @@
 
 In here: Cython modules (`.pyx`), each with the promises and types of its functions in the `.pyi`
 beside it; `arrow` has those for messages in columns, `columns` those for archives, `dedup` those
-for dedup ids, `popping` those for pops, `transport` those for HTTP/2. They are the only
+for dedup ids, `popping` those for pops, `transport` those for connections. They are the only
 implementation of their work; plain ones in tests/reference judge them. A function takes buffers and
 numbers and gives such back. It checks every length before it reads, and lets other threads run
 where a loop is long. Two modules are plain Python: `names` has every name and number with a meaning

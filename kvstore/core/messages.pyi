@@ -111,15 +111,9 @@ class StoredMessage:
     def store_host(self) -> tuple[str, int]:
         """Address and port of the store that wrote the record."""
 
-def stored_row(message: StoredMessage) -> tuple[object, ...]:
-    """The fields of a message, in the order of `StoredMessage.__match_args__`."""
-
-def stored_rows(messages: list[StoredMessage]) -> list[tuple[object, ...]]:
-    """The fields of each message."""
-
 def stored_of(row: Sequence[object]) -> StoredMessage:
-    """The message of such a row. Raises TypeError, ValueError and OverflowError for one that is
-    none.
+    """The message of its fields, in the order of `StoredMessage.__match_args__`. Raises TypeError,
+    ValueError and OverflowError for a row that is none.
     """
 
 def any_expired(messages: list[StoredMessage], now: int) -> bool:

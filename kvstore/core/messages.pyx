@@ -89,30 +89,6 @@ cdef class StoredMessage:
         "reconsume_times", "prepared_position", "body_crc", "version",
     )
 
-    # -1: never. Read off the properties while these are at hand, and kept where a pop looks.
-    cdef int64_t _expires_at
-    cdef public str topic
-    cdef public uint32_t queue
-    cdef public int64_t offset
-    cdef public int64_t position
-    cdef public int64_t size
-    cdef public bytes body
-    cdef bytes _raw_properties
-    cdef public uint32_t flags
-    cdef public uint32_t system_flags
-    cdef public int64_t born_at
-    cdef public int64_t stored_at
-    cdef public bytes raw_born_host
-    cdef public bytes raw_store_host
-    cdef public int32_t reconsume_times
-    cdef public int64_t prepared_position
-    cdef public uint32_t body_crc
-    cdef public int version
-    cdef dict _properties
-    # Values in `_raw_properties`, once they were searched for.
-    cdef Named _named
-    cdef bint _is_searched
-
     def __init__(
         self, topic, queue, offset, position, size, body, raw_properties, flags, system_flags,
         born_at, stored_at, raw_born_host, raw_store_host, reconsume_times, prepared_position,
@@ -240,15 +216,6 @@ cdef class StoredMessage:
         return unpack_host(self.raw_store_host)
 
 
-def stored_row(StoredMessage message not None):
-    return (
-        message.topic, message.queue, message.offset, message.position, message.size, message.body,
-        message._raw_properties, message.flags, message.system_flags, message.born_at,
-        message.stored_at, message.raw_born_host, message.raw_store_host, message.reconsume_times,
-        message.prepared_position, message.body_crc, message.version,
-    )
-
-
 def stored_of(row not None):
     cdef StoredMessage message = StoredMessage.__new__(StoredMessage)
     (
@@ -263,10 +230,6 @@ def stored_of(row not None):
     if message.raw_born_host is None or message.raw_store_host is None:
         raise TypeError("a message has hosts")
     return message
-
-
-def stored_rows(list messages not None):
-    return [stored_row(message) for message in tuple(messages)]
 
 
 cpdef bint any_expired(list messages, int64_t now) except -1:

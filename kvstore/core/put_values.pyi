@@ -73,22 +73,6 @@ class Message:
     def __replace__(self, **changes: object) -> Self:
         """The message with other values in some of its fields."""
 
-def message_rows(messages: list[object], ids: list[str]) -> list[tuple[object, ...] | None]:
-    """The fields of each message, in the order of `Message.__match_args__`, with the id of the same
-    place if it has none; None for what is no message, or has a field that is no plain value (text,
-    number, bytes, a list of texts, a dict of texts). Raises ValueError for another number of ids.
-    """
-
-def put_result_rows(results: list[PutResult]) -> list[tuple[object, ...]]:
-    """The fields of each result, in the order of `PutResult.__match_args__`. Raises TypeError for
-    what is none.
-    """
-
-def put_results_of(rows: list[list[object]]) -> list[PutResult]:
-    """The results of such rows. Raises TypeError, ValueError and OverflowError for rows that are
-    none.
-    """
-
 class PutResult:
     """Where a message went: `position` and `size` are bytes in the log, `offset` its place in its
     queue; -1 for a delayed message, which gets its place there when it is delivered. With

@@ -76,13 +76,13 @@ class Acks:
         return ack_results(asked, refused)
 
     def ack_now(self, receipts: list[str]) -> list[AckResult] | None:
-        """As `ack`, if no other thread has to be waited for. None if one may have to be: then some
-        of them were acked, and all can be acked once more.
+        """As `ack`, if nothing has to be waited for: no other thread, no first look at a group's
+        rows. None if something may have to be: then some were acked, and all can be acked again.
         """
         asked = self._receipts.sort(receipts)
         refused: dict[int, int] = {}
         for (group, topic), numbers in asked.tables.items():
-            table = self._tables.find(group, topic)
+            table = self._tables.known_table(group, topic)
             if table is None or not self._ack_rows(table, asked, numbers, refused, waits=False):
                 return None
         return ack_results(asked, refused)

@@ -316,11 +316,19 @@ class Pop:
             wanted = wanted._replace(limit=claimed.left)
             let_others()
 
-    def claim_now(self, asked: Claimant) -> list[Popped] | None:
-        """As `claim`, if nothing has to be waited for, not even another thread; None if something
-        may have to be, or there is nothing: then nothing was handed out.
+    def pop_now(
+        self, group: GroupInfo, topic: str | Sequence[str], asked: tuple[Any, ...]
+    ) -> list[Popped] | None:
+        """As `claim` of what `asking` gives, if nothing has to be waited for: no other thread, no
+        first look at a group's rows. None if something may have to be, or if there is nothing: then
+        nothing was handed out.
         """
-        return self._take(asked, waits=False) or None
+        if not isinstance(topic, str) or is_pattern(topic):
+            return None
+        known = self._context.topics.get(topic)
+        if self._context.tables.known_table(group.id, known.id) is None:
+            return None
+        return self._take(self.claimant(group, known, asked), waits=False) or None
 
     def counted(self, group: GroupInfo) -> AbstractContextManager[object]:
         """Around an operation that makes locks live: where a group's locked messages are capped,

@@ -21,11 +21,11 @@ from kvstore.serve.questions import Answer, Questions
 from kvstore.serve.repeated import prepare_again, put_again, put_columns_again
 from kvstore.serve.sessions import ClientSession, UnderWay
 from kvstore.serve.tier_jobs import TierJob
-from kvstore.wire.call_table import HAVE_PROGRESS, REPEATS, TIER
+from kvstore.wire.call_table import HAVE_MESSAGES, HAVE_PROGRESS, REPEATS, TIER
 from kvstore.wire.column_values import SentColumns, pulled_columns, sent_columns
 from kvstore.wire.failures import pack_error
-from kvstore.wire.frames import EVENT, FAILURE, REPLY, REPLY_MAX
-from kvstore.wire.values import encode_result, messages_of, read_arguments
+from kvstore.wire.frames import EVENT, FAILURE, LENGTH, REPLY, REPLY_MAX
+from kvstore.wire.values import frame_of_result, read_arguments, read_batch
 
 _MANY: Final = 128
 """Messages that a pull or a pop asks for from which on the bytes of its reply are limited."""
@@ -63,7 +63,8 @@ class Request:
         try:
             if self._session.guard is not None:
                 self._session.guard.charge(size)
-            arguments, by_name = read_arguments(given), read_arguments(named)
+            read = read_batch if under_way.method in HAVE_MESSAGES else read_arguments
+            arguments, by_name = read(given), read_arguments(named)
             if type(arguments) is not list or type(by_name) is not dict:
                 raise FormatError(f"the arguments are {shown(arguments)}, {shown(by_name)}")
             under_way.call = self._call(under_way.method, arguments, by_name, again)
@@ -96,10 +97,9 @@ class Request:
     ) -> OpenCall[list[PutResult]]:
         if len(given) != 1 or named:
             raise TypeError("put_batch takes one argument, the messages")
-        messages = messages_of(given[0])
         if again:
-            return self._gatherer.run(partial(put_again, self._store, messages))
-        return self._gatherer.put(messages, self._under_way.size)
+            return self._gatherer.run(partial(put_again, self._store, given[0]))
+        return self._gatherer.put(given[0], self._under_way.size)
 
     def _put_columns(
         self, given: list[Any], named: dict[str, Any], again: bool
@@ -117,10 +117,9 @@ class Request:
     ) -> OpenCall[list[PutResult]]:
         if len(given) != 1:
             raise TypeError("prepare_batch takes one argument without a name, the messages")
-        messages = messages_of(given[0])
         if again:
-            return self._gatherer.run(partial(prepare_again, self._store, messages, **named))
-        return self._gatherer.call("prepare_batch", messages, **named)
+            return self._gatherer.run(partial(prepare_again, self._store, given[0], **named))
+        return self._gatherer.call("prepare_batch", given[0], **named)
 
     def _ack(self, given: list[Any], named: dict[str, Any], again: bool) -> OpenCall[Any]:
         if len(given) == 1 and type(given[0]) is list and not named:
@@ -182,19 +181,19 @@ class Request:
 
     def _reply(self, kind: int, value: Any) -> None:
         try:
-            body = encode_result(kind, self._number, value)
-            if len(body) > REPLY_MAX:
+            framed = frame_of_result(kind, self._number, value)
+            if len(framed) > LENGTH.size + REPLY_MAX:
                 raise MessageTooLarge(
-                    "the reply is larger than a frame; ask for less", len(body), REPLY_MAX
+                    "the reply is larger than a frame; ask for less", len(framed), REPLY_MAX
                 )
         except (StoreError, TypeError, ValueError, OverflowError, NotImplementedError) as e:
-            body = encode_result(FAILURE, self._number, pack_error(e))
+            framed = frame_of_result(FAILURE, self._number, pack_error(e))
         self._session.ended(self._number)
-        self._session.send(body)
+        self._session.send(framed)
 
     def _event(self, value: Any) -> None:
         if self._session.requests.get(self._number) is self._under_way:
-            self._session.send(encode_result(EVENT, self._number, value))
+            self._session.send(frame_of_result(EVENT, self._number, value))
 
     def _progress(self) -> Callable[[str, int, int], None]:
         """A function that a thread tells its progress, now and then to be sent."""

@@ -121,9 +121,8 @@ class Lane:
                 self._is_due = True
                 # Behind all that is ready in this turn of the loop.
                 self._loop.call_soon(self._begin)
-        elif not self._ordered and not self._has_timer:
-            self._has_timer = True
-            self._loop.call_later(_STUCK, self._look)
+        else:
+            self._watch()
         return call
 
     async def idle(self) -> None:
@@ -135,6 +134,8 @@ class Lane:
 
     def _begin(self) -> None:
         self._is_due = False
+        if self._ordered and self._running:
+            return  # its end begins the next
         self._begun_at = self._loop.time()
         if self._now is None or self._running or self._begun_at < self._not_before:
             joined = self._take(self._count_max, self._bytes_max)
@@ -147,6 +148,16 @@ class Lane:
             self._threads.submit(self._run, joined)
         except RuntimeError:
             self._ended(joined, [StoreClosed("the server has ended")] * len(joined))
+        else:
+            self._watch()
+
+    def _watch(self) -> None:
+        """Has calls that wait for a step under way looked at again, if they need not wait for its
+        end.
+        """
+        if self._waiting and not self._ordered and not self._has_timer:
+            self._has_timer = True
+            self._loop.call_later(_STUCK, self._look)
 
     def _make_now(self, step: Step) -> list[Joined]:
         """Makes calls in the loop; returns those that are left to a thread."""
@@ -175,9 +186,7 @@ class Lane:
             return
         if self._running < _SIDE_BY_SIDE and self._loop.time() - self._begun_at >= _STUCK:
             self._begin()
-        if self._waiting:
-            self._has_timer = True
-            self._loop.call_later(_STUCK, self._look)
+        self._watch()
 
     def _take(self, count_max: int, bytes_max: int) -> list[Joined]:
         taken: list[Joined] = []

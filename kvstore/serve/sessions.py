@@ -19,7 +19,7 @@ from kvstore.errors import FormatError
 from kvstore.serve.access.call_rights import CallGuard
 from kvstore.serve.open_calls import OpenCall
 from kvstore.serve.questions import Questions
-from kvstore.wire.frames import LENGTH, SESSION_KEPT, UNCONFIRMED_MAX, UNDER_WAY_MAX
+from kvstore.wire.frames import SESSION_KEPT, UNCONFIRMED_MAX, UNDER_WAY_MAX
 
 _REQUEST_COSTS: Final = 8 << 10
 _POP_COSTS: Final = 1 << 10
@@ -93,9 +93,8 @@ class ClientSession:
                 f"confirm before {UNCONFIRMED_MAX}"
             )
 
-    def send(self, body: bytes) -> None:
-        """Sends a reply, a failure or an event, and keeps it."""
-        framed = LENGTH.pack(len(body)) + body
+    def send(self, framed: bytes) -> None:
+        """Sends the frame of a reply, a failure or an event, and keeps it."""
         self._unconfirmed.append(framed)
         self._unconfirmed_bytes += len(framed)
         if self.link is not None:

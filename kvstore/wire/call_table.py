@@ -56,6 +56,8 @@ REPEATS: Final[dict[str, Repeat]] = {
 TIER: Final = "tier"
 """The work of tiering, which is no call of the store: `[operation, policy, arguments]`."""
 
+HAVE_MESSAGES: Final = frozenset({"put_batch", "prepare_batch"})
+"""Calls whose first argument is messages."""
 HAVE_PROGRESS: Final = frozenset({"segments", "verify", "export_rocketmq_store", TIER})
 _OF_RECEIPTS: Final = frozenset(
     {"ack_batch", "nack_batch", "undo_pop", "change_invisible_batch", "renew_batch"}

@@ -86,28 +86,27 @@ class FrameReader:
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[bytes]:
         """Takes the next bytes of the stream; gives the bodies that are whole now. `FormatError`
         for a length that can't be; nothing more is to be read then. The limit may change between
-        two bodies.
+        two bodies; the buffer of the bytes, behind the last one.
         """
         if not self._kept:
-            at = 0
-            whole = bytes(data)
+            whole = memoryview(data)
         else:
             self._kept += data
             if len(self._kept) < LENGTH.size or len(self._kept) < self._wanted(self._kept, 0):
                 return
-            at, whole = 0, bytes(self._kept)
+            whole = memoryview(bytes(self._kept))
             self._kept.clear()
-        end = len(whole)
+        at, end = 0, len(whole)
         while end - at >= LENGTH.size:
             size = self._wanted(whole, at)
             if end - at < size:
                 break
-            body = whole[at + LENGTH.size : at + size]
+            body = bytes(whole[at + LENGTH.size : at + size])
             at += size
             yield body
-        self._kept += memoryview(whole)[at:]
+        self._kept += whole[at:]
 
-    def _wanted(self, data: bytes | bytearray, at: int) -> int:
+    def _wanted(self, data: bytearray | memoryview, at: int) -> int:
         """The bytes of a frame, with its length."""
         (size,) = LENGTH.unpack_from(data, at)
         if not 0 < size <= self.limit:

@@ -2,7 +2,9 @@
 
 The idea: arguments may be wrong, and the store is to say so. So they travel as they are, and types
 of kvmq as extensions; the server makes the same values of them. Results are right, so they travel
-without saying their types: the table of calls knows them.
+without saying their types: the table of calls knows them. The core writes and reads the values that
+most bytes belong to, messages and results of puts; a message that holds a value of another type
+than messages have goes the way of all other values.
 
 Invariants: an argument arrives as an equal value (a sequence as a list, bytes of any kind as
 bytes), or the client raises `CallerError`; any bytes give a value or `FormatError`.
@@ -22,15 +24,17 @@ from msgspec.msgpack import Encoder, Ext
 from kvstore.config import Retention
 from kvstore.core.arrow.column_batch import ColumnBatch
 from kvstore.core.arrow.packed_columns import pack_columns, unpack_columns
-from kvstore.core.messages import StoredMessage, stored_of, stored_rows
-from kvstore.core.popping.receipts import Popped, popped_of, popped_rows
-from kvstore.core.put_values import (
-    NO_PROPERTIES,
-    Message,
-    PutResult,
-    put_result_rows,
-    put_results_of,
+from kvstore.core.messages import StoredMessage, stored_of
+from kvstore.core.popping.receipts import Popped
+from kvstore.core.put_values import NO_PROPERTIES, Message, PutResult, PutStatus
+from kvstore.core.transport.local_packing import (
+    frame_of_popped,
+    frame_of_results,
+    pack_messages,
+    pack_stored,
 )
+from kvstore.core.transport.local_reading import read_messages, read_popped, read_results
+from kvstore.core.unique_ids import UniqueIds
 from kvstore.errors import CallerError, FormatError, StoreError, shown
 from kvstore.message import PullResult
 from kvstore.meta.groups import GroupConfig
@@ -38,6 +42,7 @@ from kvstore.meta.topics import TopicConfig
 from kvstore.pop.nack import Nack
 from kvstore.read.sql import SqlFilter, sql
 from kvstore.wire.failures import make_error, pack_error
+from kvstore.wire.frames import frame
 
 MESSAGE: Final = 1
 PUT_RESULT: Final = 2
@@ -152,6 +157,20 @@ def _widened(value: Any) -> Any:
     return value
 
 
+def encode_batch(messages: Sequence[Any], ids: UniqueIds, now_ms: int) -> msgspec.Raw:
+    """Messages as an argument that `encode` takes; each gets an id of its own if it has none.
+    `CallerError` for a value that can't be sent.
+    """
+    return msgspec.Raw(pack_messages(messages, ids, now_ms, _other_message))
+
+
+def _other_message(message: Any, own: str) -> bytes:
+    """A message that has a value which is not sent as it is, or what is no message at all."""
+    if not isinstance(message, Message):
+        return encode(pack_argument(message))  # the store refuses it
+    return encode(message_row(message, own if message.message_id is None else message.message_id))
+
+
 def encode(value: Any) -> bytes:
     """Packed arguments as bytes; `CallerError` for a value that MessagePack can't hold."""
     try:
@@ -218,8 +237,19 @@ def read_arguments(data: bytes | memoryview | msgspec.Raw) -> Any:
         raise FormatError(f"the arguments can't be read: {e}") from None
 
 
-def messages_of(rows: Any) -> list[Message]:
-    """The messages of a `put_batch`, of their fields."""
+def read_batch(data: bytes | memoryview | msgspec.Raw) -> Any:
+    """The arguments of a call whose first one is messages; `FormatError`."""
+    try:
+        return [read_messages(data)]
+    except (ValueError, TypeError, OverflowError):
+        arguments = read_arguments(data)
+    if type(arguments) is list and arguments:
+        arguments[0] = _messages_of(arguments[0])
+    return arguments
+
+
+def _messages_of(rows: Any) -> list[Message]:
+    """The messages of their fields."""
     if type(rows) is not list:
         raise FormatError(f"the messages are {shown(rows)}; they must be an array")
     return [_made(Message, row) if type(row) is list else row for row in rows]
@@ -240,24 +270,25 @@ def _pack_result(value: Any) -> Any:
     raise NotImplementedError(f"{type(value).__name__} has no form in the protocol")
 
 
-_ROWS_OF: Final[dict[type, Callable[[list[Any]], list[Any]]]] = {
-    PutResult: put_result_rows,
-    Popped: popped_rows,
-    StoredMessage: stored_rows,
+_FRAMES_OF: Final[dict[type, Callable[[int, int, list[Any]], bytes]]] = {
+    PutResult: frame_of_results,
+    Popped: frame_of_popped,
 }
 _results: Final = Encoder(enc_hook=_pack_result)
 
 
-def encode_result(kind: int, number: int, result: Any) -> bytes:
-    """The body of a frame that carries a result."""
+def frame_of_result(kind: int, number: int, result: Any) -> bytes:
+    """The frame that carries a result."""
     if type(result) is list and result:
-        rows_of = _ROWS_OF.get(type(result[0]))
-        if rows_of is not None:
-            return _results.encode((kind, number, rows_of(result)))
+        frame_of = _FRAMES_OF.get(type(result[0]))
+        if frame_of is not None:
+            return frame_of(kind, number, result)
+        if type(result[0]) is StoredMessage:
+            result = msgspec.Raw(pack_stored(result))
     elif type(result) is PullResult:
-        rows = stored_rows(result.messages)
-        result = msgspec.structs.replace(result, messages=rows)
-    return _results.encode((kind, number, result))
+        messages = msgspec.Raw(pack_stored(result.messages))
+        result = msgspec.structs.replace(result, messages=messages)
+    return frame(_results.encode((kind, number, result)))
 
 
 def _read_result(kind: type[Any], row: Any) -> Any:
@@ -265,17 +296,17 @@ def _read_result(kind: type[Any], row: Any) -> Any:
         return unpack_columns(row)
     if kind is StoredMessage:
         return stored_of(row)
-    return (popped_of if kind is Popped else put_results_of)([row])[0]
-
-
-_rows: Final = msgspec.msgpack.Decoder(list[Any])
+    message_id, topic, queue, offset, position, size, status, duplicate = row
+    place = (message_id, topic, queue, offset, position, size)
+    return PutResult(*place, PutStatus(status), duplicate)
 
 
 def result_reader(kind: Any) -> Callable[[Any], Any]:
     """Reads results of a type."""
-    for of_rows, of in ((list[PutResult], put_results_of), (list[Popped], popped_of)):
-        if kind == of_rows:
-            return lambda data: of(_rows.decode(data))
+    if kind == list[PutResult]:
+        return read_results
+    if kind == list[Popped]:
+        return read_popped
     return msgspec.msgpack.Decoder(kind, dec_hook=_read_result).decode
 
 

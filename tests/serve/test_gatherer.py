@@ -238,6 +238,30 @@ def test_a_door_is_told_to_wait_while_too_many_bytes_wait_to_be_put(
     served(test)
 
 
+def test_a_call_that_hangs_holds_up_none_that_came_with_it(
+    served: Served, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, begin = threading.Event(), inside.begin_pop(store)
+    first = [True]
+
+    def slowly(*given: Any) -> Any:
+        if first.pop() if first else False:
+            held.wait(10)
+        return begin(*given)
+
+    inside.set_begin_pop(store, slowly)
+
+    async def test(gatherer: Gatherer) -> None:
+        pops = [gatherer.pop("g", "t") for _ in range(20)]
+        while sum(pop.done() for pop in pops) < 12:
+            await asyncio.sleep(0.005)
+        assert not pops[0].done()
+        held.set()
+        assert await asyncio.gather(*pops) == [[]] * 20
+
+    served(test)
+
+
 def test_a_call_that_hangs_holds_up_no_other(
     served: Served, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,6 +347,26 @@ def test_the_loop_goes_on_while_a_call_waits_for_another_thread(
     finally:
         let_go.set()
         other.join()
+
+
+def test_other_kinds_of_puts_have_their_turn_among_those_of_messages(
+    served: Served, store: Store
+) -> None:
+    store.put("t", b"first", queue=0)
+    made: list[str] = []
+
+    def other() -> str:
+        made.append("other")
+        store.put("t", b"other", queue=0)
+        return "done"
+
+    async def test(gatherer: Gatherer) -> list[Any]:
+        puts = gatherer.put([message("x")], 10), gatherer.put_in_turn(other, 10)
+        return list(await asyncio.gather(*puts, gatherer.put([message("y")], 10)))
+
+    first, told, last = served(test)
+    assert (first[0].offset, told, last[0].offset) == (1, "done", 3)
+    assert made == ["other"]
 
 
 def test_large_puts_are_made_by_a_thread(served: Served, store: Store, batches: list[int]) -> None:

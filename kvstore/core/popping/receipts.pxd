@@ -58,3 +58,10 @@ cdef class Delivery:
 
 
 cdef Delivery delivery_of(Receipts by, const uint8_t *key, uint64_t nonce)
+
+
+cdef class Popped:
+    # `_receipt` is its text, or the delivery that makes it.
+    cdef readonly object message, attempt, due_at
+    cdef object _receipt
+    cdef uint8_t _place

@@ -1,6 +1,6 @@
 """Receipts, and the messages that are handed out with them; see receipts.pyx."""
 
-from typing import Any, final
+from typing import final
 
 from kvstore.core.messages import StoredMessage
 from kvstore.errors import ReceiptIllegal
@@ -82,13 +82,3 @@ class Popped:
     def due_at(self) -> int: ...
     def __replace__(self, **changes: object) -> Popped:
         """A copy with some fields changed."""
-
-def popped_rows(popped: list[Popped]) -> list[tuple[object, ...]]:
-    """The fields of each popped message: those of the message, the receipt, the attempt, and when
-    the lock ends. Raises TypeError for what is none.
-    """
-
-def popped_of(rows: list[list[Any]]) -> list[Popped]:
-    """The popped messages of such rows. Raises TypeError, ValueError and OverflowError for rows
-    that are none.
-    """

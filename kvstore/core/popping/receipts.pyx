@@ -23,7 +23,6 @@ from libc.string cimport memcmp, memcpy, memset
 from kvstore.core.buffers cimport grown, load_be32, load_be64, store_be32, store_be64
 from kvstore.core.put_values cimport fields_of, replaced, shown
 
-from kvstore.core.messages import stored_of, stored_row
 from kvstore.errors import ReceiptIllegal
 from kvstore.errors import shown as shortened
 
@@ -351,11 +350,6 @@ cdef class Popped:
 
     __match_args__ = ("message", "receipt", "attempt", "due_at")
 
-    # `_receipt` is its text, or the delivery that makes it.
-    cdef readonly object message, attempt, due_at
-    cdef object _receipt
-    cdef uint8_t _place
-
     def __init__(self, message, receipt, attempt, due_at):
         self.message = message
         self._receipt = receipt
@@ -382,29 +376,3 @@ cdef class Popped:
 
     def __replace__(self, **changes):
         return replaced(self, changes)
-
-
-def popped_rows(list popped not None):
-    cdef Popped one
-    cdef list rows = []
-    for each in tuple(popped):
-        if type(each) is not Popped:
-            raise TypeError(f"{type(each).__name__} is no popped message")
-        one = <Popped>each
-        rows.append((stored_row(one.message), one.receipt, one.attempt, one.due_at))
-    return rows
-
-
-def popped_of(list rows not None):
-    cdef Popped one
-    cdef list out = []
-    for row in tuple(rows):
-        message, receipt, attempt, due_at = row
-        if type(receipt) is not str or type(attempt) is not int or type(due_at) is not int:
-            raise TypeError("a popped message has a receipt, an attempt and a time")
-        one = Popped.__new__(Popped)
-        one.message, one._receipt, one.attempt, one.due_at = (
-            stored_of(message), receipt, attempt, due_at
-        )
-        out.append(one)
-    return out

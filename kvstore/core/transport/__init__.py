@@ -1,8 +1,10 @@
-"""Transport: the part of the core for HTTP/2 and gRPC, compiled.
+"""Transport: the part of the core for bytes on a connection, compiled.
 
-In here: header blocks (`hpack`); frames, and the head of a request (`h2_frames`). The promises are
-those of `kvstore.core`. Not in here: connections, streams and windows (`serve.http2`). Begin with
-`h2_frames`. May import `core` and `errors`.
+In here, for HTTP/2 and gRPC: header blocks (`hpack`); frames, and the head of a request
+(`h2_frames`). For the local protocol: the values that most calls carry, written (`local_packing`)
+and read (`local_reading`) as MessagePack. The promises are those of `kvstore.core`. Not in here:
+connections, streams and windows (`serve.http2`), all other values of the local protocol (`wire`).
+Begin with `h2_frames`, or with `local_packing`. May import `core` and `errors`.
 """
 
 from __future__ import annotations
@@ -10,4 +12,9 @@ from __future__ import annotations
 from kvstore.core.unzipped import importable
 
 with importable(__name__):
-    from kvstore.core.transport import h2_frames, hpack  # noqa: F401
+    from kvstore.core.transport import (  # noqa: F401
+        h2_frames,
+        hpack,
+        local_packing,
+        local_reading,
+    )

@@ -165,6 +165,11 @@ class InflightTables:
                     table = self._make(group, topic)
         return table
 
+    def known_table(self, group: int, topic: int) -> InflightTable | None:
+        """A table that is in memory, with its group's rows; None if that takes a look at them."""
+        table = self._tables.get((group, topic))
+        return table if table is not None and table.is_read else None
+
     def _dead(self, group: int, topic: int) -> InflightTable:
         return InflightTable(self._families, group, topic, {}, dead=True)
 
