@@ -19,7 +19,7 @@ from types import ModuleType
 from kvstore.api.founding import ImportReport, RebuildReport, import_rocketmq, rebuild
 from kvstore.api.namespace_view import Namespace
 from kvstore.api.store import Store
-from kvstore.client.served_store import ServedStore, connect
+from kvstore.client.served_store import ServedStore
 from kvstore.config import ArchiveAccess, Retention, StoreConfig
 from kvstore.consume.consumer import Consumer
 from kvstore.consume.consuming import ConsumerStats
@@ -29,6 +29,7 @@ from kvstore.engine.config_exchange import ConfigImport
 from kvstore.engine.stats import SegmentStats, StoreStats, TopicShare
 from kvstore.engine.verification.verify import Problem, VerifyReport
 from kvstore.errors import (
+    AcrossShards,
     AddressInUse,
     ArchiveDamaged,
     ArchiveMissing,
@@ -63,6 +64,7 @@ from kvstore.errors import (
     NotAllowed,
     NotAuthenticated,
     OffsetNotFound,
+    PartlyDone,
     PropertiesTooLarge,
     ProtocolMismatch,
     PutRefused,
@@ -109,6 +111,8 @@ from kvstore.pop.nack import Nack
 from kvstore.pop.progress import GroupStats
 from kvstore.read.sql import SqlFilter, sql
 from kvstore.rocketmq.export import ExportReport
+from kvstore.sharding.connecting import connect
+from kvstore.sharding.sharded_store import ShardedStore
 from kvstore.timing.checks import Checker
 from kvstore.timing.delayed_message import DelayedMessage, DelayedPage, DelayStats
 from kvstore.timing.prepared_message import PreparedMessage, PreparedPage
@@ -148,6 +152,7 @@ def __getattr__(name: str) -> ModuleType:
 
 
 __all__ = [
+    "AcrossShards",
     "AddressInUse",
     "ArchiveAccess",
     "ArchiveDamaged",
@@ -206,6 +211,7 @@ __all__ = [
     "NotAuthenticated",
     "OffsetCommit",
     "OffsetNotFound",
+    "PartlyDone",
     "Popped",
     "PreparedMessage",
     "PreparedPage",
@@ -234,6 +240,7 @@ __all__ = [
     "SegmentDamaged",
     "SegmentStats",
     "ServedStore",
+    "ShardedStore",
     "SqlFilter",
     "Store",
     "StoreBusy",

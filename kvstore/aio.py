@@ -31,13 +31,10 @@ from kvstore.api.loop_pops import Look, Looked, LoopPops
 from kvstore.api.namespace_view import Namespace as SyncNamespace
 from kvstore.api.namespace_view import own_form, topics_in
 from kvstore.api.store import Store as SyncStore
-from kvstore.client.loop_batches import LoopBatches
-from kvstore.client.loop_link import LoopBridge, LoopLink
-from kvstore.client.served_calls import Requests, message_of, result_of_call
-from kvstore.client.served_store import RECONNECT_FOR, check_reconnect
+from kvstore.client.loop_link import LoopBridge, LoopCalls, LoopLink
+from kvstore.client.served_calls import message_of
 from kvstore.client.served_store import ServedStore as SyncServedStore
 from kvstore.client.served_target import Credentials, Tls, read_target
-from kvstore.clock import SystemClock
 from kvstore.config import StoreConfig
 from kvstore.consume.async_consumer import ConsumesAwaited
 from kvstore.core.popping.receipts import Popped
@@ -48,9 +45,13 @@ from kvstore.opening.recovery import Progress, RecoveryReport
 from kvstore.pop.nack import Nack
 from kvstore.process.forking import refuse_in_child
 from kvstore.read.sql import SqlFilter
+from kvstore.sharding.connecting import RECONNECT_FOR, check_reconnect
+from kvstore.sharding.sharded_store import ShardedStore
+from kvstore.sharding.shards import Shards
 from kvstore.timing.checks import Answer, Ask, Checker
 from kvstore.timing.transaction import Transaction as SyncTransaction
 from kvstore.wire.call_table import REPEATS
+from kvstore.wire.cluster_file import cluster_of
 
 THREADS: Final = 16
 """Calls that run at a time: more than processors, since puts that wait for the disk share a sync.
@@ -434,14 +435,11 @@ class ServedStore(_WholeStore):
     loop it is connected in.
     """
 
-    def __init__(self, link: LoopLink) -> None:
-        self._link = link
-        self._requests = Requests(SystemClock())
-        self._batches = LoopBatches(self._send)
-        bridge = LoopBridge(link, asyncio.get_running_loop())
-        self._sync = SyncServedStore(bridge, self._requests, link.address.url)
+    def __init__(self, calls: LoopCalls | Shards, sync: SyncServedStore) -> None:
+        self._calls = calls
+        self._sync = sync
         """The calls that are made of several others use it in a thread."""
-        self.url = link.address.url
+        self.url = calls.url
 
     def __repr__(self) -> str:
         return f"<kvstore.aio.ServedStore {self.url}>"
@@ -449,7 +447,7 @@ class ServedStore(_WholeStore):
     @property
     def path(self) -> Path:
         """The store's folder, as the server names it."""
-        return Path(self._link.folder)
+        return Path(self._calls.folder)
 
     def namespace(self, name: str) -> Namespace:
         """See `kvstore.Store.namespace`."""
@@ -461,12 +459,12 @@ class ServedStore(_WholeStore):
         """See `kvstore.Store.put`. Puts of one turn of the loop go out together."""
         message = message_of(topic, body, fields)
         size = len(body) if isinstance(body, bytes | bytearray | memoryview) else 0
-        result: PutResult = await self._batches.call("put_batch", message, size)
+        result: PutResult = await self._calls.single("put_batch", message, size)
         return result
 
     async def ack(self, receipt: str) -> None:
         """See `kvstore.Store.ack`. Acks of one turn of the loop go out together."""
-        result = await self._batches.call("ack_batch", receipt)
+        result = await self._calls.single("ack_batch", receipt)
         if result is not True:
             raise result
 
@@ -488,20 +486,14 @@ class ServedStore(_WholeStore):
     async def _make(self, name: str, args: Sequence[Any], more: Mapping[str, Any]) -> Any:
         if name not in REPEATS or name == "on_check" or more.get("progress"):
             return await super()._make(name, args, more)
-        return await self._send(name, *args, **more)
-
-    async def _send(self, name: str, *args: Any, **more: Any) -> Any:
-        """Sends a request, and waits for its reply."""
-        sent = self._requests.make(name, args, more)
-        await self._link.call(sent)
-        return result_of_call(sent)
+        return await self._calls.call(name, args, more)
 
     async def _run(self, work: Callable[[], R]) -> R:
         return await asyncio.to_thread(work)
 
     async def close(self) -> None:
         """Ends the connection; calls that are under way raise `StoreClosed`."""
-        await self._link.close()
+        await self._calls.close()
 
 
 class _Opening(Generic[H]):
@@ -568,24 +560,33 @@ def open(
 
 
 def connect(
-    url: str | Path,
+    url: str | Path | Sequence[str | Path],
     *,
     credentials: Credentials | None = None,
     tls: Tls | None = None,
     reconnect_for: float = RECONNECT_FOR,
 ) -> _Opening[ServedStore]:
     """Connects to a served store, see `kvstore.connect`: `async with kvstore.aio.connect(...)`, or
-    `store = await kvstore.aio.connect(...)`.
+    `store = await kvstore.aio.connect(...)`. Also to shards, as one store.
 
     >>> async def first(url: str) -> bytes:
     ...     async with kvstore.aio.connect(url) as store:
     ...         return (await store.get("orders", queue=0, offset=0)).body
     """
-    target, seconds = read_target(url, credentials, tls), check_reconnect(reconnect_for)
+    seconds, found = check_reconnect(reconnect_for), cluster_of(url)
+    target = None if found else read_target(url, credentials, tls)  # type: ignore[arg-type]  # no list
 
     async def connected() -> ServedStore:
+        loop = asyncio.get_running_loop()
+        if target is None:
+            assert found is not None, "it is one or the other"
+            shards = Shards(*found, seconds, credentials, tls)
+            await shards.connect()
+            return ServedStore(shards, ShardedStore(shards, loop, lambda: None))
         link = LoopLink(target, seconds)
         await link.connect()
-        return ServedStore(link)
+        calls = LoopCalls(link)
+        bridge: Any = LoopBridge(link, loop)
+        return ServedStore(calls, SyncServedStore(bridge, calls.requests, calls.url))
 
     return _Opening(connected)

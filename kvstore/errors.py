@@ -16,7 +16,7 @@ error had locked come back when the locks run out. All other calls that raised c
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 _SHOWN_MAX = 200
@@ -349,6 +349,31 @@ class LimitExceeded(StoreError):
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+# --- a store on several shards ---------------------------------------------------------------
+
+
+class AcrossShards(CallerError):
+    """A call is about messages on several shards, or about the log of one that is not named."""
+
+
+class PartlyDone(StoreError):
+    """A call for several shards was done on some of them: `done` has their names, `errors` the
+    others' errors by name. `results`, of a put, has the result or the error of each message.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        done: Sequence[str] = (),
+        errors: Mapping[str, Exception] | None = None,
+        results: Sequence[object] = (),
+    ) -> None:
+        super().__init__(message)
+        self.done = tuple(done)
+        self.errors = dict(errors or {})
+        self.results = list(results)
 
 
 # --- damage ---------------------------------------------------------------------------------

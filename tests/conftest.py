@@ -67,6 +67,7 @@ LONG: Final = (
     "tests/api/test_states.py",
     "tests/examples",
     "tests/rocketmq/test_real_broker.py",
+    "tests/serve/test_sharded_kill.py",
     "tests/serve/http2/test_h2spec.py",
     "tests/serve/test_many_connections.py",
     "tests/serve/http/test_admin_page.py",

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from kvstore.errors import (
+    Cancelled,
     ConnectionLost,
     FormatError,
     NotAuthenticated,
@@ -175,6 +176,12 @@ class Exchange:
         self._next += 1
         self.outstanding[sent.number] = sent
         self._outstanding_bytes += len(sent.parts)
+
+    def take_back(self, sent: Sent) -> None:
+        """Ends a request whose caller has given up while there is no connection."""
+        if sent.number in self.outstanding:
+            self._forget(sent)
+            sent.end(Cancelled("the call was cancelled while there was no connection"))
 
     def _forget(self, sent: Sent) -> None:
         if self.outstanding.pop(sent.number, None) is not None:

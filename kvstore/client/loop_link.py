@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from kvstore.client.exchange import (
     Exchange,
@@ -20,7 +21,10 @@ from kvstore.client.exchange import (
     is_final,
     is_refusal,
 )
+from kvstore.client.loop_batches import LoopBatches
+from kvstore.client.served_calls import Requests, result_of_call
 from kvstore.client.served_target import CONNECT_WITHIN, Target, unreachable
+from kvstore.clock import SystemClock
 from kvstore.errors import StoreClosed, StoreError
 from kvstore.wire.addresses import reachable
 from kvstore.wire.frames import REPLY_MAX, FrameReader
@@ -86,6 +90,16 @@ class LoopLink:
         """The served store's folder."""
         return self._exchange.folder
 
+    @property
+    def is_up(self) -> bool:
+        """Whether a request would be sent at once."""
+        return self._stream is not None and self._stream.is_ready
+
+    def seek(self) -> None:
+        """Begins to connect again, if there is no connection."""
+        if self._stream is None and self._connecting is None and not self._is_closed:
+            self._connecting = self._loop.create_task(self._connect_again())
+
     # --- calls ---
 
     async def call(self, sent: Sent) -> None:
@@ -108,10 +122,8 @@ class LoopLink:
         if self._is_closed:
             raise self._closed()
         self._exchange.add(sent)
-        if self._stream is None:
-            if self._connecting is None:
-                self._connecting = self._loop.create_task(self._connect_again())
-        elif self._stream.is_ready:
+        self.seek()
+        if self.is_up:
             sent.was_sent = True
             self._write(sent.frame(again=False))
 
@@ -130,8 +142,12 @@ class LoopLink:
 
     def cancel(self, sent: Sent) -> None:
         """Takes a request back, if it is not done."""
-        if self._stream is not None and self._stream.is_ready and not sent.is_done:
+        if sent.is_done:
+            return
+        if self.is_up:
             self._write(cancel_frame(sent))
+        else:
+            self._exchange.take_back(sent)
 
     # --- the stream ---
 
@@ -172,8 +188,8 @@ class LoopLink:
             return  # the task that connects goes on
         if is_final(error):
             self._exchange.fail(error)
-        if self._exchange.outstanding and not self._is_closed and self._connecting is None:
-            self._connecting = self._loop.create_task(self._connect_again())
+        if self._exchange.outstanding:
+            self.seek()
 
     def _write(self, data: bytes) -> None:
         if not self._out:
@@ -265,6 +281,37 @@ class LoopLink:
             with suppress(TimeoutError):
                 await asyncio.wait_for(stream.gone.wait(), _CLOSE_WITHIN)
             stream.end()
+
+
+class LoopCalls:
+    """The calls of a served store by a link."""
+
+    def __init__(self, link: LoopLink) -> None:
+        self.link = link
+        self.requests = Requests(SystemClock())
+        self.url = link.address.url
+        self._batches = LoopBatches(lambda method, asked: self.call(method, (asked,), {}))
+
+    @property
+    def folder(self) -> str:
+        """The served store's folder."""
+        return self.link.folder
+
+    async def call(self, method: str, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Makes a call, and returns its result."""
+        sent = self.requests.make(method, args, named)
+        await self.link.call(sent)
+        return result_of_call(sent)
+
+    async def single(self, method: str, asked: Any, size: int = 0) -> Any:
+        """The result of one element of a call that takes a list, of so many bytes; see
+        `LoopBatches`.
+        """
+        return await self._batches.call(method, asked, size)
+
+    async def close(self) -> None:
+        """Ends the session."""
+        await self.link.close()
 
 
 class LoopBridge:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import update_wrapper
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Final, NoReturn, ParamSpec, Protocol, Self, TypeVar, cast
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, Self, TypeVar, cast
 
 import msgspec
 
@@ -23,11 +23,8 @@ from kvstore.api.store import Store
 from kvstore.client.exchange import Sent
 from kvstore.client.served_calls import Requests, message_of, result_of_call
 from kvstore.client.served_checker import ServedChecker
-from kvstore.client.served_target import Credentials, Tls, read_target
-from kvstore.client.socket_link import SocketLink
-from kvstore.clock import SystemClock
 from kvstore.consume.consumer import Consumes
-from kvstore.errors import CallerError, shown
+from kvstore.errors import CallerError
 from kvstore.message import PutResult
 from kvstore.pop.nack import Nack
 from kvstore.process.forking import refuse_in_child
@@ -38,8 +35,6 @@ from kvstore.wire.call_table import TIER
 
 P = ParamSpec("P")
 R = TypeVar("R")
-RECONNECT_FOR: Final = 30.0
-_RECONNECT_MAX: Final = 24 * 3600.0
 
 
 def _sent(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[ServedCalls, P], R]:
@@ -298,40 +293,3 @@ class ServedStore(ServedCalls):
 
     def __repr__(self) -> str:
         return f"<kvstore.ServedStore {self.url}>"
-
-
-def check_reconnect(seconds: float) -> float:
-    """`CallerError` unless these are seconds that calls may wait for a new connection."""
-    if type(seconds) not in (int, float) or not 0 <= seconds <= _RECONNECT_MAX:
-        raise CallerError(
-            f"reconnect_for is {shown(seconds)}; it must be 0 to {_RECONNECT_MAX:.0f} seconds"
-        )
-    return seconds
-
-
-def connect(
-    url: str | Path,
-    *,
-    credentials: Credentials | None = None,
-    tls: Tls | None = None,
-    reconnect_for: float = RECONNECT_FOR,
-) -> ServedStore:
-    """Connects to a store that another process serves (`kvmq serve DIR`): the same calls as those
-    of an open store, with the same results and errors.
-
-    `url` is `kvmq+unix:///path/kvmq.sock`, `kvmq://host:port`, `kvmq+tls://host:port`, or the
-    served folder. `credentials` are a token, or an access key and its secret; a URL may have them
-    instead, as `TOKEN@` or `ACCESS_KEY:SECRET@` in front of the host. `tls` is an `ssl.SSLContext`,
-    or the file (PEM) with the certificates to trust, instead of the system's.
-
-    A connection that breaks is made again by itself; calls wait for that for up to `reconnect_for`
-    seconds, and none is made twice (docs/serve.md). Raises `ConnectionLost` if nobody serves there,
-    `NotAuthenticated`, `ProtocolMismatch`, and `CallerError` for a URL that is none.
-
-    >>> import kvstore
-    >>> with kvstore.connect("data") as store:  # doctest: +SKIP
-    ...     store.put("orders", b"...")
-    """
-    target, clock = read_target(url, credentials, tls), SystemClock()
-    link = SocketLink(target, clock, check_reconnect(reconnect_for))
-    return ServedStore(link, Requests(clock), target.address.url)

@@ -34,6 +34,8 @@ from kvstore.process.lock_holders import lock_holder
 LOCK: Final = "lock"
 COMMITLOG: Final = "commitlog"
 INDEX: Final = "index"
+CLUSTER_FILE: Final = "cluster.toml"
+"""The list of shards, in a folder that has shards and is no store itself."""
 NEW_INDEX: Final = "index.new"
 """Folder in which a rebuild founds an index before it takes the place of the old one."""
 
@@ -85,6 +87,11 @@ def _look(path: Path, config: StoreConfig) -> FolderKind:
         return FolderKind.OURS
     if has_log(path, config):
         return FolderKind.OURS_WITHOUT_INDEX if is_marked(path, config) else FolderKind.LOG_ONLY
+    if files.size(path / CLUSTER_FILE) is not None:
+        raise StoreNotFound(
+            f"{path} is no store: it has shards, which {path / CLUSTER_FILE} lists; serve them by "
+            f"`kvmq serve {path} --shards N`, and use kvstore.connect({str(path)!r})"
+        )
     return FolderKind.NOTHING
 
 

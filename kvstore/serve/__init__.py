@@ -6,5 +6,5 @@ protocol (`local_door`). In rooms of their own: calls of gRPC over HTTP/2 (`http
 RocketMQ's clients (`grpc`), who may call (`access`), what Prometheus is told (`metrics`), and the
 HTTP door with the admin page (`http`). Not in here: the calls themselves (`api`), and the
 protocol's frames and values (`wire`). Begin with `gatherer`, then `door` and `server`. May import
-`tracing`, `wire` and the rooms below it.
+`sharding`, `tracing`, `wire` and the rooms below it.
 """

@@ -1,8 +1,9 @@
 """The table of calls: which calls of a store go over the protocol, and how.
 
 The idea: the calls are those of `Store`; their results have the types that its signatures say. The
-table says the rest: what a repeat of a call does whose reply was lost, and whether it may run for
-long. A call that is added to `Store` is added here by a line, and a test fails until it is.
+table says the rest: what a repeat of a call does whose reply was lost, whether it may run for long,
+and which of several shards it reaches. A call that is added to `Store` is added here by two lines,
+and a test fails until it is.
 
 Invariant: client and server have the same table, which belongs to the protocol's version.
 """
@@ -52,6 +53,49 @@ REPEATS: Final[dict[str, Repeat]] = {
     **dict.fromkeys(_NEVER, "never"),
 }
 """The calls, and what a repeat of each does."""
+
+Reach = Literal["queue", "batch", "columns", "commits", "receipts", "pop", "holder", "schedule",
+                "any", "all", "sum", "pages", "one"]  # fmt: skip
+"""The shards that a call reaches (docs/sharding.md): that of its queue; those of its messages, its
+rows, its commits or its receipts; each in turn; the one that has it; one by a name; all that are
+up, or all, to change them or to combine their answers, in pages one after the other; none, since it
+is about one shard's log.
+"""
+
+REACHES: Final[dict[str, Reach]] = {
+    **dict.fromkeys(
+        ("get", "pull", "offset_at", "bounds", "commit_offset", "committed_offset",
+         "offset_history"), "queue"),
+    **dict.fromkeys(("put_batch", "prepare_batch"), "batch"),
+    **dict.fromkeys(("put_columns", "pull_columns"), "columns"),
+    "commit_offsets": "commits",
+    **dict.fromkeys(
+        ("ack_batch", "nack_batch", "undo_pop", "change_invisible", "change_invisible_batch",
+         "renew_batch", "give_up"), "receipts"),
+    "pop": "pop",
+    **dict.fromkeys(
+        ("find", "find_in", "cancel", "cancel_in", "change_delay", "change_delay_in", "timer",
+         "timer_in", "prepared", "prepared_in", "commit", "commit_batch", "commit_in", "rollback",
+         "rollback_batch", "rollback_in", "schedule_info", "next_firings", "pause_schedule",
+         "resume_schedule", "delete_schedule"), "holder"),
+    "schedule": "schedule",
+    **dict.fromkeys(
+        ("topics", "topics_of", "topic", "groups", "groups_of", "group", "group_topics",
+         "namespaces"), "any"),
+    **dict.fromkeys(
+        ("create_topic", "create_topics", "alter_topic", "delete_topic", "delete_topics",
+         "create_group", "create_groups", "alter_group", "delete_group", "delete_groups",
+         "create_namespace", "delete_namespace", "reset_offset", "redrive", "flush", "checkpoint",
+         "seal", "apply_retention", "on_check"), "all"),
+    **dict.fromkeys(
+        ("query", "lag", "group_stats", "stats", "timers", "timers_in", "transactions",
+         "transactions_in", "schedules", "schedules_in"), "sum"),
+    "in_flight": "pages",
+    **dict.fromkeys(
+        ("read_at", "segments", "catalog", "verify", "export_rocketmq", "export_rocketmq_store",
+         "import_rocketmq_config"), "one"),
+}  # fmt: skip
+"""The calls, and which shards each reaches."""
 
 TIER: Final = "tier"
 """The work of tiering, which is no call of the store: `[operation, policy, arguments]`."""

@@ -18,6 +18,7 @@ from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.rocketmq_door import RocketmqDoor
 from kvstore.serve.grpc.service_table import Services
 from kvstore.serve.server import Gathers
+from kvstore.wire.cluster_file import Cluster
 from tests.support import inside
 
 
@@ -32,6 +33,7 @@ class OpenDoor:
         tls: ssl.SSLContext | None = None,
         clock: Clock | None = None,
         gathers: Gathers = Gatherer,
+        cluster: tuple[Cluster, str] | None = None,
     ) -> None:
         self._clock = store.config.clock if clock is None else clock
         self._gathers = gathers
@@ -39,15 +41,21 @@ class OpenDoor:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.access = AccessControl(credentials, LocalFiles(), store.config.clock)
-        self.door, self.gatherer = self.run(self._open(store, port, tls))
+        self.door, self.gatherer = self.run(self._open(store, port, tls, cluster))
 
     async def _open(
-        self, store: Store, port: int, tls: ssl.SSLContext | None
+        self,
+        store: Store,
+        port: int,
+        tls: ssl.SSLContext | None,
+        cluster: tuple[Cluster, str] | None,
     ) -> tuple[RocketmqDoor, Gatherer]:
         gatherer = self._gathers(store)
         access = self.access
         limits = ClientLimits(access.limits, self._clock)
-        door = RocketmqDoor("127.0.0.1", port, self._loop, store, gatherer, access, limits, tls=tls)
+        door = RocketmqDoor(
+            "127.0.0.1", port, self._loop, store, gatherer, access, limits, tls=tls, cluster=cluster
+        )
         await door.start()
         return door, gatherer
 

@@ -29,6 +29,7 @@ from kvstore.wire.addresses import Address
 
 if TYPE_CHECKING:
     from kvstore.serve.door import MakesDoor
+    from kvstore.wire.cluster_file import Cluster
     from tiering.policy.policy import Policy
 
 
@@ -87,8 +88,15 @@ class OpenTo(NamedTuple):
     access: AccessControl
     limits: ClientLimits
 
-    def makers(self, addresses: Iterable[Address], policy: Policy | None) -> list[MakesDoor]:
-        """Makes the doors that were asked for, those of the local protocol first."""
+    def makers(
+        self,
+        addresses: Iterable[Address],
+        policy: Policy | None,
+        cluster: tuple[Cluster, str] | None = None,
+    ) -> list[MakesDoor]:
+        """Makes the doors that were asked for, those of the local protocol first, of a server that
+        is in a cluster by its name.
+        """
         found: list[MakesDoor] = [
             partial(
                 LocalDoor, address, access=self.access, limits=self.limits,
@@ -101,7 +109,7 @@ class OpenTo(NamedTuple):
                 found.append(self._http_door(*self.asked.http, policy))
         if self.asked.grpc is not None:
             with _installed("--grpc"):
-                found.append(self._rocketmq_door(*self.asked.grpc))
+                found.append(self._rocketmq_door(*self.asked.grpc, cluster))
         return found
 
     def _tls(self) -> Any:
@@ -111,11 +119,19 @@ class OpenTo(NamedTuple):
             return None
         return tls_context(self.config.files, certificate, key)
 
-    def _rocketmq_door(self, host: str, port: int) -> MakesDoor:
+    def _rocketmq_door(
+        self, host: str, port: int, cluster: tuple[Cluster, str] | None
+    ) -> MakesDoor:
         from kvstore.serve.grpc.rocketmq_door import RocketmqDoor
 
         return partial(
-            RocketmqDoor, host, port, access=self.access, limits=self.limits, tls=self._tls()
+            RocketmqDoor,
+            host,
+            port,
+            access=self.access,
+            limits=self.limits,
+            tls=self._tls(),
+            cluster=cluster,
         )
 
     def _http_door(self, host: str, port: int, policy: Policy | None) -> MakesDoor:

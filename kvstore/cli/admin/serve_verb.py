@@ -18,15 +18,17 @@ import resource
 import signal
 import sys
 from asyncio.sslproto import SSLProtocol
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
 import kvstore
 from kvstore.cli.admin.door_options import DoorOptions, door_options
+from kvstore.cli.admin.shard_options import ShardOptions, plan_shards, shard_options, supervise
 from kvstore.cli.terminal.opening import (
     config_option,
     folder_argument,
@@ -73,6 +75,7 @@ class _JsonFormatter(logging.Formatter):
 @click.option("--traces", is_flag=True,
               help="Spans of calls on messages; takes OpenTelemetry, set up.")  # fmt: skip
 @door_options
+@shard_options
 @policy_option_at_need
 @access_options
 @config_option
@@ -88,30 +91,41 @@ def serve(
     access: Access,
     config_file: Path | None,
     doors: DoorOptions,
+    shards: ShardOptions,
 ) -> None:
     """Serve the store in DIR to other processes, until SIGTERM or ctrl-C.
 
     They connect with kvstore.connect(URL); the other verbs of kvmq do by themselves. With --policy
     old segments are archived meanwhile, as by `kvmq tier run --watch`. Without --listen the socket
     is DIR/kvmq.sock, which only its owner may use. A door that other machines can reach takes
-    --credentials and TLS. With --json a line for each door.
+    --credentials and TLS. With --json a line for each door. With --shards several stores are served
+    by as many processes; --http and --grpc name the first one's port.
     """
     addresses = [read_address(url) for url in urls] or [socket_of(folder)]
-    if not create:
-        require_store(folder)
     _log_to_stderr(log_format)
-    _allow_many_files()
-    _lessen_buffers()
     config = read_config(config_file, access)
     open_to = doors.read(config, addresses)
+    if shards.number is not None:
+        if urls or policy_file is not None or shards.cluster_file is not None:
+            raise CallerError("--shards goes with none of --listen, --policy and --cluster")
+        words = ["--log-format", log_format, *access.words()]
+        words += ["--traces"] if traces else []
+        words += [] if config_file is None else ["--config", str(config_file.absolute())]
+        plan = plan_shards(folder, shards.number, doors, words, create=create)
+        supervise(plan, config, partial(_shard_ready, out))
+        return
+    if not create:
+        require_store(folder)
+    _allow_many_files()
+    _lessen_buffers()
     policy = None if policy_file is None else read_policy(policy_file)
-    makers = open_to.makers(addresses, policy)
+    makers = open_to.makers(addresses, policy, shards.cluster())
     gathers = _traced_gatherer() if traces else Gatherer
     with out.progress() as report:
         store = kvstore.open(folder, config, progress=report)
     with store, ServerWorker(store, policy) as worker:
         server = Server(store, makers, gathers, worker)
-        asyncio.run(_serve(out, server, store, open_to.access))
+        asyncio.run(_serve(out, server, store, open_to.access, ends=shards.is_supervised))
         _log.info("drained; closing the store")
     _log.info("closed")
 
@@ -126,7 +140,10 @@ def _traced_gatherer() -> Gathers:
     return TracedGatherer
 
 
-async def _serve(out: Output, server: Server, store: kvstore.Store, access: AccessControl) -> None:
+async def _serve(
+    out: Output, server: Server, store: kvstore.Store, access: AccessControl, *, ends: bool
+) -> None:
+    """Serves until a signal comes, or, with `ends`, until standard input ends."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         # Another thread than the main one gets no signals; its caller stops the server otherwise.
@@ -134,6 +151,8 @@ async def _serve(out: Output, server: Server, store: kvstore.Store, access: Acce
             loop.add_signal_handler(number, _stop, server, number)
     with suppress(RuntimeError, ValueError):
         loop.add_signal_handler(signal.SIGHUP, _read_again, access)
+    if ends:
+        loop.add_reader(sys.stdin.fileno(), _orphaned, loop, server)
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, 20, 100)
@@ -142,6 +161,12 @@ async def _serve(out: Output, server: Server, store: kvstore.Store, access: Acce
 
 def _stop(server: Server, number: int) -> None:
     _log.info("%s: draining", signal.Signals(number).name)
+    server.stop()
+
+
+def _orphaned(loop: asyncio.AbstractEventLoop, server: Server) -> None:
+    loop.remove_reader(sys.stdin.fileno())
+    _log.error("the supervisor has ended: draining")
     server.stop()
 
 
@@ -159,6 +184,14 @@ def _ready(out: Output, store: kvstore.Store, door: Door) -> None:
         out.line({"door": door.name, "url": door.url, "pid": os.getpid()})
     else:
         out.text(f"{store.path} is served by the {door.name} at {door.url}")
+    sys.stdout.flush()
+
+
+def _shard_ready(out: Output, shard: str, said: Mapping[str, Any]) -> None:
+    if out.json:
+        out.line({"shard": shard, **said})
+    else:
+        out.text(f"{shard} is served by the {said.get('door')} at {said['url']}")
     sys.stdout.flush()
 
 

@@ -24,7 +24,7 @@ from kvstore.cli.terminal.options import Access, LocalPath, Option, listed
 from kvstore.cli.terminal.output import Output
 from kvstore.errors import ConnectionLost, StoreLocked, StoreNotFound
 from kvstore.files import LocalFiles, local_path
-from kvstore.opening.store_folder import served_url
+from kvstore.opening.store_folder import CLUSTER_FILE, COMMITLOG, INDEX, served_url
 from kvstore.record.put.explain import DELAY_MAX
 from kvstore.serve.access.credentials import check_private
 from kvstore.wire.addresses import TLS, UNIX
@@ -115,8 +115,8 @@ def read_config(file: Path | None, access: Access | None = None) -> StoreConfig:
 
 
 def require_store(folder: Path) -> None:
-    """Raises `StoreNotFound` unless a store is there."""
-    if not any((folder / part).is_dir() for part in ("commitlog", "index")):
+    """Raises `StoreNotFound` unless a store is there, or several are."""
+    if not any((folder / part).exists() for part in (COMMITLOG, INDEX, CLUSTER_FILE)):
         raise StoreNotFound(
             f"there is no store in {folder}: it has neither commitlog nor index in it; "
             "`kvmq topic create` and `kvmq put --create` make one"
@@ -160,9 +160,12 @@ def connect_if_served(folder: Path) -> kvstore.ServedStore | None:
     if not url:
         return None
     try:
-        return kvstore.connect(url, **environment_target(url), reconnect_for=_RECONNECT_FOR)
+        found: kvstore.ServedStore = kvstore.connect(
+            url, **environment_target(url), reconnect_for=_RECONNECT_FOR
+        )
     except ConnectionLost:
         return None  # the server was killed: opening says what is there
+    return found
 
 
 def environment_target(url: str) -> dict[str, Any]:

@@ -129,6 +129,12 @@ class Access(NamedTuple):
         archives = config.archives.with_given(self.keys_file, self.options)
         return msgspec.structs.replace(config, archives=archives)
 
+    def words(self) -> list[str]:
+        """The options as they are written on a command line."""
+        keys = [] if self.keys_file is None else ["--keys", str(self.keys_file.absolute())]
+        settings = [("--place-option", f"{n}={value}") for n, value in self.options.items()]
+        return [*keys, *(word for pair in settings for word in pair)]
+
     def place_options(self, store_id: str | None) -> dict[str, object]:
         """The options of a place, of whose stores `store_id` names one if it has several."""
         return {**self.options, **({} if store_id is None else {"store_id": store_id})}

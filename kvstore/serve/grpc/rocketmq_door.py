@@ -19,13 +19,15 @@ from kvstore.serve.access.limits import ClientLimits
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.service_table import Services
 from kvstore.serve.http2.h2_server import H2Server
+from kvstore.wire.cluster_file import Cluster
 
 _BACKLOG: Final = 1024
 
 
 class RocketmqDoor:
     """The door; see the module and `serve.door`. `port` 0 takes a free one; `tls` is what
-    `serve.access.exposure.tls_context` makes.
+    `serve.access.exposure.tls_context` makes. In a cluster, the list of its shards comes with the
+    name of this one.
     """
 
     name = "RocketMQ's gRPC"
@@ -41,10 +43,12 @@ class RocketmqDoor:
         limits: ClientLimits,
         *,
         tls: ssl.SSLContext | None = None,
+        cluster: tuple[Cluster, str] | None = None,
     ) -> None:
         self._host, self._port = host, port
         self._loop, self._store, self._gatherer = loop, store, gatherer
         self._access, self._limits, self._tls = access, limits, tls
+        self._cluster = cluster
         if tls is not None:
             tls.set_alpn_protocols(["h2"])
         self._server: H2Server | None = None
@@ -82,7 +86,12 @@ class RocketmqDoor:
             ) from e
         self._port = listening.getsockname()[1]
         self._services = Services(
-            self._loop, self._store, self._gatherer, self._access, self._limits
+            self._loop,
+            self._store,
+            self._gatherer,
+            self._access,
+            self._limits,
+            cluster=self._cluster,
         )
         # Plaintext beside TLS is for clients on this machine.
         self._server = H2Server(

@@ -33,6 +33,7 @@ from kvstore.errors import (
 )
 from kvstore.message import Message, PutResult
 from kvstore.serve.gatherer import Gatherer
+from kvstore.serve.grpc.brokers import BROKER, Brokers
 from kvstore.serve.grpc.caller import Caller
 from kvstore.serve.grpc.orphan_checks import OrphanChecks
 from kvstore.serve.grpc.protocol.answers import Refusal, ok, set_error, set_status, sum_up
@@ -40,8 +41,6 @@ from kvstore.serve.grpc.protocol.incoming import DoorLimits, check_type, message
 from kvstore.serve.grpc.protocol.wire import NUMBERS, Wire, message_class, ms_of
 from kvstore.serve.open_calls import OpenCall
 
-BROKER: Final = "kvmq"
-"""The name of the broker that clients see."""
 _RESOLUTIONS: Final = NUMBERS["TransactionResolution"]
 _VERSION: Final = "v1"
 _MESSAGE_EXTRA: Final = 512
@@ -59,10 +58,16 @@ class Sending:
     """The calls of producers; see the module."""
 
     def __init__(
-        self, store: Store, gatherer: Gatherer, orphans: OrphanChecks, limits: DoorLimits
+        self,
+        store: Store,
+        gatherer: Gatherer,
+        orphans: OrphanChecks,
+        brokers: Brokers,
+        limits: DoorLimits,
     ) -> None:
         self._store = store
         self._gatherer = gatherer
+        self._brokers = brokers
         self._orphans = orphans
         self._limits = limits
         self._clock = store.config.clock
@@ -179,7 +184,12 @@ class Sending:
             raise Refusal(
                 "ILLEGAL_TOPIC", f"the handle is of a message to {named!r}, not {topic!r}"
             )
-        if not await self._gatherer.call("cancel", message_id):
+        try:
+            was_cancelled = await self._gatherer.call("cancel", message_id)
+        except MessageNotFound:
+            # The client names no broker: it asks the one whose address it was given.
+            was_cancelled = await self._brokers.cancel(message_id)
+        if not was_cancelled:
             raise Refusal("MESSAGE_NOT_FOUND", f"the message {message_id!r} was delivered already")
         answer = ok("RecallMessageResponse")
         answer.message_id = message_id

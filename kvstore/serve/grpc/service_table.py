@@ -20,6 +20,7 @@ from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.access.credentials import LOCAL
 from kvstore.serve.access.limits import ClientLimits
 from kvstore.serve.gatherer import Gatherer
+from kvstore.serve.grpc.brokers import Brokers
 from kvstore.serve.grpc.caller import Caller
 from kvstore.serve.grpc.clients import Clients
 from kvstore.serve.grpc.held_file import HeldFile
@@ -42,6 +43,7 @@ from kvstore.serve.http2.grpc_call import (
     ServerStream,
     Unary,
 )
+from kvstore.wire.cluster_file import Cluster
 
 _SWEEP: Final = 10.0
 """Seconds between two looks for clients that are gone, and for messages that are held for long."""
@@ -61,6 +63,7 @@ class Services:
         access: AccessControl,
         client_limits: ClientLimits,
         limits: DoorLimits | None = None,
+        cluster: tuple[Cluster, str] | None = None,
     ) -> None:
         self._access = access
         self._client_limits = client_limits
@@ -77,15 +80,17 @@ class Services:
         self.renewals.go_on(written)
         self._orphans = OrphanChecks(store, gatherer, self.clients, loop)
         limits = DoorLimits(body=store.config.max_body) if limits is None else limits
-        self._sending = Sending(store, gatherer, self._orphans, limits)
+        self._brokers = Brokers(cluster)
+        self._sending = Sending(store, gatherer, self._orphans, self._brokers, limits)
         self._receiving = Receiving(store, gatherer, self.clients, self.renewals, limits)
         self._pulling = Pulling(store, gatherer, limits)
-        self._routes = Routes(store, gatherer)
+        self._routes = Routes(store, gatherer, self._brokers)
         self._telemetry_calls = Telemetry(
             store, gatherer, self.clients, self._orphans, self.renewals, limits
         )
         self._loop = loop
-        self._tasks = [loop.create_task(self.renewals.run()), loop.create_task(self._sweep())]
+        works = (self.renewals.run(), self._sweep(), self._brokers.run())
+        self._tasks = [loop.create_task(work) for work in works]
 
     def methods(self) -> Mapping[str, Method]:
         """The calls by their paths."""
@@ -123,6 +128,7 @@ class Services:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._held_file.write(self.renewals.written())
         self._orphans.close()
+        await self._brokers.close()
         self.clients.end_streams()
 
     def _caller(self, call: Call, size: int) -> Caller:

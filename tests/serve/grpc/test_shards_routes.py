@@ -1,0 +1,151 @@
+"""RocketMQ's own Python client spreads over the shards of a cluster, as over brokers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from kvstore import Store
+from kvstore.wire.cluster_file import Cluster, ShardEntry
+from tests.support.free_ports import free_ports
+from tests.support.grpc_doors import OpenDoor
+from tests.support.rocketmq_client import RocketmqClient
+from tests.support.rocketmq_requests import answer, request_of
+from tests.support.served import serving
+from tests.support.waiting import until
+
+ALL = {"t": ["tag", "*"]}
+NAMES = ("a", "b")
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Iterator[list[Store]]:
+    """Two stores with the topic `t`."""
+    with ExitStack() as opened:
+        stores = [opened.enter_context(kvstore.open(tmp_path / name)) for name in NAMES]
+        for store in stores:
+            store.create_topic("t", queues=2)
+        yield stores
+
+
+@pytest.fixture
+def doors(shards: list[Store]) -> Iterator[list[OpenDoor]]:
+    """A door for each, which know of each other."""
+    port = free_ports(2)
+    cluster = Cluster(
+        [ShardEntry(name, grpc=f"127.0.0.1:{port + n}") for n, name in enumerate(NAMES)]
+    )
+    with ExitStack() as opened:
+        yield [
+            opened.enter_context(OpenDoor(store, port + n, cluster=(cluster, NAMES[n])))
+            for n, store in enumerate(shards)
+        ]
+
+
+def test_a_client_sends_to_both_shards_and_receives_from_both(
+    shards: list[Store], doors: list[OpenDoor], tmp_path: Path
+) -> None:
+    bodies = {f"m{n}" for n in range(24)}
+    with RocketmqClient(doors[0].endpoint, tmp_path) as client:
+        until(lambda: _brokers(client) == {"a", "b"})
+        client.do("producer", topics=["t"])
+        for body in bodies:
+            client.do("send", topic="t", body=body)
+        ends = _ends(shards)
+        client.do("simple", group="g", topics=ALL, wait=1)
+        received: set[str] = set()
+        while received != bodies:
+            received |= _acked(client)
+
+    assert sum(ends) == len(bodies)
+    assert min(ends) > 0
+    assert [one.lag for store in shards for one in store.lag("g", "t")] == [0] * 4
+
+
+def _acked(client: RocketmqClient) -> set[str]:
+    found = client.do("receive", invisible=30)
+    for message in found:
+        client.do("ack", at=message["at"])
+    return {message["body"] for message in found}
+
+
+def test_a_push_consumer_of_one_shards_address_gets_the_messages_of_both(
+    shards: list[Store], doors: list[OpenDoor], tmp_path: Path
+) -> None:
+    for n, store in enumerate(shards):
+        store.put("t", b"of %d" % n)
+    with RocketmqClient(doors[1].endpoint, tmp_path) as client:
+        client.do("push", group="g", topics=ALL)
+        assert {one["body"] for one in client.do("pushed", count=2)} == {"of 0", "of 1"}
+
+
+def test_a_shard_that_takes_no_connections_is_left_out_and_clients_go_on(
+    shards: list[Store], doors: list[OpenDoor], tmp_path: Path
+) -> None:
+    with RocketmqClient(doors[0].endpoint, tmp_path) as client:
+        until(lambda: _brokers(client) == {"a", "b"})
+        doors[1].run(doors[1].door.stop(1.0))
+        until(lambda: _brokers(client) == {"a"})
+
+        client.do("producer", topics=["t"])
+        for n in range(4):
+            client.do("send", topic="t", body=f"m{n}")
+    assert _ends(shards) == [4, 0]
+
+
+def _brokers(client: RocketmqClient) -> set[str]:
+    route = answer(client, "QueryRoute", request_of("QueryRoute"))
+    return {queue.broker.name for queue in route.message_queues}
+
+
+def test_transactions_end_where_they_began_and_a_message_group_stays_on_one_shard(
+    shards: list[Store], doors: list[OpenDoor], tmp_path: Path
+) -> None:
+    with RocketmqClient(doors[0].endpoint, tmp_path) as client:
+        until(lambda: _brokers(client) == {"a", "b"})
+        client.do("producer", topics=["t"], answers="COMMIT")
+        for n in range(6):
+            client.do("send", topic="t", body=f"{n}", transaction=True)
+            client.do("end", how="commit" if n % 3 else "rollback")
+        assert sum(_ends(shards)) == 4
+        assert min(_ends(shards)) > 0
+        before = _ends(shards)
+        for n in range(4):
+            client.do("send", topic="t", body=f"{n}", message_group="customer")
+        assert sorted(b - a for a, b in zip(before, _ends(shards), strict=True)) == [0, 4]
+
+
+def _ends(shards: list[Store]) -> list[int]:
+    return [sum(store.bounds("t", q).next_offset for q in range(2)) for store in shards]
+
+
+def test_a_recall_reaches_the_shard_that_has_the_message(
+    shards: list[Store], tmp_path: Path
+) -> None:
+    port = free_ports(2)
+    with ExitStack() as opened:
+        servers = [opened.enter_context(serving(store)) for store in shards]
+        cluster = Cluster(
+            [
+                ShardEntry(name, server.url, f"127.0.0.1:{port + n}")
+                for n, (name, server) in enumerate(zip(NAMES, servers, strict=True))
+            ]
+        )
+        doors = [
+            opened.enter_context(OpenDoor(store, port + n, cluster=(cluster, NAMES[n])))
+            for n, store in enumerate(shards)
+        ]
+        client = opened.enter_context(RocketmqClient(doors[0].endpoint, tmp_path))
+        until(lambda: _brokers(client) == {"a", "b"})
+        client.do("producer", topics=["t"])
+        due = int(time.time()) + 600
+        sent = [client.do("send", topic="t", body="x", delivery_timestamp=due) for _ in range(4)]
+        assert [store.timers().count for store in shards] == [2, 2]
+        for one in sent:
+            assert client.do("recall", topic="t", handle=one["handle"]) == one["id"]
+        assert [store.timers().count for store in shards] == [0, 0]
