@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from kvstore.api.founding import ImportReport, RebuildReport, import_rocketmq, rebuild
 from kvstore.api.namespace_view import Namespace
@@ -112,7 +112,6 @@ from kvstore.pop.progress import GroupStats
 from kvstore.read.sql import SqlFilter, sql
 from kvstore.rocketmq.export import ExportReport
 from kvstore.sharding.connecting import connect
-from kvstore.sharding.sharded_store import ShardedStore
 from kvstore.timing.checks import Checker
 from kvstore.timing.delayed_message import DelayedMessage, DelayedPage, DelayStats
 from kvstore.timing.prepared_message import PreparedMessage, PreparedPage
@@ -144,11 +143,21 @@ def open(
     return Store(path, config, read_only=read_only, progress=progress)
 
 
-def __getattr__(name: str) -> ModuleType:
+if TYPE_CHECKING:
+    from kvstore.sharding.sharded_store import ShardedStore
+
+
+def __getattr__(name: str) -> Any:
     # Who needs no asyncio doesn't wait for it.
     if name == "aio":
         return importlib.import_module("kvstore.aio")
+    if name == "ShardedStore":
+        return importlib.import_module("kvstore.sharding.sharded_store").ShardedStore
     raise AttributeError(f"module 'kvstore' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 __all__ = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, overload
+from typing import TYPE_CHECKING, Final, overload
 
 from kvstore.client.served_calls import Requests
 from kvstore.client.served_store import ServedStore
@@ -16,9 +16,10 @@ from kvstore.client.served_target import Credentials, Tls, read_target
 from kvstore.client.socket_link import SocketLink
 from kvstore.clock import SystemClock
 from kvstore.errors import CallerError, shown
-from kvstore.sharding.sharded_store import ShardedStore, connect_shards
-from kvstore.sharding.shards import Shards
 from kvstore.wire.cluster_file import cluster_of
+
+if TYPE_CHECKING:
+    from kvstore.sharding.sharded_store import ShardedStore
 
 RECONNECT_FOR: Final = 30.0
 _RECONNECT_MAX: Final = 24 * 3600.0
@@ -75,6 +76,10 @@ def connect(
     """
     seconds, found = check_reconnect(reconnect_for), cluster_of(url)
     if found is not None:
+        # Who has no shards doesn't wait for asyncio.
+        from kvstore.sharding.sharded_store import connect_shards  # noqa: PLC0415  # see above
+        from kvstore.sharding.shards import Shards  # noqa: PLC0415  # see above
+
         return connect_shards(partial(Shards, *found, seconds, credentials, tls))
     target, clock = read_target(url, credentials, tls), SystemClock()  # type: ignore[arg-type]  # no list
     link = SocketLink(target, clock, seconds)

@@ -19,7 +19,15 @@ from kvstore.errors import FormatTooNew, OffsetNotFound, StoreError
 from tests.tiering.worker import pools
 from tiering.executor.pool import Pool, pack_error, unpack_error
 
-GIVEN: dict[str, Any] = {"int": 7, "str": "text", "bool": True, "int | None": 7}
+GIVEN: dict[str, Any] = {
+    "int": 7,
+    "str": "text",
+    "bool": True,
+    "int | None": 7,
+    "Sequence[str]": ("text",),
+    # Two exceptions are never equal.
+    "Mapping[str, Exception] | None": {},
+}
 
 
 def modules() -> Iterator[str]:
