@@ -43,9 +43,13 @@ cdef extern from *:
     """
     #include <stdint.h>
     #include <string.h>
-    /* Ask the memory for bytes that will be read soon. */
+    /* Ask the memory for bytes that will be read soon. GCC takes a function that does nothing else
+       for one without effect, and leaves out the calls; but for the empty statement. */
     static inline void fetch_ahead(const uint8_t *at, Py_ssize_t size) {
-        for (Py_ssize_t line = 0; line < size; line += 64) __builtin_prefetch(at + line);
+        for (Py_ssize_t line = 0; line < size; line += 64) {
+            __builtin_prefetch(at + line);
+            __asm__ volatile("");
+        }
     }
     /* Big-endian numbers at any address, each one load or store. */
     #if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
