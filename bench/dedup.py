@@ -1,7 +1,8 @@
 """Dedup ids: the time that they add to puts, the bytes that they take, and the opening behind them.
 
-The idea: stores with and without ids get the load in turn, several times. The least processor time
-of each is compared, of all threads: other programs only add to it.
+The idea: stores with and without ids get the load in turn, several times, each in a process of its
+own: memory that another store has left changes the costs of the next. The least processor time of
+each is compared, of all threads: other programs only add to it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import kvstore
 from bench.figure import Figure, Options
+from bench.isolated import isolated
 from bench.loads import load_of
 from kvstore import Message, Store
 from kvstore.cli.trial import measure
@@ -62,7 +64,7 @@ def _compare(folder: Path, load: Load, name: str, put: Put) -> list[Figure]:
     for _ in range(_ROUNDS):
         for has_ids, found in seconds.items():
             path = folder / "store"
-            found.append(_fill(path, load, put, has_ids=has_ids)[0])
+            found.append(isolated(_fill, path, load, put, has_ids=has_ids)[0])
             shutil.rmtree(path)
     plain, with_ids = min(seconds[False]), min(seconds[True])
     return [
