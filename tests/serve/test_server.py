@@ -19,6 +19,7 @@ from kvstore import (
     CallerError,
     ExposureRefused,
     Message,
+    MessageIllegal,
     ServedStore,
     Store,
     StoreClosed,
@@ -214,3 +215,12 @@ def test_a_connection_is_neither_pickled_nor_opened_by_a_fork(client: ServedStor
     with pytest.raises(CallerError, match="connect in the process"):
         pickle.dumps(client)
     assert repr(client).startswith("<kvstore.ServedStore kvmq+unix://")
+
+
+@pytest.mark.parametrize("delay", [10**400, -(10**400), float("inf")])
+def test_a_delay_that_is_none_is_refused_as_by_the_store(client: ServedStore, delay: float) -> None:
+    with pytest.raises(MessageIllegal, match="40 years"):
+        client.put("t", b"x", delay=delay)
+    with pytest.raises(MessageIllegal, match=r"message 1 of 2: .*40 years"):
+        client.put_batch([Message("t", b"x"), Message("t", b"x", delay=delay)])
+    assert client.bounds("t", 0).next_offset == 0

@@ -144,6 +144,8 @@ TIMES: Final[list[tuple[dict[str, Any], str]]] = [
     ({"delay": math.nan}, "nan"),
     ({"delay": math.inf}, "inf"),
     ({"delay": YEARS}, "1262304001"),
+    ({"delay": 10**400}, r"40 years|integer string|digits|inf"),
+    ({"delay": -(10**400)}, r"40 years|integer string|digits|inf"),
     ({"delay": "soon"}, "'soon'"),
     ({"deliver_at": -5}, "deliver_at is -5"),
     ({"deliver_at": math.nan}, "nan"),
