@@ -144,10 +144,12 @@ class Calls(ColumnCalls, PopCalls, RenewalCalls, TimingCalls, TransactionCalls, 
         limit: int = 64,
     ) -> list[StoredMessage]:
         """Messages of a topic with a key (or unique id), the highest position in the log first;
-        `begin` and `end` bound the store time, ms, both included.
+        `begin` and `end` bound the store time, ms, both included. `CallerError` for a topic in
+        which the store keeps delayed or prepared messages.
         """
         self._check_open()
-        return self._engine.finder.query(self._engine.topics.get(topic), key, begin, end, limit)
+        asked = self._engine.topics.of_callers(topic)
+        return self._engine.finder.query(asked, key, begin, end, limit)
 
     def read_at(self, position: int) -> StoredMessage:
         """The message whose record begins at a position of the log; `MessageNotFound`,
@@ -298,7 +300,8 @@ class Calls(ColumnCalls, PopCalls, RenewalCalls, TimingCalls, TransactionCalls, 
         `queues` (or `write_queues`) is how many take messages. Fewer than before: those taken away
         stay readable, until `read_queues` takes them from readers too, which is refused
         (`QueueNotEmpty`) while one of them holds a message. Queues that come back go on where they
-        were."""
+        were. A topic in which the store keeps delayed or prepared messages stays as it is
+        (`CallerError`)."""
         self._engine.log.check_writable()
         if queues is not None and write_queues is not None:
             raise CallerError("queues and write_queues are the same setting; give one of them")
@@ -323,7 +326,7 @@ class Calls(ColumnCalls, PopCalls, RenewalCalls, TimingCalls, TransactionCalls, 
         """Deletes a topic: its index and the rows that groups have of the topic go at once, its
         records with their segments. Its schedules end, and its delayed and prepared messages are
         not delivered; returns how many these were, with the next one of each schedule.
-        `TopicNotFound`.
+        `TopicNotFound`, and `CallerError` for a topic in which the store keeps them.
         """
         return self.delete_topics([name])
 

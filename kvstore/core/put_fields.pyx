@@ -87,6 +87,9 @@ cdef int64_t due_of(Message message, int64_t now_ms, const Times *times) except 
         return _end_of(_levels[delay - 1], now_ms, times)
     if type(message.delay) is not float and type(message.delay) is not int:
         refuse("the delay is no number")
+    if type(message.delay) is int:
+        # Before it becomes a float: a large one has no float.
+        number_within(message.delay, _DELAY_MAX // 1000)
     seconds = message.delay
     if not 0 <= seconds <= _DELAY_MAX / 1000:
         refuse("a delay out of its range")

@@ -67,7 +67,7 @@ def delete(
     """Deletes topics and groups in one batch, to which `also` adds more. Returns how many
     delayed and prepared messages went with the topics.
     """
-    topic_ids = {engine.topics.get(name).id for name in topics}
+    topic_ids = {engine.topics.of_callers(name).id for name in topics}
     group_ids = {engine.groups.get(name).id for name in groups}
     if topics:
         # Most of the tail now, before other threads have to wait.

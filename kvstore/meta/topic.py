@@ -149,6 +149,15 @@ class Topic:
         self.keys_ever = self.keys_unique or any(s != "off" for _, s in info.key_history)
         self._sure: KeyHistory = ()
 
+    def check_of_callers(self) -> None:
+        """`CallerError` if delayed or prepared messages wait in it."""
+        if self.route.holds_pending:
+            raise CallerError(
+                f"delayed or prepared messages wait in the topic {shown(self.name)}, which the "
+                "store keeps for itself: nobody queries, pops, alters or deletes it; list what "
+                "waits with timers or transactions, and end it with cancel, commit or rollback"
+            )
+
     def key_level_at(self, position: int) -> int:
         """The level of keys that a record's replay puts into the index: the level at its put or
         today's, whichever is higher.
@@ -192,7 +201,9 @@ def new_topic(config: TopicConfig, number: int, since: int, key_index: KeyIndex)
             read_queues=read,
             write_queues=config.queues,
             kind=config.kind,
-            key_index=key_index if config.key_index is None else config.key_index,
+            key_index=waiting_key_index(
+                config.name, key_index if config.key_index is None else config.key_index
+            ),
             retention=config.retention,
             since=since,
             attributes=attributes_of(config.attributes) if config.attributes != {} else {},

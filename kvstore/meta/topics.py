@@ -148,6 +148,14 @@ class Topics:
             )
         return found
 
+    def of_callers(self, name: str) -> Topic:
+        """A topic that callers may query, alter and delete; `CallerError` for one in which messages
+        wait: nobody sees these before their time, and all of them can be found again.
+        """
+        found = self.get(name)
+        found.check_of_callers()
+        return found
+
     def for_put(self, name: str) -> Topic:
         """The topic that a put uses or would make; makes none."""
         found = self.find(name)
@@ -303,7 +311,7 @@ class Topics:
         messages.
         """
         with self._lock:
-            old = self.get(name).info
+            old = self.of_callers(name).info
             new = checked(with_queues(msgspec.structs.replace(old, **changes), queues, read_queues))
             log_start = self._families.get(META, LOG_START)
             start = U64.unpack(log_start)[0] if log_start else 0

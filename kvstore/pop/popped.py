@@ -53,6 +53,8 @@ def check_wanted(
     """Checks the arguments of a pop of a topic, or of several; `CallerError`, `QueueNotFound`,
     `FilterIllegal`.
     """
+    if topic is not None:
+        topic.check_of_callers()
     check_limits(limit, max_bytes)
     invisible_ms = check_seconds("invisible_for", invisible_for)
     assert isinstance(invisible_for, int | float)

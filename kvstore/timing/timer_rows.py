@@ -38,6 +38,8 @@ from kvstore.timing.delayed_message import DelayStats
 if TYPE_CHECKING:
     from kvstore.core.tail import Waiting
 
+_PLACE_END: Final = 1 << 62
+"""Above all due times and positions."""
 _PAGE_MAX: Final = 10_000
 _TIME_END: Final = (1 << 63) - 1
 _FEW: Final = 8
@@ -238,6 +240,7 @@ def check_page(limit: object, after: object) -> Place:
         raise CallerError(f"limit is {shown(limit)}; it must be 1 to {_PAGE_MAX}")
     if after is None:
         return START
-    if isinstance(after, tuple | list) and len(after) == 2 and all(type(n) is int for n in after):
-        return after[0], after[1]
+    match after:
+        case [int(), int()] as place if all(type(n) is int and -1 <= n < _PLACE_END for n in place):
+            return place[0], place[1]
     raise CallerError(f"after is {shown(after)}; it must be the `next` of a page before, or None")

@@ -22,6 +22,8 @@ from kvstore.clock import SystemClock
 from tests.cli.conftest import SMALL, Kvmq
 from tests.support import inside
 from tests.support.clock import VirtualClock
+from tests.support.served import serving
+from tests.support.waiting import until
 
 Process = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -103,7 +105,8 @@ def test_groups_that_begin_elsewhere(tmp_path: Path) -> None:
 
 def test_messages_that_wait_are_counted_and_the_next_due_is_told(kvmq: Kvmq, store: Path) -> None:
     once = ("top", store, "--once", "--interval", 0.05)
-    assert kvmq(*once, "--json").json["delays"] == {"waiting": 0, "next_due": None, "late_ms": 0}
+    untold = {"late_ms": 0, "last_late_ms": None}
+    assert kvmq(*once, "--json").json["delays"] == {"waiting": 0, "next_due": None, **untold}
     assert "no delayed message waits" in kvmq(*once).out
     now = SystemClock().now_ms()
     in_an_hour, overdue = now + 3_600_000, now - 30_000
@@ -111,7 +114,7 @@ def test_messages_that_wait_are_counted_and_the_next_due_is_told(kvmq: Kvmq, sto
     with kvstore.open(store, StoreConfig(clock=VirtualClock(now - 60_000))) as opened:
         opened.put("t", b"x", deliver_at=in_an_hour)
         found = kvmq(*once, "--json").json["delays"]
-        assert found == {"waiting": 1, "next_due": in_an_hour, "late_ms": 0}
+        assert found == {"waiting": 1, "next_due": in_an_hour, **untold}
         assert "1 delayed wait, the next is due in 3," in kvmq(*once).out
         opened.put("t", b"x", deliver_at=overdue)
     # Nobody has the store open, so nobody delivers.
@@ -119,6 +122,24 @@ def test_messages_that_wait_are_counted_and_the_next_due_is_told(kvmq: Kvmq, sto
     assert (found["waiting"], found["next_due"]) == (2, overdue)
     assert found["late_ms"] >= 30_000
     assert "2 delayed wait, the next is due late by " in kvmq(*once).out
+
+
+def test_the_server_of_a_store_tells_how_late_the_last_message_came(
+    kvmq: Kvmq, tmp_path: Path
+) -> None:
+    clock, once = VirtualClock(), ("top", tmp_path / "s", "--once", "--interval", 0.05)
+    with kvstore.open(tmp_path / "s", StoreConfig(clock=clock)) as store:
+        store.create_topic("t", queues=1)
+        store.put("t", b"x", delay=1)
+        with serving(store):
+            assert kvmq(*once, "--json").json["delays"]["last_late_ms"] is None
+            clock.advance(3.314)
+            inside.deliver_due(store)
+            until(lambda: store.stats().delays.delivered == 1)
+            assert kvmq(*once, "--json").json["delays"]["last_late_ms"] == 2314
+            assert "no delayed message waits; the last came 2.314 s late" in kvmq(*once).out
+        # Nobody can be asked.
+        assert kvmq(*once, "--json").json["delays"]["last_late_ms"] is None
 
 
 def test_once_shows_one_interval(kvmq: Kvmq, store: Path) -> None:
@@ -142,8 +163,8 @@ def test_rates_beside_a_writer_that_is_busy(process: Process, tmp_path: Path) ->
         lines: list[bytes] = []
         batch = [Message("t", bytes(100)) for _ in range(64)]
         assert top.stdout is not None
-        until = time.monotonic() + 30
-        while len(lines) < 8 and time.monotonic() < until:
+        deadline = time.monotonic() + 30
+        while len(lines) < 8 and time.monotonic() < deadline:
             for _ in range(20):
                 store.put_batch(batch)
                 store.ack_batch([p.receipt for p in store.pop("g", "t", limit=64)])

@@ -19,12 +19,14 @@ from kvstore import (
     CallerError,
     ExposureRefused,
     Message,
+    MessageIllegal,
     ServedStore,
     Store,
     StoreClosed,
     StoreServed,
     TransactionEnded,
 )
+from kvstore.core.names import TIMER_TOPIC, TRANSACTION_HALF_TOPIC
 from kvstore.wire.addresses import Address, read_address, socket_of
 from tests.support.served import ServerThread, serving
 from tests.support.stores import Opens, settings
@@ -214,3 +216,27 @@ def test_a_connection_is_neither_pickled_nor_opened_by_a_fork(client: ServedStor
     with pytest.raises(CallerError, match="connect in the process"):
         pickle.dumps(client)
     assert repr(client).startswith("<kvstore.ServedStore kvmq+unix://")
+
+
+@pytest.mark.parametrize("delay", [10**400, -(10**400), float("inf")])
+def test_a_delay_that_is_none_is_refused_as_by_the_store(client: ServedStore, delay: float) -> None:
+    with pytest.raises(MessageIllegal, match="40 years"):
+        client.put("t", b"x", delay=delay)
+    with pytest.raises(MessageIllegal, match=r"message 1 of 2: .*40 years"):
+        client.put_batch([Message("t", b"x"), Message("t", b"x", delay=delay)])
+    assert client.bounds("t", 0).next_offset == 0
+
+
+@pytest.mark.parametrize("topic", [TIMER_TOPIC, TRANSACTION_HALF_TOPIC])
+def test_messages_that_wait_are_kept_from_clients(client: ServedStore, topic: str) -> None:
+    delayed, prepared = client.put("t", b"x", delay=3600), client.prepare("t", b"y", group="pay")
+    for call in (
+        lambda: client.delete_topic(topic),
+        lambda: client.alter_topic(topic, key_index="off"),
+        lambda: client.pop("g", topic),
+        lambda: client.pop("g", topic, wait=5),
+    ):
+        with pytest.raises(CallerError, match="messages wait in the topic"):
+            call()
+    assert client.cancel(delayed.message_id)
+    assert client.commit(prepared).offset == 0

@@ -15,8 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 import kvstore
-from kvstore import Message, StoreConfig, StoredMessage, StoreError
+from kvstore import CallerError, Message, StoreConfig, StoredMessage, StoreError, TopicConfig
 from kvstore.cli import kvmq as command
+from kvstore.core.names import TIMER_TOPIC, TRANSACTION_HALF_TOPIC
 from tests.support import inside
 from tests.support.stores import SMALL, killed, settings
 from tests.support.waiting import until
@@ -144,6 +145,8 @@ TIMES: Final[list[tuple[dict[str, Any], str]]] = [
     ({"delay": math.nan}, "nan"),
     ({"delay": math.inf}, "inf"),
     ({"delay": YEARS}, "1262304001"),
+    ({"delay": 10**400}, r"40 years|integer string|digits|inf"),
+    ({"delay": -(10**400)}, r"40 years|integer string|digits|inf"),
     ({"delay": "soon"}, "'soon'"),
     ({"deliver_at": -5}, "deliver_at is -5"),
     ({"deliver_at": math.nan}, "nan"),
@@ -302,6 +305,67 @@ def test_a_deleted_topic_says_how_many_messages_went_with_it(door: Door) -> None
     with kvstore.open(door.path, SMALL) as store:
         assert (store.timers().count, store.transactions().count) == (0, 0)
         assert store.schedules() == []
+
+
+@pytest.mark.parametrize("topic", [TIMER_TOPIC, TRANSACTION_HALF_TOPIC])
+def test_the_topics_in_which_messages_wait_are_not_deleted(door: Door, topic: str) -> None:
+    if isinstance(door, NamespaceDoor):
+        assert_refused(door, "TopicNotFound", topic, "delete_topic", topic)
+        return
+    with kvstore.open(door.path, SMALL) as store:
+        delayed = store.put("t", b"x", delay=3600)
+        prepared = store.prepare("t", b"y", group="pay")
+    assert_refused(door, "CallerError", "messages wait in the topic", "delete_topic", topic)
+    with kvstore.open(door.path, SMALL) as store:
+        with pytest.raises(CallerError, match="messages wait in the topic"):
+            store.delete_topics(["t", topic])
+        assert (store.timers().count, store.transactions().count) == (1, 1)
+        assert store.cancel(delayed.message_id)
+        assert store.commit(prepared).offset == 0
+
+
+@pytest.mark.parametrize("topic", [TIMER_TOPIC, TRANSACTION_HALF_TOPIC])
+def test_the_topics_in_which_messages_wait_stay_as_they_are(tmp_path: Path, topic: str) -> None:
+    with kvstore.open(tmp_path / "s", SMALL) as store:
+        store.create_topics([TopicConfig(name=topic, key_index="off"), TopicConfig(name="t")])
+        made = store.topic(topic)
+        with pytest.raises(CallerError, match="messages wait in the topic"):
+            store.alter_topic(topic, key_index="off")
+        assert store.topic(topic) == made
+        delayed, prepared = store.put("t", b"x", delay=3600), store.prepare("t", b"y", group="pay")
+        store.checkpoint()
+        assert store.cancel(delayed.message_id)
+        assert store.commit(prepared.message_id).offset == 0
+
+
+@pytest.mark.parametrize("topic", [TIMER_TOPIC, TRANSACTION_HALF_TOPIC])
+def test_messages_that_wait_are_neither_popped_nor_queried(tmp_path: Path, topic: str) -> None:
+    with kvstore.open(tmp_path / "s", SMALL) as store:
+        store.create_topic("t", queues=1)
+        store.create_group("g")
+        put = store.put("t", b"x", delay=3600, keys=["k"])
+        prepared = store.prepare("t", b"y", group="pay", keys=["k"])
+        for key in ("k", put.message_id, prepared.message_id):
+            assert store.query("t", key) == []
+            with pytest.raises(CallerError, match="messages wait in the topic"):
+                store.query(topic, key)
+        for wait in (0.0, 5.0):
+            with pytest.raises(CallerError, match="messages wait in the topic"):
+                store.pop("g", topic, wait=wait)
+        assert store.pop("g", ["t", topic]) == []
+        assert store.pop("g", f"{topic[:8]}*") == []
+        assert store.in_flight("g", topic).messages == []
+
+        async def run() -> None:
+            async with kvstore.aio.open(tmp_path / "s2", SMALL) as other:
+                await other.create_topic("t")
+                await other.create_group("g")
+                await other.prepare("t", b"y", group="pay")
+                await other.put("t", b"y", delay=3600)
+                with pytest.raises(CallerError, match="messages wait in the topic"):
+                    await other.pop("g", topic, wait=5)
+
+        asyncio.run(run())
 
 
 def test_a_deleted_namespace_says_how_many_messages_went_with_it(tmp_path: Path) -> None:

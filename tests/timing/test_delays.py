@@ -408,9 +408,11 @@ def test_a_wrong_page_is_refused(store: Store) -> None:
     for limit in (0, -1, 1 << 20, "5", True):
         with pytest.raises(CallerError, match="limit is"):
             store.timers(limit=limit)  # type: ignore[arg-type]
-    for after in (5, (1,), ("a", "b")):
+    for after in (5, (1,), ("a", "b"), (10**400, 0), (0, 1 << 63), (-2, 0)):
         with pytest.raises(CallerError, match="after is"):
             store.timers(after=after)  # type: ignore[arg-type]
+        with pytest.raises(CallerError, match="after is"):
+            store.transactions(after=after)  # type: ignore[arg-type]
     with pytest.raises(TopicNotFound):
         store.timers("nowhere")
 

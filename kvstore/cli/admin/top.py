@@ -1,8 +1,9 @@
 """The verb `top`: a live screen of puts, pops and acks, and of the work left to do.
 
 The idea: the store is opened read-only for each snapshot, so the process that writes is not
-disturbed and need not help; rates are the differences of two snapshots. On a terminal the screen is
-drawn anew each time; into a pipe one table follows the other, or one JSON line.
+disturbed and need not help; one that serves it is asked, as it alone knows its deliveries. Rates
+are the differences of two snapshots. On a terminal the screen is drawn anew each time; into a pipe
+one table follows the other, or one JSON line.
 
 Invariant: the terminal is left as it was found, however the verb ends.
 """
@@ -56,7 +57,9 @@ class TopicSnapshot(msgspec.Struct, frozen=True):
 
 class Snapshot(msgspec.Struct, frozen=True):
     """A store at one moment; `at` is ms since the epoch, `seconds` the clock of the rates. Of
-    delayed messages it has how many wait, and when the next is due, ms (None if none waits).
+    delayed messages it has how many wait, when the next is due, ms (None if none waits), and by how
+    many ms the last delivery was late (None if the server of the store made none, or there is no
+    server to tell).
     """
 
     at: int
@@ -68,6 +71,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     groups: list[GroupStats]
     waiting: int
     next_due: int | None
+    last_late_ms: int | None
 
     @property
     def late_ms(self) -> int:
@@ -88,9 +92,10 @@ def top(out: Output, folder: Path, interval: float, once: bool) -> None:
     dead letter) are of the last interval; retried are those in flight that were handed out before,
     passed those that the group's filters refused, or that had expired, since its offset was last
     set, dead the group's dead letters that nobody took. The last line says how many delayed
-    messages wait, and when the next is due; late, if nothing delivered it yet. Other processes may
-    write meanwhile. A look opens the store anew, reads all topics and groups, and the locks of each
-    group: with many thousands of these choose a longer interval.
+    messages wait, and when the next is due; late, if nothing delivered it yet; of a store that is
+    served, also by how much the last delivery was late. Other processes may write meanwhile. A look
+    opens the store anew, reads all topics and groups, and the locks of each group: with many
+    thousands of these choose a longer interval.
     With --json one line for each interval.
     """
     require_store(folder)
@@ -148,6 +153,7 @@ def _snapshot(store: Store, at: int, clock: SystemClock) -> Snapshot:
         groups=[found for group in store.groups() for found in store.group_stats(group.name)],
         waiting=stats.delays.waiting,
         next_due=stats.delays.next_due,
+        last_late_ms=stats.delays.late_ms if stats.delays.delivered else None,
     )
 
 
@@ -196,20 +202,28 @@ def _value(now: Snapshot, before: Snapshot | None) -> dict[str, Any]:
         {**msgspec.to_builtins(g), "pop_per_second": pop, "ack_per_second": ack}
         for g, pop, ack in _group_rows(now, before)
     ]
-    delays = {"waiting": now.waiting, "next_due": now.next_due, "late_ms": now.late_ms}
+    delays = {
+        "waiting": now.waiting,
+        "next_due": now.next_due,
+        "late_ms": now.late_ms,
+        "last_late_ms": now.last_late_ms,
+    }
     found = {"at": now.at, "log_bytes": now.log_bytes, "delays": delays}
     return {**found, "topics": topics, "groups": groups}
 
 
 def _delays_text(now: Snapshot) -> str:
-    """How many delayed messages wait, and when the next is due."""
+    """How many delayed messages wait, when the next is due, and how late the last one came."""
     if now.next_due is None:
-        return "no delayed message waits"
-    if now.late_ms:
-        about = f"late by {now.late_ms / 1000:,.3f} s"
+        found = "no delayed message waits"
+    elif now.late_ms:
+        found = f"{now.waiting:,} delayed wait, the next is due late by {now.late_ms / 1000:,.3f} s"
     else:
-        about = f"in {(now.next_due - now.at) / 1000:,.3f} s"
-    return f"{now.waiting:,} delayed wait, the next is due {about}"
+        ahead = (now.next_due - now.at) / 1000
+        found = f"{now.waiting:,} delayed wait, the next is due in {ahead:,.3f} s"
+    if now.last_late_ms is None:
+        return found
+    return f"{found}; the last came {now.last_late_ms / 1000:,.3f} s late"
 
 
 def _tables(out: Output, now: Snapshot, before: Snapshot | None, lines: int | None) -> None:
