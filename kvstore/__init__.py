@@ -156,10 +156,6 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'kvstore' has no attribute {name!r}")
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
-
-
 __all__ = [
     "AcrossShards",
     "AddressInUse",

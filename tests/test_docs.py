@@ -605,7 +605,14 @@ def is_there(root: object, dotted: str) -> bool:
 
 
 def test_every_name_of_the_api_in_the_documents_is_there(tmp_path: Path) -> None:
-    public = {*dir(kvstore), *dir(tiering), *dir(tiering.errors), WorkerDied.__name__, *FOREIGN}
+    public = {
+        *dir(kvstore),
+        *kvstore.__all__,
+        *dir(tiering),
+        *dir(tiering.errors),
+        WorkerDied.__name__,
+        *FOREIGN,
+    }
     missing = []
     with kvstore.open(tmp_path / "store", StoreConfig(segment_size=64 << 10)) as store:
         roots = {"store": store, "kvstore": kvstore, "tiering": tiering}
