@@ -244,7 +244,9 @@ class ReceiptExpired(CallerError):
 
 
 class DelayEnded(CallerError):
-    """The message does not wait any more: it was delivered, or cancelled if `is_cancelled`."""
+    """The message does not wait any more: it was delivered, or, if `is_cancelled`, it was cancelled
+    or went with its topic.
+    """
 
     def __init__(self, message: str, is_cancelled: bool) -> None:
         super().__init__(message)

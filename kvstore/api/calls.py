@@ -164,7 +164,8 @@ class Calls(ColumnCalls, PopCalls, RenewalCalls, TimingCalls, TransactionCalls, 
     def find_in(self, namespace: str, message_id: str) -> StoredMessage:
         """As `find`, in the topics of a namespace."""
         check_namespace(namespace)
-        return self._engine.finder.find(message_id, belongs_to(namespace))
+        owns = belongs_to(namespace)
+        return self._engine.finder.find(message_id, lambda message: owns(message.topic))
 
     def offset_at(self, topic: str, queue: int, time: int, *, upper: bool = False) -> int:
         """The first offset stored at or after a time (ms since the epoch); the next offset if there

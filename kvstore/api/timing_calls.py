@@ -21,7 +21,8 @@ class TimingCalls:
 
     def cancel(self, message_id: str) -> bool:
         """Cancels a delayed message, by the id that its put returned. True if it will not be
-        delivered, also if it was cancelled before; False if it was delivered. `MessageNotFound`.
+        delivered, also if it was cancelled before or went with its topic; False if it was
+        delivered. If several wait with that id, all are cancelled. `MessageNotFound`.
 
         >>> store.cancel(reminder.message_id)  # doctest: +SKIP
         True
@@ -40,9 +41,10 @@ class TimingCalls:
         self, message_id: str, *, deliver_at: int | None = None, delay: float | None = None
     ) -> int:
         """Lets a delayed message be delivered at another time: at `deliver_at` (ms since the
-        epoch), or in `delay` seconds. Returns that time in ms; one that has passed is now.
-        `MessageNotFound`; `DelayEnded` if it was delivered or cancelled; `MessageIllegal` for a
-        time that is none.
+        epoch), or in `delay` seconds. Returns that time in ms; one that has passed is now. If
+        several messages wait with that id, all are changed. `MessageNotFound`; `DelayEnded` if it
+        was delivered, was cancelled or went with its topic; `MessageIllegal` for a time that is
+        none.
 
         >>> store.change_delay(reminder.message_id, delay=3600)  # doctest: +SKIP
         1767326645680
@@ -67,14 +69,14 @@ class TimingCalls:
         return self._engine.timers.change(message_id, deliver_at, delay, owns)
 
     def timer(self, message_id: str) -> DelayedMessage:
-        """A delayed message that waits; `MessageNotFound`, and `DelayEnded` if it was delivered or
-        cancelled.
+        """A delayed message that waits, of several with that id the newest; `MessageNotFound`, and
+        `DelayEnded` if it was delivered, was cancelled or went with its topic.
         """
-        return self._engine.waiting_list.find(message_id, None)[1]
+        return self._engine.waiting_list.find(message_id, None)
 
     def timer_in(self, namespace: str, message_id: str) -> DelayedMessage:
         """As `timer`, in the topics of a namespace."""
-        return self._engine.waiting_list.find(message_id, belongs_to(namespace))[1]
+        return self._engine.waiting_list.find(message_id, belongs_to(namespace))
 
     def timers(
         self, topic: str | None = None, *, limit: int = 64, after: tuple[int, int] | None = None

@@ -100,19 +100,20 @@ class TopicsPart:
 
     def find(self, message_id: str) -> StoredMessage:
         """See `Store.find`."""
-        return self._engine.finder.find(message_id, self._owns)
+        return self._engine.finder.find(message_id, lambda message: self._owns(message.topic))
 
     def find_in(self, namespace: str, message_id: str) -> StoredMessage:
         """See `Store.find_in`."""
-        return self._engine.finder.find(message_id, self._within(namespace))
+        owns = self._within(namespace)
+        return self._engine.finder.find(message_id, lambda message: owns(message.topic))
 
     def timer(self, message_id: str) -> DelayedMessage:
         """See `Store.timer`."""
-        return self._engine.waiting_list.find(message_id, self._owns)[1]
+        return self._engine.waiting_list.find(message_id, self._owns)
 
     def timer_in(self, namespace: str, message_id: str) -> DelayedMessage:
         """See `Store.timer_in`."""
-        return self._engine.waiting_list.find(message_id, self._within(namespace))[1]
+        return self._engine.waiting_list.find(message_id, self._within(namespace))
 
     def cancel(self, message_id: str) -> bool:
         """See `Store.cancel`."""

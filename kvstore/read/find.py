@@ -59,15 +59,15 @@ class Finder:
         self._topic_named = topic_named
 
     def find(
-        self, message_id: str, is_own: Callable[[str], bool] = lambda topic: True
+        self, message_id: str, is_own: Callable[[StoredMessage], bool] = lambda message: True
     ) -> StoredMessage:
-        """See `Store.find`; only messages of topics that `is_own` says yes to."""
+        """See `Store.find`; only messages that `is_own` says yes to."""
         self._reader.check_open()
         if not isinstance(message_id, str) or not message_id:
             raise CallerError(f"message_id is {shown(message_id)}; it must be a text")
         at: list[ArchiveDamaged] = []
         found, lost = self._by_position_id(message_id, at), at
-        if found is None or not is_own(found.topic):
+        if found is None or not is_own(found):
             found, lost = self._between_moves(lambda: self._by_unique_id(message_id, is_own))
         if found is not None:
             return found
@@ -77,7 +77,7 @@ class Finder:
         raise MessageNotFound(f"no message has the id {shown(message_id)}")
 
     def _by_unique_id(
-        self, message_id: str, is_own: Callable[[str], bool]
+        self, message_id: str, is_own: Callable[[StoredMessage], bool]
     ) -> tuple[StoredMessage | None, list[ArchiveDamaged]]:
         """The message, or the errors of archives that could not be asked."""
         raw = message_id.encode("utf-8", "surrogatepass")
@@ -87,27 +87,32 @@ class Finder:
             if (
                 message is not None
                 and message.message_id == message_id
-                and is_own(message.topic)
+                and is_own(message)
                 and self._is_live(message)
             ):
                 return message, []
         return None, lost
 
-    def newest(self, topic: Topic, message_id: str) -> StoredMessage | None:
-        """The newest message of a topic with a unique id, if it is in the log."""
+    def in_log(self, topic: str, message_id: str, since: int) -> list[StoredMessage]:
+        """The messages of a topic with a unique id that are in the log from a position on, oldest
+        first; also of a topic that was deleted, as long as its keys are there.
+        """
+        self._reader.check_open()
+        low = key_hash(topic.encode(), message_id.encode("utf-8", "surrogatepass"))
 
-        def look() -> StoredMessage | None:
-            low = key_hash(topic.name.encode(), message_id.encode("utf-8", "surrogatepass"))
-            for position, archive in self._candidates(low, low, None, None, [], since=topic.since):
-                if archive < 0:
-                    message = self._candidate(position, archive, [])
-                    if (
-                        message is not None
-                        and message.message_id == message_id
-                        and message.topic == topic.name
-                    ):
-                        return message
-            return None
+        def look() -> list[StoredMessage]:
+            visible = self._reader.visible_end()
+            # A checkpoint may move a position from tail to RocksDB between the two looks.
+            in_tails = self._index.find_in_tails(low, visible)
+            positions = {*in_tails, *self._in_log(low, low, None, None, visible, since)}
+            messages = (self._candidate(p, -1, []) for p in sorted(positions) if p >= since)
+            return [
+                message
+                for message in messages
+                if message is not None
+                and message.message_id == message_id
+                and message.topic == topic
+            ]
 
         return self._between_moves(look)
 

@@ -28,7 +28,7 @@ from kvstore.core.encoding import Encoder, PreparedBatch
 from kvstore.core.names import REAL_TOPIC
 from kvstore.core.pending.pending_records import prepare_copies, prepare_notes, read_pending
 from kvstore.core.records import facts
-from kvstore.errors import FormatError, MessageNotFound, RecordDamaged, SegmentDamaged, shown
+from kvstore.errors import FormatError, RecordDamaged, SegmentDamaged
 from kvstore.index.index import Index
 from kvstore.index.keys import RUNS, run_key
 from kvstore.index.runs import unpack_many
@@ -330,10 +330,26 @@ def newest_of(
     """
     if owns is None:
         return find(message_id)
-    message = find(message_id, lambda name: name in topics or owns(name))
-    if message.topic in topics and not owns(message.properties.get(REAL_TOPIC, "")):
-        raise MessageNotFound(f"no message has the id {shown(message_id)}")
-    return message
+
+    def is_own(message: StoredMessage) -> bool:
+        return owns(_goes_to(message) if message.topic in topics else message.topic)
+
+    return find(message_id, is_own)
+
+
+def records_of(
+    finder: Finder, topic: str, message_id: str, owns: Owns | None
+) -> list[StoredMessage]:
+    """The records with an id in a topic in which messages wait, oldest first, of those that a
+    caller may see.
+    """
+    found = finder.in_log(topic, message_id, 0) if isinstance(message_id, str) else []
+    return [one for one in found if owns is None or owns(_goes_to(one))]
+
+
+def _goes_to(message: StoredMessage) -> str:
+    """The topic that a message goes to which waits, or would have gone to."""
+    return message.properties.get(REAL_TOPIC, "")
 
 
 def size_at(buffer: Buffer, at: int) -> int:

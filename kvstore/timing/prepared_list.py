@@ -1,7 +1,7 @@
 """Prepared list: which prepared messages wait, and how transactions ended.
 
-The idea: the state of a transaction is that of its first message, and that stands in the last
-record with its id: one that waits, or that ended the wait. The messages of a set stand behind one
+The idea: the state of a transaction is that of its first message, and that stands in a record with
+its id: one that waits, or the last, which ended the wait. The messages of a set stand behind one
 another in the log, so the first leads to the others. All this is answered of a store that is open
 for reading only as well.
 
@@ -10,6 +10,7 @@ Invariant: a message that is found waiting waits in this store, not only in its 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -28,7 +29,7 @@ from kvstore.errors import (
     shown,
 )
 from kvstore.message import StoredMessage
-from kvstore.timing.pending_messages import Owns, TimingContext, newest_of, size_at
+from kvstore.timing.pending_messages import Owns, TimingContext, newest_of, records_of, size_at
 from kvstore.timing.prepared_message import (
     Member,
     PreparedMessage,
@@ -80,11 +81,16 @@ class PreparedList:
     # --- transactions ---
 
     def state(self, message_id: str, owns: Owns | None) -> PreparedMessage | Ended:
-        """The first message of the transaction that has a message of that id, or its end;
-        `MessageNotFound`, and the errors of `first`.
+        """The last of `states`."""
+        return self.states(message_id, owns)[-1]
+
+    def states(self, message_id: str, owns: Owns | None) -> list[PreparedMessage | Ended]:
+        """The first messages of the open transactions that have a message of that id, oldest first;
+        if none is open, the end of the last one. `MessageNotFound`, and the errors of `first`.
         """
-        found = self._newest(message_id, owns)
-        return found if isinstance(found, Ended) else self.first(found, owns)
+        found: Sequence[PreparedMessage | Ended] = self._open(message_id, owns)
+        found = found or [self._newest(message_id, owns)]
+        return [one if isinstance(one, Ended) else self.first(one, owns) for one in found]
 
     def first(self, found: PreparedMessage, owns: Owns | None) -> PreparedMessage | Ended:
         """As `state`, given a message that waits. `RecordDamaged` if the message that its set is
@@ -104,6 +110,12 @@ class PreparedList:
                 position,
             )
         return first
+
+    def _open(self, message_id: str, owns: Owns | None) -> list[PreparedMessage]:
+        """The messages that wait with a unique id, oldest first."""
+        records = records_of(self._context.finder, TRANSACTION_HALF_TOPIC, message_id, owns)
+        found = map(prepared_of, records)
+        return [one for one in found if one is not None and self._is_waiting(one)]
 
     def _newest(self, message_id: str, owns: Owns | None) -> PreparedMessage | Ended:
         """The message that waits with an id, or its end; `MessageNotFound`."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from kvstore.clock import cut_ms, whole_ms
-from kvstore.core.names import REAL_TOPIC, TIMER_TOPIC, UNIQUE_ID
+from kvstore.core.names import TIMER_TOPIC, UNIQUE_ID
 from kvstore.core.pending.pending_records import read_end
 from kvstore.core.records import facts
 from kvstore.errors import (
@@ -46,6 +46,7 @@ from kvstore.timing.pending_messages import (
     PendingMessages,
     TimingContext,
     newest_of,
+    records_of,
     size_at,
 )
 from kvstore.timing.timer_rows import Place, TimerRows, check_page
@@ -129,45 +130,72 @@ class WaitingList:
         except (RecordDamaged, SegmentDamaged, MessageNotFound):
             return None
 
-    def find(self, message_id: str, owns: Owns | None) -> tuple[StoredMessage, DelayedMessage]:
-        """The message with an id, if it waits; `MessageNotFound`, `DelayEnded`."""
-        message = self.newest(message_id, owns)
+    def find(self, message_id: str, owns: Owns | None) -> DelayedMessage:
+        """The newest message with an id that waits; `MessageNotFound`, `DelayEnded`."""
+        return self.all_waiting(message_id, owns)[-1]
+
+    def all_waiting(self, message_id: str, owns: Owns | None) -> list[DelayedMessage]:
+        """The messages with an id that wait, oldest first; `MessageNotFound`, and `DelayEnded` if
+        none waits.
+        """
+        found = self.waiting(message_id, owns)
+        if not found:
+            is_delivered, how = self.ended(self.newest(message_id, owns))
+            told = f"the message {shown(message_id)} does not wait: {how}"
+            raise DelayEnded(told, not is_delivered)
+        return found
+
+    def waiting(self, message_id: str, owns: Owns | None) -> list[DelayedMessage]:
+        """As `all_waiting`; an empty list if none waits. The unique id is looked for among the
+        messages that wait: one look for each part of the key index, where `newest` has to look at
+        the keys of all topics.
+        """
+        records = records_of(self._context.finder, TIMER_TOPIC, message_id, owns)
+        found = [one for one in map(self._waits, records) if one is not None]
+        if found:
+            return found
+        # A position id leads to one message.
+        one = self._waits(self.newest(message_id, owns))
+        return [] if one is None else [one]
+
+    def _waits(self, message: StoredMessage) -> DelayedMessage | None:
+        """The message whose record this is, if it waits."""
         found = delayed_of(message) if message.topic == TIMER_TOPIC else None
         if found is None or not self._rows.is_waiting(found.deliver_at, message.position):
-            was_cancelled = message.topic == TIMER_TOPIC and found is None
-            raise DelayEnded(
-                f"the message {shown(message_id)} does not wait: it was "
-                f"{'cancelled' if was_cancelled else 'delivered'}",
-                was_cancelled,
-            )
-        return message, found
+            return None
+        return found
+
+    def ended(self, message: StoredMessage) -> tuple[bool, str]:
+        """Whether a message that does not wait was delivered, and how its wait ended, given the
+        last record with its id.
+        """
+        found = delayed_of(message) if message.topic == TIMER_TOPIC else None
+        if found is not None and self._went_with_its_topic(found):
+            return False, f"its topic {shown(found.topic)} was deleted, and it went with that"
+        if message.topic == TIMER_TOPIC and found is None:
+            return False, "it was cancelled"
+        return True, "it was delivered"
+
+    def _went_with_its_topic(self, found: DelayedMessage) -> bool:
+        position = found.message.position
+        topic = self._context.topics.find(found.topic)
+        if topic is not None and topic.since <= position:
+            return False
+        # Its copy, if it was delivered before.
+        return not self._context.finder.in_log(found.topic, found.message_id, position)
 
     def newest(self, message_id: str, owns: Owns | None) -> StoredMessage:
         """The last record of a message: the one that waits, or that ended the wait."""
         return newest_of(self._context.finder.find, (TIMER_TOPIC,), message_id, owns)
 
-    def newest_there(self, message_id: str, owns: Owns | None) -> StoredMessage | None:
-        """The last record of a message among those that wait: one look for each part of the key
-        index, where `newest` has to look at the keys of all topics.
-        """
-        context = self._context
-        topic = context.topics.find(TIMER_TOPIC)
-        if topic is None or not isinstance(message_id, str):
-            return None
-        message = context.finder.newest(topic, message_id)
-        if message is None or owns is None or owns(message.properties.get(REAL_TOPIC, "")):
-            return message
-        return None
 
-
-def _was_cancelled(message: StoredMessage) -> bool:
-    """True for a note that a message was cancelled; `CallerError` for a record that is none."""
+def _check_cancelled(message: StoredMessage) -> None:
+    """`CallerError` for a record that ends a wait, but is no note that it was cancelled here."""
     if read_end(message.raw_properties) is None:
         raise CallerError(
             f"the message {shown(message.message_id)} was delayed by another program; it is not "
             "delivered by this store, so it can't be cancelled"
         )
-    return True
 
 
 class Timers:
@@ -264,30 +292,27 @@ class Timers:
     def end_wait(self, message_id: str, owns: Owns | None, *, is_schedules: bool = True) -> bool:
         """As `cancel`; of a schedule's own messages as well, if `is_schedules`."""
         with self.pending.lock:
-            newest = self._waiting.newest_there(message_id, owns)
-            held = self._held(newest, is_schedules=is_schedules)
-            if held is None:
+            found = self._waiting.waiting(message_id, owns)
+            if not is_schedules:
+                for one in found:
+                    self._check_owner(one)
+            held = self._held(found)
+            if not held:
                 message = self._waiting.newest(message_id, owns)
-                if message.topic != TIMER_TOPIC:
-                    return False
-                if delayed_of(message) is None:
-                    return _was_cancelled(message)
-                held = self._held(message, is_schedules=is_schedules)
-            if held is None:
-                return False
-            self.pending.note([held])
-            self._cancelled += 1
+                if message.topic == TIMER_TOPIC and delayed_of(message) is None:
+                    _check_cancelled(message)
+                is_delivered, _ = self._waiting.ended(message)
+                return not is_delivered
+            self.pending.note(held)
+            self._cancelled += len(held)
             return True
 
-    def _held(self, message: StoredMessage | None, *, is_schedules: bool) -> Held | None:
-        """The record of a message, if it waits; that of a schedule's own only if `is_schedules`."""
-        found = None if message is None else delayed_of(message)
-        if found is None:
-            return None
-        held = self.pending.held_of(found.deliver_at, found.message.position, found.topic)
-        if held is not None and not is_schedules:
-            self._check_owner(found)
-        return held
+    def _held(self, found: Sequence[DelayedMessage]) -> list[Held]:
+        """The records of those messages that still wait, and whose topics are there."""
+        looks = (
+            self.pending.held_of(one.deliver_at, one.message.position, one.topic) for one in found
+        )
+        return [held for held in looks if held is not None]
 
     def is_waiting(self, message_id: str, due: int) -> bool:
         """Whether the message with an id waits until a time. One whose record can't be read, and
@@ -336,10 +361,13 @@ class Timers:
         if deliver_at is None:
             raise CallerError("change_delay needs deliver_at or delay: when is it to be delivered?")
         with self.pending.lock:
-            message, found = self._waiting.find(message_id, owns)
-            self._check_owner(found)
-            held = self.pending.held_of(found.deliver_at, message.position, found.topic)
-            assert held is not None, "it waits, and its topic takes its messages along"
-            due = [deliver_at if deliver_at > now else 0]
-            self.pending.put(self.pending.copies([held], due))
+            found = self._waiting.all_waiting(message_id, owns)
+            for one in found:
+                self._check_owner(one)
+            held = self._held(found)
+            due = deliver_at if deliver_at > now else 0
+            if not held:
+                told = f"the message {shown(message_id)} does not wait: its topic was deleted"
+                raise DelayEnded(told, is_cancelled=True)
+            self.pending.put(self.pending.copies(held, [due] * len(held)))
             return deliver_at

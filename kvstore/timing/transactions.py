@@ -151,18 +151,12 @@ class Transactions:
             waiting: dict[int, PreparedMessage] = {}
             done: list[StoredMessage] = []
             for one in asked:
-                found = self._look(one, owns)
-                if isinstance(found, Ended):
-                    if found.is_committed is not (how == "commit"):
-                        raise TransactionEnded(
-                            f"the transaction of {shown(found.message.message_id)} was "
-                            f"{'committed' if found.is_committed else 'rolled back'}; it can't be "
-                            f"{'committed' if how == 'commit' else 'rolled back'} any more",
-                            found.is_committed,
-                        )
-                    done.append(found.message)
-                else:
-                    waiting.update({p.message.position: p for p in self._list.members(found)})
+                for found in self._look(one, owns):
+                    if isinstance(found, Ended):
+                        _check_end(found, how)
+                        done.append(found.message)
+                    else:
+                        waiting.update({p.message.position: p for p in self._list.members(found)})
             results = self._end(list(waiting.values()), how)
             return [*results, *map(_result, done)] if how == "commit" else []
 
@@ -188,14 +182,14 @@ class Transactions:
         position = found.message.position
         return *self._log.span(position), position, due_of(found), goes_to or found.topic, topic.id
 
-    def _look(self, asked: Handle, owns: Owns | None) -> PreparedMessage | Ended:
-        """The first message of a transaction that goes on, or the end of one."""
+    def _look(self, asked: Handle, owns: Owns | None) -> list[PreparedMessage | Ended]:
+        """The first messages of transactions that go on, or the end of one."""
         if isinstance(asked, PutResult):
             found = self._list.at(asked.position)
             if found is not None and found.message_id == asked.message_id and sees(owns, found):
-                return self._list.first(found, owns)
+                return [self._list.first(found, owns)]
             asked = asked.message_id
-        return self._list.state(asked, owns)
+        return self._list.states(asked, owns)
 
     # --- leaving ---
 
@@ -337,6 +331,17 @@ class Transactions:
         held = [self._held(one) for one in found]
         self.pending.put(self.pending.copies(held, due, [asked_properties(one) for one in found]))
         self._rows.added(min(due))
+
+
+def _check_end(found: Ended, how: End) -> None:
+    """`TransactionEnded` if a transaction ended in the other way."""
+    if found.is_committed is not (how == "commit"):
+        raise TransactionEnded(
+            f"the transaction of {shown(found.message.message_id)} was "
+            f"{'committed' if found.is_committed else 'rolled back'}; it can't be "
+            f"{'committed' if how == 'commit' else 'rolled back'} any more",
+            found.is_committed,
+        )
 
 
 def _result(message: StoredMessage) -> PutResult:

@@ -290,6 +290,42 @@ def test_a_message_that_waits_is_cancelled_though_a_later_one_has_its_id(
     assert store.timers().count == 0
 
 
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_cancel_and_change_reach_all_messages_that_wait_with_an_id(
+    store: Store, clock: VirtualClock, is_checkpointed: bool
+) -> None:
+    store.create_topic("u", queues=1)
+    for topic, delay in (("t", 5), ("t", 6), ("u", 7)):
+        store.put(topic, b"cancelled", message_id="twice", delay=delay)
+        store.put(topic, b"changed", queue=0, message_id="moved", delay=delay)
+        if is_checkpointed:
+            store.checkpoint()
+    store.change_delay("moved", delay=60)
+    assert store.cancel("twice")
+    assert store.cancel("twice"), "they stay cancelled"
+    assert (store.timers().count, store.stats().delays.cancelled) == (3, 3)
+    clock.advance(59)
+    inside.deliver_due(store)
+    assert bodies(store) == bodies(store, "u") == []
+    clock.advance(1)
+    inside.deliver_due(store)
+    assert (bodies(store), bodies(store, "u")) == ([b"changed"] * 2, [b"changed"])
+
+
+def test_a_message_that_waits_is_shown_and_cancelled_beside_a_delivered_one_with_its_id(
+    store: Store, clock: VirtualClock
+) -> None:
+    store.put("t", b"waits", message_id="again", delay=60)
+    store.put("t", b"came", queue=0, message_id="again", delay=1)
+    clock.advance(2)
+    assert arrives(store, 1) == [b"came"]
+    assert store.timer("again").message.body == b"waits"
+    assert store.cancel("again")
+    clock.advance(60)
+    inside.deliver_due(store)
+    assert bodies(store) == [b"came"]
+
+
 def test_a_cancel_of_a_message_that_was_never_delayed_says_that_it_is_delivered(
     store: Store,
 ) -> None:
@@ -539,6 +575,41 @@ def test_a_deleted_topic_takes_its_messages_with_it(
         assert again.timers().count == 0
 
 
+@pytest.mark.parametrize("is_namespace", [False, True])
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_message_that_went_with_its_topic_will_not_be_delivered(
+    store: Store, config: StoreConfig, clock: VirtualClock, is_namespace: bool, is_made_again: bool
+) -> None:
+    store.create_namespace("n")
+    view = store.namespace("n") if is_namespace else store
+    view.create_topic("u", queues=1)
+    came = view.put("u", b"came", delay=1).message_id
+    clock.advance(2)
+    until(lambda: view.bounds("u", 0).next_offset == 1)
+    gone = view.put("u", b"gone", delay=60).message_id
+    if is_namespace:
+        store.delete_namespace("n")
+    else:
+        store.delete_topic("u")
+    if is_made_again:
+        view.create_topic("u", queues=1)
+
+    def check(store: Store) -> None:
+        assert store.cancel(gone)
+        for call in (store.timer, lambda message_id: store.change_delay(message_id, delay=1)):
+            with pytest.raises(DelayEnded, match="was deleted") as e:
+                call(gone)
+            assert e.value.is_cancelled
+        assert not store.cancel(came), "it was delivered before"
+
+    check(store)
+    store.checkpoint()
+    check(store)
+    store.close()
+    with kvstore.open(store.path, config=config) as again:
+        check(again)
+
+
 def test_a_full_disk_keeps_messages_due(
     store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -642,3 +713,27 @@ def test_a_namespace_has_its_own_messages_alone(store: Store, clock: VirtualCloc
     clock.advance(5)
     until(lambda: store.timers().count == 0)
     assert [m.body for m in one.pull("t", 0, 0).messages] == [b"0", b"2"]
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+@pytest.mark.parametrize("delay", [None, 600])
+def test_an_id_that_another_namespace_has_as_well_hides_no_message(
+    store: Store, clock: VirtualClock, is_checkpointed: bool, delay: int | None
+) -> None:
+    one, two = store.namespace("one"), store.namespace("two")
+    for view in (one, two):
+        view.create_topic("t", queues=1)
+    for message_id in ("order-1", "order-2"):
+        one.put("t", b"mine", delay=5, message_id=message_id)
+        two.put("t", b"other", delay=delay, message_id=message_id)
+    if is_checkpointed:
+        store.checkpoint()
+    assert one.timer("order-1").message.body == b"mine"
+    due = one.change_delay("order-1", delay=60)
+    assert one.timer("order-1").deliver_at == due
+    assert one.cancel("order-1")
+    assert two.timers().count == (0 if delay is None else 2)
+    clock.advance(61)
+    until(lambda: one.timers().count == 0)
+    assert [m.message_id for m in one.pull("t", 0, 0).messages] == ["order-2"]
+    assert not one.cancel("order-2"), "it was delivered"

@@ -186,6 +186,32 @@ def test_a_prepared_message_can_not_be_delayed(store: Store) -> None:
         store.put(TRANSACTION_HALF_TOPIC, b"x")
 
 
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_an_id_ends_all_open_transactions_that_have_it(store: Store, is_checkpointed: bool) -> None:
+    for message_id in ("kept", "dropped"):
+        for n, topic in enumerate(("t", "t", "u")):
+            store.prepare(topic, b"%d" % n, group="pay", queue=0, message_id=message_id)
+            if is_checkpointed:
+                store.checkpoint()
+    store.rollback("dropped")
+    assert store.transactions().count == 3
+    store.commit("kept")
+    assert store.transactions().count == 0
+    assert (bodies(store), bodies(store, "u")) == ([b"0", b"1"], [b"2"])
+
+
+def test_a_result_ends_its_own_transaction_and_the_id_the_one_that_is_still_open(
+    store: Store,
+) -> None:
+    _, newer = [
+        store.prepare("t", body, group="pay", queue=0, message_id="twice") for body in (b"0", b"1")
+    ]
+    store.rollback(newer)
+    assert store.prepared("twice").message.body == b"0"
+    store.commit("twice")
+    assert bodies(store) == [b"0"]
+
+
 # --- several messages ---
 
 
@@ -738,3 +764,29 @@ def test_a_namespace_has_its_own_transactions_alone(store: Store, clock: Virtual
     asked(store, clock, 7)
     assert [(m.topic, m.body) for m in questions] == [("t", b"2")]
     assert two.transactions().count == 0
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_an_id_that_another_namespace_has_as_well_hides_no_transaction(
+    store: Store, is_checkpointed: bool, is_prepared: bool
+) -> None:
+    one, two = store.namespace("one"), store.namespace("two")
+    for view in (one, two):
+        view.create_topic("t", queues=1)
+    for message_id in ("tx-1", "tx-2"):
+        one.prepare("t", b"mine", group="pay", message_id=message_id)
+        if is_prepared:
+            two.prepare("t", b"other", group="pay", message_id=message_id)
+        else:
+            two.put("t", b"other", message_id=message_id)
+    if is_checkpointed:
+        store.checkpoint()
+    assert one.prepared("tx-1").message.body == b"mine"
+    one.commit("tx-1")
+    one.commit("tx-1")
+    one.rollback("tx-2")
+    with pytest.raises(TransactionEnded):
+        one.commit("tx-2")
+    assert [m.body for m in one.pull("t", 0, 0).messages] == [b"mine"]
+    assert two.transactions().count == (2 if is_prepared else 0)
