@@ -10,7 +10,6 @@ Invariant: a message that is found waiting waits in this store, not only in its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -88,9 +87,17 @@ class PreparedList:
         """The first messages of the open transactions that have a message of that id, oldest first;
         if none is open, the end of the last one. `MessageNotFound`, and the errors of `first`.
         """
-        found: Sequence[PreparedMessage | Ended] = self._open(message_id, owns)
-        found = found or [self._newest(message_id, owns)]
-        return [one if isinstance(one, Ended) else self.first(one, owns) for one in found]
+        found = self._open(message_id, owns)
+        if found:
+            return [self.first(one, owns) for one in found]
+        return [self.last(message_id, owns)]
+
+    def last(self, message_id: str, owns: Owns | None) -> PreparedMessage | Ended:
+        """The first message of the transaction that has the last record with that id, or its end;
+        `MessageNotFound`, and the errors of `first`.
+        """
+        found = self._newest(message_id, owns)
+        return found if isinstance(found, Ended) else self.first(found, owns)
 
     def first(self, found: PreparedMessage, owns: Owns | None) -> PreparedMessage | Ended:
         """As `state`, given a message that waits. `RecordDamaged` if the message that its set is

@@ -188,7 +188,8 @@ class Transactions:
             found = self._list.at(asked.position)
             if found is not None and found.message_id == asked.message_id and sees(owns, found):
                 return [self._list.first(found, owns)]
-            asked = asked.message_id
+            # To end it again must not end an older one with its id.
+            return [self._list.last(asked.message_id, owns)]
         return self._list.states(asked, owns)
 
     # --- leaving ---
@@ -358,6 +359,6 @@ def _result(message: StoredMessage) -> PutResult:
 
 
 def result_of(prepared: Handle, results: Sequence[PutResult]) -> PutResult:
-    """Of the results of a transaction's commit that of one of its messages."""
+    """Of the results of a commit that of one message: of several with its id the newest."""
     wanted = prepared if isinstance(prepared, str) else prepared.message_id
-    return next((one for one in results if one.message_id == wanted), results[0])
+    return next((one for one in reversed(results) if one.message_id == wanted), results[0])

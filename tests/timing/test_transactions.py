@@ -195,7 +195,7 @@ def test_an_id_ends_all_open_transactions_that_have_it(store: Store, is_checkpoi
                 store.checkpoint()
     store.rollback("dropped")
     assert store.transactions().count == 3
-    store.commit("kept")
+    assert store.commit("kept") == store.commit("kept")
     assert store.transactions().count == 0
     assert (bodies(store), bodies(store, "u")) == ([b"0", b"1"], [b"2"])
 
@@ -207,8 +207,9 @@ def test_a_result_ends_its_own_transaction_and_the_id_the_one_that_is_still_open
         store.prepare("t", body, group="pay", queue=0, message_id="twice") for body in (b"0", b"1")
     ]
     store.rollback(newer)
+    store.rollback(newer)
     assert store.prepared("twice").message.body == b"0"
-    store.commit("twice")
+    assert store.commit("twice") == store.commit("twice")
     assert bodies(store) == [b"0"]
 
 
