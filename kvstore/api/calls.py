@@ -144,12 +144,10 @@ class Calls(ColumnCalls, PopCalls, RenewalCalls, TimingCalls, TransactionCalls, 
         limit: int = 64,
     ) -> list[StoredMessage]:
         """Messages of a topic with a key (or unique id), the highest position in the log first;
-        `begin` and `end` bound the store time, ms, both included. `CallerError` for a topic in
-        which the store keeps delayed or prepared messages.
+        `begin` and `end` bound the store time, ms, both included.
         """
         self._check_open()
-        asked = self._engine.topics.of_callers(topic)
-        return self._engine.finder.query(asked, key, begin, end, limit)
+        return self._engine.finder.query(self._engine.topics.get(topic), key, begin, end, limit)
 
     def read_at(self, position: int) -> StoredMessage:
         """The message whose record begins at a position of the log; `MessageNotFound`,

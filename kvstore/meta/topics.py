@@ -149,8 +149,8 @@ class Topics:
         return found
 
     def of_callers(self, name: str) -> Topic:
-        """A topic that callers may query, alter and delete; `CallerError` for one in which messages
-        wait: nobody sees these before their time, and all of them can be found again.
+        """A topic that callers may alter and delete; `CallerError` for one in which messages wait:
+        none of these would be found again.
         """
         found = self.get(name)
         found.check_of_callers()

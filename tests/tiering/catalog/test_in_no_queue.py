@@ -38,7 +38,7 @@ def loose(store: Store, positions: list[int]) -> dict[Any, Any]:
         out["at", position] = found
         for name in (found.position_id, found.message_id):
             out["find", name] = outcome(store.find, name)
-        for key in found.keys if found.topic not in (TIMER_TOPIC, TRANSACTION_HALF_TOPIC) else ():
+        for key in found.keys:
             out["key", key] = store.query(found.topic, key)
     return out
 
