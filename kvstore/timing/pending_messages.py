@@ -179,10 +179,12 @@ class PendingMessages:
         """As `held`, if the message still waits and its topic is there, else None; raises the error
         of a damaged segment.
         """
+        return self.record_of(due, position, name) if self._rows.is_waiting(due, position) else None
+
+    def record_of(self, due: int, position: int, name: str) -> Held | None:
+        """As `held_of`, of a message that was seen to wait under the lock."""
         topic = self._topics.find(name)
-        if topic is None or not self._rows.is_waiting(due, position):
-            return None
-        return *self._log.span(position), position, due, name, topic.id
+        return None if topic is None else (*self._log.span(position), position, due, name, topic.id)
 
     def _cannot(self, position: int, why: Exception) -> None:
         self._unreadable.add(position)

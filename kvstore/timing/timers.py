@@ -308,9 +308,9 @@ class Timers:
             return True
 
     def _held(self, found: Sequence[DelayedMessage]) -> list[Held]:
-        """The records of those messages that still wait, and whose topics are there."""
+        """The records of messages seen to wait under the lock, if their topics are there."""
         looks = (
-            self.pending.held_of(one.deliver_at, one.message.position, one.topic) for one in found
+            self.pending.record_of(one.deliver_at, one.message.position, one.topic) for one in found
         )
         return [held for held in looks if held is not None]
 
