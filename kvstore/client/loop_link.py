@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -328,15 +328,24 @@ class LoopBridge:
 
     def begin(self, sent: Sent) -> None:
         """See `SocketLink.begin`."""
-        asyncio.run_coroutine_threadsafe(self._link.begin(sent), self._loop).result()
+        self._run(self._link.begin(sent))
 
     def wait(self, sent: Sent) -> None:
         """See `SocketLink.wait`."""
-        asyncio.run_coroutine_threadsafe(self._link.wait(sent), self._loop).result()
+        self._run(self._link.wait(sent))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            ended = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError as e:
+            work.close()
+            raise StoreClosed("the store was closed, and its loop with it") from e
+        ended.result()
 
     def cancel(self, sent: Sent) -> None:
         """See `SocketLink.cancel`."""
-        self._loop.call_soon_threadsafe(self._link.cancel, sent)
+        with suppress(RuntimeError):  # the loop is closed, and nothing is under way
+            self._loop.call_soon_threadsafe(self._link.cancel, sent)
 
     def close(self) -> None:
         """The link's owner closes it, in the loop."""

@@ -207,7 +207,7 @@ def test_a_handler_that_hangs_holds_up_no_stop_and_its_message_comes_back(
     consumer = store.consume("g", "t", lambda _: gate.wait(), invisible_for=SHORT)
     until(lambda: consumer.stats().running)
     assert not consumer.stop(within=0.1)
-    assert consumer.is_over
+    until(lambda: consumer.is_over)
     assert [p.attempt for p in store.pop("g", "t", wait=PATIENCE)] == [2]
     gate.set()
 
