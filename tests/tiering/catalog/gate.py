@@ -50,7 +50,9 @@ class Gate:
     def _company_runs(self) -> bool:
         frames = sys._current_frames()
         return any(
-            thread.ident is None or (thread.ident in frames and not waits(frames[thread.ident]))
+            thread.ident is None
+            # The number of a thread that has ended may be another's by now.
+            or (thread.is_alive() and thread.ident in frames and not waits(frames[thread.ident]))
             for thread in self.company
             if thread.ident not in self._here
         )
