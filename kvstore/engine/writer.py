@@ -241,16 +241,14 @@ class Writer:
                 log.check_writable()
             self.last_stored = now = max(now, self.last_stored)
             begin = log.end
-            ids = self._repeats.ids
-            if repeats is not None and (found := ids.find(batch, now, begin)):
-                repeats += found
+            if repeats is not None and self._may_repeat(batch, now, begin, repeats):
                 return begin
             if (log.staging is not None or not waits) and not self._has_room(batch, waits=waits):
                 return -1
             tail = self._index.tails.active
             pieces = tail.add(batch, offsets, begin, log.segment_size, now)
             if repeats is not None:
-                ids.add(batch)
+                self._repeats.ids.add(batch)
             log.append(pieces, len(batch))
             return log.end
         except BaseException:
@@ -262,6 +260,11 @@ class Writer:
                 lock.release()
             except RuntimeError:
                 pass  # it was not taken
+
+    def _may_repeat(self, batch: PreparedBatch, now: int, end: int, found: list[Found]) -> bool:
+        """Whether ids of a batch may have been put before the log's end; `found` gets those."""
+        found += self._repeats.ids.find(batch, now, end)
+        return bool(found)
 
     def _has_room(self, batch: PreparedBatch, *, waits: bool) -> bool:
         """Whether the disk has blocks for a batch, or the put waits for them. `StoreBusy` if the
