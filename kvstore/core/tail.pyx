@@ -339,10 +339,11 @@ cdef class Tail:
         while begin < self._key_count:
             segment = keys[begin].position // segment_size
             base, end = segment * segment_size, begin
-            while end < self._key_count and (
-                <uint64_t>keys[end].position - <uint64_t>base < <uint64_t>segment_size
-            ):
-                end += 1
+            with nogil:
+                while end < self._key_count and (
+                    <uint64_t>keys[end].position - <uint64_t>base < <uint64_t>segment_size
+                ):
+                    end += 1
             hashes, positions = _empty(end - begin, _int64), _empty(end - begin, _int64)
             room, places = room_of(hashes), room_of(positions)
             with nogil:

@@ -132,17 +132,19 @@ cdef int _put(Generation *ids, uint64_t hash, int64_t position) except -1:
     return 0
 
 
-cdef void _empty(Generation *ids) noexcept:
-    # Its memory is kept: the next generation is about as large.
-    if ids.room:
-        memset(ids.slots, 0, ids.room * sizeof(uint64_t))
-    ids.count = 0
-    ids.window = 0
-
-
 cdef void _forget(Generation *ids) noexcept:
     free(ids.slots)
     free(ids.puts)
+    memset(ids, 0, sizeof(Generation))
+
+
+cdef void _drop(Generation *ids, Py_ssize_t expected) noexcept:
+    # Its memory is kept for the next generation, unless that is likely to be far smaller.
+    if ids.room > 16 * expected:
+        _forget(ids)
+    elif ids.room:
+        memset(ids.slots, 0, ids.room * sizeof(uint64_t))
+        ids.count, ids.window = 0, 0
 
 
 # Without the garbage collector: it refers to nothing.
@@ -264,7 +266,7 @@ cdef class KnownIds:
             dropped = self._old
             self._old = self._new
             self._new = dropped
-            _empty(&self._new)
+            _drop(&self._new, self._old.count)
         self._new.begun, self._new.begun_at = now, position
         return 0
 
