@@ -148,6 +148,7 @@ class LoopLink:
             self._write(cancel_frame(sent))
         else:
             self._exchange.take_back(sent)
+            self._make_room()
 
     # --- the stream ---
 
@@ -187,9 +188,14 @@ class LoopLink:
             stream.welcomed.set_exception(error)
             return  # the task that connects goes on
         if is_final(error):
-            self._exchange.fail(error)
+            self._fail(error)
         if self._exchange.outstanding:
             self.seek()
+
+    def _fail(self, error: StoreError) -> None:
+        """Ends all calls that are under way; those that waited for room go on."""
+        self._exchange.fail(error)
+        self._make_room()
 
     def _write(self, data: bytes) -> None:
         if not self._out:
@@ -248,7 +254,7 @@ class LoopLink:
                 break
             except StoreError as e:
                 if is_refusal(e) or self._loop.time() >= until:
-                    self._exchange.fail(e)
+                    self._fail(e)
                     break
             await asyncio.sleep(pause)
             pause = min(2 * pause, _PAUSE_MAX)
@@ -274,8 +280,7 @@ class LoopLink:
             stream.transport.write(bye_frame())
             stream.transport.close()
             self._stream = None
-        self._exchange.fail(self._closed())
-        self._make_room()
+        self._fail(self._closed())
         if stream is not None:
             # TLS ends by an answer of the server.
             with suppress(TimeoutError):
