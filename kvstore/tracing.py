@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, cast
 
@@ -148,16 +149,21 @@ def now_ns() -> int:
 
 def received_span(
     tracer: Tracer,
-    operation: tuple[str, Attributes],
+    call: str,
+    group: str,
     kind: SpanKind,
     began: int,
-    messages: Sequence[StoredMessage],
+    found: Any,
     error: BaseException | None,
 ) -> None:
-    """Makes the span of a call that received messages, or failed; it began at `began`. It is made
-    at the end, since only then its links are known.
+    """Makes the span of a pop or a pull that began at `began` and found messages, or failed. It is
+    made at the end, since only then its links are known.
     """
-    name, attributes = operation
+    messages = _messages_in(found)
+    if not messages and error is None:
+        return
+    topics = [m.topic for m in messages]
+    name, attributes = operation(call, "receive", topics, group, len(messages))
     if len(messages) == 1:
         attributes |= of_message(messages[0])
     links = links_to(messages)
@@ -315,15 +321,7 @@ class TracedStore:
         return self._received("pull", "", lambda: call(topic, *args, **more))
 
     def _received(self, name: str, group: str, call: Callable[[], Any]) -> Any:
-        began = now_ns()
-
-        def told(found: Any, error: BaseException | None) -> None:
-            messages = messages_in(found)
-            if messages or error is not None:
-                topics = [m.topic for m in messages]
-                own = operation(name, "receive", topics, group, len(messages))
-                received_span(self._tracer, own, SpanKind.CLIENT, began, messages, error)
-
+        told = partial(received_span, self._tracer, name, group, SpanKind.CLIENT, now_ns())
         if self._is_awaited:
             return _awaited_and_told(call(), told)
         try:
@@ -485,7 +483,7 @@ def _carrier(message: Any) -> Any:
     return message if is_same else message.__replace__(properties=properties)
 
 
-def messages_in(found: Any) -> list[StoredMessage]:
+def _messages_in(found: Any) -> list[StoredMessage]:
     """The messages of a pop's or a pull's result."""
     if isinstance(found, PullResult):
         return list(found.messages)

@@ -10,8 +10,9 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError, wait
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from kvstore.client.exchange import (
     Exchange,
@@ -23,15 +24,19 @@ from kvstore.client.exchange import (
 )
 from kvstore.client.loop_batches import LoopBatches
 from kvstore.client.served_calls import Requests, result_of_call
-from kvstore.client.served_target import CONNECT_WITHIN, Target, unreachable
+from kvstore.client.served_target import CONNECT_WITHIN, Target, closed, unreachable
 from kvstore.clock import SystemClock
-from kvstore.errors import StoreClosed, StoreError
+from kvstore.errors import StoreError
 from kvstore.wire.addresses import reachable
 from kvstore.wire.frames import REPLY_MAX, FrameReader
 
 _PAUSE: Final = 0.05
 _PAUSE_MAX: Final = 1.0
 _CLOSE_WITHIN: Final = 1.0
+_LOOK: Final = 1.0
+"""Seconds after which a thread that waits for a loop looks whether the loop has ended."""
+
+T = TypeVar("T")
 
 
 class _Stream(asyncio.Protocol):
@@ -120,7 +125,7 @@ class LoopLink:
             self._no_room.append(future)
             await future
         if self._is_closed:
-            raise self._closed()
+            raise closed(self.address.url)
         self._exchange.add(sent)
         self.seek()
         if self.is_up:
@@ -148,6 +153,7 @@ class LoopLink:
             self._write(cancel_frame(sent))
         else:
             self._exchange.take_back(sent)
+            self._make_room()
 
     # --- the stream ---
 
@@ -187,9 +193,14 @@ class LoopLink:
             stream.welcomed.set_exception(error)
             return  # the task that connects goes on
         if is_final(error):
-            self._exchange.fail(error)
+            self._fail(error)
         if self._exchange.outstanding:
             self.seek()
+
+    def _fail(self, error: StoreError) -> None:
+        """Ends all calls that are under way; those that waited for room go on."""
+        self._exchange.fail(error)
+        self._make_room()
 
     def _write(self, data: bytes) -> None:
         if not self._out:
@@ -248,16 +259,13 @@ class LoopLink:
                 break
             except StoreError as e:
                 if is_refusal(e) or self._loop.time() >= until:
-                    self._exchange.fail(e)
+                    self._fail(e)
                     break
             await asyncio.sleep(pause)
             pause = min(2 * pause, _PAUSE_MAX)
         self._connecting = None
 
     # --- the end ---
-
-    def _closed(self) -> StoreClosed:
-        return StoreClosed(f"the connection to {self.address.url} was closed; connect again")
 
     async def close(self) -> None:
         """Ends the session. Calls that are under way raise `StoreClosed`."""
@@ -274,8 +282,7 @@ class LoopLink:
             stream.transport.write(bye_frame())
             stream.transport.close()
             self._stream = None
-        self._exchange.fail(self._closed())
-        self._make_room()
+        self._fail(closed(self.address.url))
         if stream is not None:
             # TLS ends by an answer of the server.
             with suppress(TimeoutError):
@@ -314,6 +321,27 @@ class LoopCalls:
         await self.link.close()
 
 
+def made_in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], url: str) -> T:
+    """The result of work that a loop does for a thread; `StoreClosed` if the loop ends before the
+    work, or has ended already. `url` is that of the store.
+    """
+    try:
+        made = asyncio.run_coroutine_threadsafe(work, loop)
+    except RuntimeError:
+        work.close()
+        raise closed(url) from None
+    try:
+        while not wait([made], _LOOK).done:
+            if loop.is_closed() and not made.done():
+                raise closed(url)
+        return made.result()
+    except CancelledError:
+        raise closed(url) from None
+    finally:
+        if not loop.is_closed():
+            made.cancel()  # the thread was interrupted, or all is done
+
+
 class LoopBridge:
     """A link in a loop, for the threads of the loop's process: as `SocketLink`."""
 
@@ -335,12 +363,7 @@ class LoopBridge:
         self._run(self._link.wait(sent))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            ended = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError as e:
-            work.close()
-            raise StoreClosed("the store was closed, and its loop with it") from e
-        ended.result()
+        made_in_loop(self._loop, work, self._link.address.url)
 
     def cancel(self, sent: Sent) -> None:
         """See `SocketLink.cancel`."""

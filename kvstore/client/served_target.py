@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kvstore.client.tls_socket import TlsSocket
-from kvstore.errors import CallerError, ConnectionLost, shown
+from kvstore.errors import CallerError, ConnectionLost, StoreClosed, shown
 from kvstore.files import local_path
 from kvstore.wire.addresses import TLS, Address, reachable, read_url
 from kvstore.wire.proof import Proof, read_proof
@@ -89,6 +89,11 @@ def _open_unix(path: Path) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def closed(url: str) -> StoreClosed:
+    """The error that the caller has closed the connection to a URL."""
+    return StoreClosed(f"the connection to {url} was closed; connect again")
 
 
 def unreachable(address: Address, why: OSError) -> ConnectionLost:

@@ -27,10 +27,10 @@ from kvstore.client.exchange import (
     is_final,
     is_refusal,
 )
-from kvstore.client.served_target import Target, unreachable
+from kvstore.client.served_target import Target, closed, unreachable
 from kvstore.client.tls_socket import TlsSocket
 from kvstore.clock import Clock
-from kvstore.errors import StoreClosed, StoreError
+from kvstore.errors import StoreError
 from kvstore.process.forking import release_in_child
 from kvstore.process.locks import Signal
 from kvstore.wire.frames import REPLY_MAX, FrameReader
@@ -81,7 +81,7 @@ class SocketLink:
         while True:
             with self._lock:
                 if self._closed.is_set():
-                    raise self._is_closed()
+                    raise closed(self.address.url)
                 if not self._exchange.is_full:
                     self._exchange.add(sent)
                     if self._socket is not None:
@@ -215,7 +215,7 @@ class SocketLink:
         are under way raise `ConnectionLost`.
         """
         until, pause = self._clock.monotonic() + self._reconnect_for, _PAUSE
-        error: StoreError = self._is_closed()
+        error: StoreError = closed(self.address.url)
         while not self._closed.is_set():
             try:
                 self._connect()
@@ -250,7 +250,7 @@ class SocketLink:
             connection.settimeout(None)
             with self._lock:
                 if self._closed.is_set():
-                    raise self._is_closed()
+                    raise closed(self.address.url)
                 self._queue = deque(self._exchange.welcome(bodies.popleft()))
                 for body in bodies:
                     self._exchange.take(body)
@@ -266,9 +266,6 @@ class SocketLink:
 
     # --- the end ---
 
-    def _is_closed(self) -> StoreClosed:
-        return StoreClosed(f"the connection to {self.address.url} was closed; connect again")
-
     def close(self) -> None:
         """Ends the session. Calls that are under way raise `StoreClosed`."""
         if self._closed.is_set():
@@ -279,7 +276,7 @@ class SocketLink:
                 self._socket.sendall(bye_frame())
         self._break()
         with self._lock:
-            self._exchange.fail(self._is_closed())
+            self._exchange.fail(closed(self.address.url))
             self._has_room.set()
 
     def forked(self) -> None:

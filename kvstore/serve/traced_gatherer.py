@@ -33,7 +33,6 @@ from kvstore.tracing import (
     can_carry,
     failed,
     links_to,
-    messages_in,
     now_ns,
     operation,
     received_span,
@@ -118,11 +117,8 @@ class TracedGatherer(Gatherer):
         if call.cancelled():
             return
         error = call.exception()
-        messages = [] if error is not None else messages_in(call.result())
-        if messages or error is not None:
-            topics = [m.topic for m in messages]
-            own = operation(name, "receive", topics, group, len(messages))
-            received_span(self._tracer, own, SpanKind.SERVER, began, messages, error)
+        found = None if error is not None else call.result()
+        received_span(self._tracer, name, group, SpanKind.SERVER, began, found, error)
 
 
 def _ended(span: Span, call: OpenCall[Any]) -> None:

@@ -11,16 +11,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from kvstore.client.loop_link import LoopBridge
+from kvstore.client.loop_link import LoopBridge, made_in_loop
 from kvstore.client.served_checker import ServedChecker
 from kvstore.client.served_store import ServedStore
+from kvstore.client.served_target import closed
 from kvstore.client.socket_link import SocketLink
-from kvstore.errors import StoreClosed
 from kvstore.process.forking import refuse_in_child
 from kvstore.sharding.shards import Shards
 from kvstore.timing.checks import Ask
@@ -87,20 +87,8 @@ class ShardedStore(ServedStore):
 
     def _call(self, method: str, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         if self._is_closed:
-            raise self._closed()
-        future: Future[Any] = asyncio.run_coroutine_threadsafe(
-            self._shards.call(method, args, named), self._loop
-        )
-        try:
-            return future.result()
-        except CancelledError:
-            raise self._closed() from None
-        except BaseException:
-            future.cancel()
-            raise
-
-    def _closed(self) -> StoreClosed:
-        return StoreClosed(f"the connection to {self.url} was closed; connect again")
+            raise closed(self.url)
+        return made_in_loop(self._loop, self._shards.call(method, args, named), self.url)
 
     def close(self) -> None:
         """Ends the connections; calls that are under way raise `StoreClosed`. Closing twice does
