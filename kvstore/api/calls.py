@@ -38,6 +38,7 @@ from kvstore.read.filters import compile_filter
 from kvstore.read.pull import pull
 from kvstore.read.sql import SqlFilter
 from kvstore.record.validate import attributes_of, listed
+from kvstore.timing.pending_messages import Owns
 
 
 class Calls(ColumnCalls, PopCalls, RenewalCalls, TimingCalls, TransactionCalls, ScheduleCalls):
@@ -164,7 +165,9 @@ class Calls(ColumnCalls, PopCalls, RenewalCalls, TimingCalls, TransactionCalls, 
     def find_in(self, namespace: str, message_id: str) -> StoredMessage:
         """As `find`, in the topics of a namespace."""
         check_namespace(namespace)
-        owns = belongs_to(namespace)
+        return self._find(message_id, belongs_to(namespace))
+
+    def _find(self, message_id: str, owns: Owns) -> StoredMessage:
         return self._engine.finder.find(message_id, lambda message: owns(message.topic))
 
     def offset_at(self, topic: str, queue: int, time: int, *, upper: bool = False) -> int:

@@ -100,12 +100,11 @@ class TopicsPart:
 
     def find(self, message_id: str) -> StoredMessage:
         """See `Store.find`."""
-        return self._engine.finder.find(message_id, lambda message: self._owns(message.topic))
+        return self._store._find(message_id, self._owns)
 
     def find_in(self, namespace: str, message_id: str) -> StoredMessage:
         """See `Store.find_in`."""
-        owns = self._within(namespace)
-        return self._engine.finder.find(message_id, lambda message: owns(message.topic))
+        return self._store._find(message_id, self._within(namespace))
 
     def timer(self, message_id: str) -> DelayedMessage:
         """See `Store.timer`."""

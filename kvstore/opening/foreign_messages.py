@@ -74,9 +74,10 @@ _LEFT_OUT: Final = frozenset(
         TIMER_DELAY_SECONDS, TIMER_DELETE_ID, TIMER_DELIVER_MS, TIMER_DEQUEUE_MS, TIMER_ENQUEUE_MS,
         TIMER_OUT_MS, TIMER_ROLL_TIMES, TRANSACTION_BEFORE_MS, TRANSACTION_CHECK_MS,
         TRANSACTION_PREPARED_OFFSET, TRANSACTION_ROLLBACK, TRANSACTION_SET, TRANSACTION_SINCE_MS,
+        UNIQUE_ID,
     )
 )  # fmt: skip
-"""Properties of a message that say how it waited."""
+"""Properties of a message that say how it waited, and its id."""
 Progress = Callable[[Topic, int], int]
 """The first offset of a queue that RocketMQ may not have done with."""
 
@@ -325,8 +326,7 @@ def _as_ours(
 ) -> bytes:
     """The bytes of a record, with the properties that say how a message waits here, under an id."""
     pairs = message.raw_properties.split(b"\x02")
-    left_out = _LEFT_OUT | {UNIQUE_ID.encode()}
-    kept = [pair for pair in pairs if pair and pair.split(b"\x01", 1)[0] not in left_out]
+    kept = [pair for pair in pairs if pair and pair.split(b"\x01", 1)[0] not in _LEFT_OUT]
     kept.insert(0, f"{UNIQUE_ID}\x01{message_id}".encode())
     kept += [
         f"{due_name}\x01{one.due:013d}".encode(),

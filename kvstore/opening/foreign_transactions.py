@@ -14,7 +14,7 @@ up, or put to wait here before (`foreign_messages`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -111,9 +111,7 @@ class ForeignTransactions:
             (passed.add if is_passed else passed.discard)(message_id)
             if is_answered:
                 ended.add(message_id)
-        by_queue: ByQueue = {}
-        for one, _ in found.values():
-            by_queue.setdefault((one.topic, one.queue), {})[one.message_id] = one
+        by_queue = _by_queue(one for one, _ in found.values())
         self._foreign.drop_delivered(by_queue, _is_commit_of)
         given_up = {one.message_id for one in self._foreign.of_topic(TRANSACTION_DISCARD_TOPIC)}
         for message_id, (one, message) in found.items():
@@ -131,9 +129,7 @@ class ForeignTransactions:
             self._look_through(records, by_id)
         for message in self._foreign.of_topic(TRANSACTION_DISCARD_TOPIC):
             drop(by_id, message)
-        by_queue: ByQueue = {}
-        for one in by_id.values():
-            by_queue.setdefault((one.topic, one.queue), {})[one.message_id] = one
+        by_queue = _by_queue(by_id.values())
         self._foreign.drop_delivered(by_queue, _is_commit_of)
         return {one for of_queue in by_queue.values() for one in of_queue.values()}
 
@@ -193,6 +189,14 @@ class ForeignTransactions:
             given = number_of(message, TRANSACTION_IMMUNITY)
             seconds = self._config.transaction_immunity if given < 0 else min(given, IMMUNITY_MAX)
         return message.stored_at + whole_ms(seconds)
+
+
+def _by_queue(found: Iterable[Foreign]) -> ByQueue:
+    """Messages by the queues that they go to."""
+    by_queue: ByQueue = {}
+    for one in found:
+        by_queue.setdefault((one.topic, one.queue), {})[one.message_id] = one
+    return by_queue
 
 
 def _is_ours(message: StoredMessage) -> bool:

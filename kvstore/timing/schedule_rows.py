@@ -282,7 +282,10 @@ class ScheduleRows:
         if names:
             batch = self._families.batch()
             for name in names:
-                self._put_times(batch, name, self.times(name))
+                try:
+                    self._put_times(batch, name, self.times(name))
+                except ScheduleRowDamaged as e:
+                    _log.error("a schedule stands still: %s; `kvmq verify` lists damage", str(e))
             self._families.write(batch)
 
     def write(self, name: str, row: ScheduleRow, times: Sequence[int]) -> None:
@@ -327,10 +330,9 @@ class ScheduleRows:
 
     def put_removal(self, batch: Batch, topic: TopicInfo) -> None:
         """Puts into a batch that the schedules of a topic are removed."""
-        for name in self.names():
+        for name, row in self._rows():
             with suppress(ScheduleRowDamaged):
-                row = self.find(name)
-                if row is not None and row.topic == topic.name:
+                if _decode(name, row).topic == topic.name:
                     self._delete(batch, name)
 
     # --- values for callers ---

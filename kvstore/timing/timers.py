@@ -138,25 +138,26 @@ class WaitingList:
         """The messages with an id that wait, oldest first; `MessageNotFound`, and `DelayEnded` if
         none waits.
         """
-        found = self.waiting(message_id, owns)
-        if not found:
-            is_delivered, how = self.ended(self.newest(message_id, owns))
+        found = self.look(message_id, owns)
+        if isinstance(found, StoredMessage):
+            is_delivered, how = self.ended(found)
             told = f"the message {shown(message_id)} does not wait: {how}"
             raise DelayEnded(told, not is_delivered)
         return found
 
-    def waiting(self, message_id: str, owns: Owns | None) -> list[DelayedMessage]:
-        """As `all_waiting`; an empty list if none waits. The unique id is looked for among the
-        messages that wait: one look for each part of the key index, where `newest` has to look at
-        the keys of all topics.
+    def look(self, message_id: str, owns: Owns | None) -> list[DelayedMessage] | StoredMessage:
+        """As `all_waiting`; if none waits, the last record with the id. The unique id is looked for
+        among the messages that wait: one look for each part of the key index, where `newest` has to
+        look at the keys of all topics.
         """
         records = records_of(self._context.finder, TIMER_TOPIC, message_id, owns)
         found = [one for one in map(self._waits, records) if one is not None]
         if found:
             return found
+        message = self.newest(message_id, owns)
         # A position id leads to one message.
-        one = self._waits(self.newest(message_id, owns))
-        return [] if one is None else [one]
+        one = self._waits(message)
+        return message if one is None else [one]
 
     def _waits(self, message: StoredMessage) -> DelayedMessage | None:
         """The message whose record this is, if it waits."""
@@ -292,19 +293,19 @@ class Timers:
     def end_wait(self, message_id: str, owns: Owns | None, *, is_schedules: bool = True) -> bool:
         """As `cancel`; of a schedule's own messages as well, if `is_schedules`."""
         with self.pending.lock:
-            found = self._waiting.waiting(message_id, owns)
+            found = self._waiting.look(message_id, owns)
+            if isinstance(found, StoredMessage):
+                if found.topic == TIMER_TOPIC and delayed_of(found) is None:
+                    _check_cancelled(found)
+                is_delivered, _ = self._waiting.ended(found)
+                return not is_delivered
             if not is_schedules:
                 for one in found:
                     self._check_owner(one)
             held = self._held(found)
-            if not held:
-                message = self._waiting.newest(message_id, owns)
-                if message.topic == TIMER_TOPIC and delayed_of(message) is None:
-                    _check_cancelled(message)
-                is_delivered, _ = self._waiting.ended(message)
-                return not is_delivered
-            self.pending.note(held)
-            self._cancelled += len(held)
+            if held:  # else their topic was deleted, and they go with it
+                self.pending.note(held)
+                self._cancelled += len(held)
             return True
 
     def _held(self, found: Sequence[DelayedMessage]) -> list[Held]:

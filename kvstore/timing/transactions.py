@@ -155,7 +155,7 @@ class Transactions:
                     if isinstance(found, Ended):
                         _check_end(found, how)
                         done.append(found.message)
-                    else:
+                    elif found.message.position not in waiting:
                         waiting.update({p.message.position: p for p in self._list.members(found)})
             results = self._end(list(waiting.values()), how)
             return [*results, *map(_result, done)] if how == "commit" else []
@@ -204,7 +204,7 @@ class Transactions:
         """
         found: dict[int, None] = {}
         for position in positions:
-            one = self._list.at(position)
+            one = None if position in found else self._list.at(position)
             if one is None:
                 continue
             # Whose first message is lost goes with those behind it.

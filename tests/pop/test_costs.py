@@ -137,6 +137,25 @@ def note_history(store: Store) -> None:
     store.offset_history("g", "t", 0)
 
 
+def test_a_page_of_messages_in_flight_reads_no_locks_of_the_pages_before(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where all locks end at one time."""
+    store.create_group("g")
+    store.put_batch([Message("t", b"x")] * 40)
+    for _ in range(40):
+        assert len(store.pop("g", "t", invisible_for=LONG)) == 1
+    read = list[int]()
+    after = None
+    while not read or after is not None:
+        with locks_read(store, monkeypatch) as seen:
+            page = store.in_flight("g", "t", limit=10, after=after)
+            read.append(seen())
+        after = page.next
+    assert len(read) == 4
+    assert max(read) <= 12, "those of the page, the last one before it, and one behind it"
+
+
 @pytest.mark.parametrize("cap", [None, 1000])
 @pytest.mark.parametrize(
     "call", [committed, lag, figures, commit, pop_and_ack, pop_and_extend, note_history]

@@ -101,6 +101,15 @@ def test_a_store_without_rows_of_first_times_lacks_none(
         assert store.verify().problems == []
 
 
+def test_damaged_times_hold_up_nothing_else_in_a_store_without_rows_of_first_times(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    gone = {due_key(FIRST, name): None for name in (b"bad", b"good")}
+    made(tmp_path / "s", clock, {**gone, b"schedule_due": None, b"schedule_times/bad": b"12345"})
+    with kvstore.open(tmp_path / "s", settings(clock=clock)) as store:
+        assert came(store, clock) == [b"bad"] + [b"good"] * 2 + [b"late"]
+
+
 def test_schedules_at_work_are_no_problem(tmp_path: Path, clock: VirtualClock) -> None:
     with opened(tmp_path / "s", settings(clock=clock)) as store:
         store.schedule("one", "t", b"", every=10)

@@ -274,16 +274,16 @@ class InflightTable(InflightRows):
 
     def rows_from(self, due: int, queue: int, first: int) -> Iterator[tuple[LockKey, Lock]]:
         """As `all`, from a row on, whether it is there or not."""
-        for key, lock in self._from(due, _DUE_MAX):
-            if (key.due, key.queue, key.first) >= (due, queue, first):
-                yield key, lock
+        return self._from(due, _DUE_MAX, queue, first)
 
     def parked(self) -> Iterator[tuple[LockKey, Lock]]:
         """The rows of parked messages."""
         return self._from(PARKED, None)
 
-    def _from(self, first_due: int, end_due: int | None) -> Iterator[tuple[LockKey, Lock]]:
-        start = lock_key(self.group, self.topic, first_due, 0, 0)
+    def _from(
+        self, first_due: int, end_due: int | None, queue: int = 0, first: int = 0
+    ) -> Iterator[tuple[LockKey, Lock]]:
+        start = lock_key(self.group, self.topic, first_due, queue, first)
         end = self._end if end_due is None else lock_key(self.group, self.topic, end_due, 0, 0)
         for key, value in self._families.rows(LOCKS, start, end):
             yield read_lock_key(key), unpack_lock(value)
@@ -295,6 +295,11 @@ class InflightTable(InflightRows):
             return Lock._make(found)
         value = self._families.get(LOCKS, lock_key(*key))
         return None if value is None else unpack_lock(value)
+
+    def has(self, key: LockKey, nonce: int) -> bool:
+        """Whether a row is there, and of the delivery with a nonce."""
+        lock = self.get(key)
+        return lock is not None and lock.nonce == nonce
 
     def free_key(self, change: Change, queue: int, first: int, due: int) -> LockKey:
         """A key for a new row, `due` then or a little later: never that of another row."""

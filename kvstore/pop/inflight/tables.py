@@ -390,13 +390,15 @@ class InflightTables:
         is held.
         """
         due = self.renewed.get(nonce)
-        if due is None and nonce not in self.ended and table.attempts:
-            for found in table.rows_with_attempts(key.queue, key.first):
-                lock = table.get(found)
-                if found != key and lock is not None and lock.nonce == nonce:
-                    self.note_renewed(nonce, found.due)
-                    due = found.due
-        return key if due is None else key._replace(due=due)
+        if due is not None:
+            return key._replace(due=due)
+        if nonce in self.ended or not table.attempts or table.has(key, nonce):
+            return key
+        for found in table.rows_with_attempts(key.queue, key.first):
+            if table.has(found, nonce):
+                self.note_renewed(nonce, found.due)
+                return found
+        return key
 
     def note_renewed(self, nonce: int, due: int) -> None:
         """Remembers that a row was moved as it is, and so has not ended."""
