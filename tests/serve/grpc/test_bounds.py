@@ -10,7 +10,7 @@ import pytest
 import kvstore
 from kvstore import Store
 from kvstore.serve.grpc.clients import Clients
-from kvstore.serve.grpc.held_file import NAME
+from kvstore.serve.grpc.held_file import NAME, HeldFile, HeldLocks
 from kvstore.serve.grpc.protocol.answers import Refusal
 from tests.support.clock import VirtualClock
 from tests.support.grpc_doors import OpenDoor
@@ -68,6 +68,25 @@ def test_sends_are_refused_for_now_while_too_many_messages_wait(
         assert code_of(client, "SendMessage", request) == "OK"
 
     assert store.bounds("t", 0).next_offset == 1
+
+
+def test_work_that_failed_begins_anew(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    turns: list[int] = []
+
+    def write(file: HeldFile, held: list[HeldLocks]) -> None:
+        turns.append(len(held))
+        if len(turns) == 1:
+            raise RuntimeError("the first turn")
+
+    monkeypatch.setattr(HeldFile, "write", write)
+    monkeypatch.setattr("kvstore.serve.grpc.service_table._SWEEP", 0.01)
+    monkeypatch.setattr("kvstore.serve.grpc.service_table._PAUSE", 0.01)
+    with OpenDoor(store):
+        until(lambda: len(turns) > 1)
+
+    assert "begins anew after" in caplog.text
 
 
 def checkers() -> int:
