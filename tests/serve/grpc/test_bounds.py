@@ -70,6 +70,21 @@ def test_sends_are_refused_for_now_while_too_many_messages_wait(
     assert store.bounds("t", 0).next_offset == 1
 
 
+def test_a_message_that_can_not_be_prepared_for_any_reason_is_answered(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: object, **named: object) -> None:
+        raise RuntimeError("of no kind that the store has")
+
+    request = request_of("SendMessage")
+    system = request.messages[0].system_properties
+    system.message_type, system.message_id = 4, "id"
+    with OpenDoor(store) as door, RocketmqClient(door.endpoint, tmp_path) as client:
+        monkeypatch.setattr("kvstore.serve.gatherer.Gatherer.call", fails)
+        assert code_of(client, "SendMessage", request) == "INTERNAL_SERVER_ERROR"
+        monkeypatch.undo()
+
+
 def test_work_that_failed_begins_anew(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
