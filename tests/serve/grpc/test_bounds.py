@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,17 @@ def test_a_message_that_can_not_be_prepared_for_any_reason_is_answered(
         monkeypatch.setattr("kvstore.serve.gatherer.Gatherer.call", fails)
         assert code_of(client, "SendMessage", request) == "INTERNAL_SERVER_ERROR"
         monkeypatch.undo()
+
+
+def test_a_question_goes_only_to_a_stream_that_named_the_topic_itself(clock: VirtualClock) -> None:
+    clients = Clients(clock)
+    producer: Any = object()
+    other: Any = object()
+    clients.seen("a").streams[producer] = lambda topic: topic == "t"
+    clients.seen("a").streams[other] = lambda topic: False
+
+    assert {clients.producer_stream("t") for _ in range(4)} == {producer}
+    assert clients.producer_stream("another") is None
 
 
 def test_work_that_failed_begins_anew(
