@@ -16,7 +16,7 @@ from kvstore.serve.grpc.protocol.answers import Refusal
 from tests.support.clock import VirtualClock
 from tests.support.grpc_doors import OpenDoor
 from tests.support.rocketmq_client import RocketmqClient
-from tests.support.rocketmq_requests import answer, code_of, request_of
+from tests.support.rocketmq_requests import KINDS, answer, code_of, request_of
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.topic(queues=1), pytest.mark.group]
@@ -56,6 +56,21 @@ def test_the_topics_whose_producers_are_asked_are_bounded(
         until(lambda: checkers() <= 2)
 
     until(lambda: checkers() == 0)
+
+
+def test_producers_that_come_are_asked_about_the_topics_with_prepared_messages(
+    store: Store, tmp_path: Path
+) -> None:
+    for name in ("topic-1", "topic-2"):
+        store.create_topic(name, queues=1)
+    store.prepare("topic-1", b"b", group="topic-1")
+    request = request_of("Telemetry")
+    request.settings.client_type = KINDS["PRODUCER"]
+    for name in ("topic-1", "topic-2", "topic-3"):
+        request.settings.publishing.topics.add(name=name)
+    with OpenDoor(store) as door, RocketmqClient(door.endpoint, tmp_path) as client:
+        assert code_of(client, "Telemetry", request) == "OK"
+        assert checkers() == 1
 
 
 def test_sends_are_refused_for_now_while_too_many_messages_wait(
