@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from kvstore import ReceiptExpired, ServedStore, StoreError
+from kvstore import ReceiptExpired, ServedStore
 
 _log = logging.getLogger("kombu_kvmq")
 
@@ -65,8 +65,8 @@ class HeldTasks:
                     results = self._store.change_invisible_batch(
                         list(held.values()), self.lock_seconds
                     )
-                except StoreError as e:
-                    # The locks hold for two more turns.
+                except Exception as e:
+                    # The locks hold for two more turns, and all later tasks need this thread.
                     _log.warning("the locks of tasks could not be renewed: %s", e)
                     continue
                 for tag, renewed in zip(held, results, strict=True):

@@ -320,6 +320,11 @@ class Store(Calls):
         """
         return self._engine.popping.acks.named(receipts)
 
+    def _has_prepared(self, topic: str) -> bool:
+        """Whether messages to a topic are prepared, whichever their groups."""
+        self._check_open()
+        return self._engine.prepared_list.count(topic) > 0
+
     # --- the end ---
 
     def close(self) -> None:

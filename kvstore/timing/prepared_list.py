@@ -77,6 +77,11 @@ class PreparedList:
                 return PreparedPage(messages, self._count(owns), None)
         return PreparedPage(messages, self._count(owns), place)
 
+    def count(self, topic: str) -> int:
+        """How many messages to a topic wait. It reads none of them."""
+        found = self._context.topics.find(topic)
+        return 0 if found is None else self._rows.count(found.id)
+
     # --- transactions ---
 
     def state(self, message_id: str, owns: Owns | None) -> PreparedMessage | Ended:

@@ -21,7 +21,7 @@ from kvstore.errors import NotAllowed, NotAuthenticated
 from kvstore.files import Files
 from kvstore.serve.access.credentials import LOCAL, Client, Credentials, read_credentials
 from kvstore.serve.access.limits import AccessLimits
-from kvstore.serve.access.rights import Action, allows, allows_beginning
+from kvstore.serve.access.rights import Action, allows, allows_beginning, allows_metrics
 
 
 class AccessControl:
@@ -112,7 +112,7 @@ class AccessControl:
     def require_metrics(self, client: Client) -> None:
         """Raises `NotAllowed` if a client may not read the store's metrics."""
         self.check_current(client)
-        if not (client.rights.metrics or client.rights.admin.match_all):
+        if not allows_metrics(client.rights):
             raise NotAllowed(
                 f"client {client.name} has no right to read metrics; `metrics = true` in the file "
                 "of credentials gives it",

@@ -120,6 +120,11 @@ def _allows_group(rights: Rights, action: Action, group: str) -> bool:
     return action == "consume" and rights.groups.match(group)
 
 
+def allows_metrics(rights: Rights) -> bool:
+    """Whether `rights` allow to read figures of the store as a whole."""
+    return rights.metrics or rights.admin.match_all
+
+
 def allows_beginning(rights: Rights, beginning: str, group: str) -> bool:
     """Whether `rights` allow to consume from all topics whose names begin so, for a group; the
     topics in which the store's messages wait are not among them.

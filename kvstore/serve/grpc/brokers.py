@@ -92,7 +92,8 @@ def _endpoints(host: str, port: int) -> Wire:
 
 async def _is_there(shard: ShardEntry) -> bool:
     assert shard.endpoint is not None, "shards without a door are left out"
-    with suppress(OSError, TimeoutError):
+    # A host that can't be the name of a machine is a UnicodeError.
+    with suppress(OSError, UnicodeError):
         async with asyncio.timeout(_LOOK):
             _, writer = await asyncio.open_connection(*shard.endpoint)
         writer.close()

@@ -16,7 +16,7 @@ from typing import Final
 
 from kvstore.api.store import Store
 from kvstore.core.names import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
-from kvstore.errors import CallerError, MessageIllegal
+from kvstore.errors import CallerError, MessageIllegal, NotAuthenticated
 from kvstore.meta.namespaces import check_namespace, wrap
 from kvstore.record.validate import check_group, check_topic
 from kvstore.serve.access.access_control import AccessControl
@@ -74,6 +74,15 @@ class Caller:
         if self.client is not LOCAL:
             for group, topic in store._named_in(list(receipts)):
                 self._access.require(self.client, "consume", topic, group)
+
+    def may_produce(self, topic: str) -> bool:
+        """Whether the caller may send to a topic of the store, with its credentials as they are
+        now.
+        """
+        try:
+            return self._access.allows(self.client, "produce", topic)
+        except NotAuthenticated:
+            return False
 
     def check_current(self) -> None:
         """Raises `NotAuthenticated` if the caller's credentials expired or changed since its call

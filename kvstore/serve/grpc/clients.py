@@ -12,6 +12,7 @@ matter; there are at most `CLIENTS_MAX` clients.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Final
 
 from kvstore.clock import Clock
@@ -28,17 +29,22 @@ PUSHED: Final = frozenset({TYPES["PUSH_CONSUMER"], TYPES["LITE_PUSH_CONSUMER"]})
 CONSUMERS: Final = frozenset(set(TYPES.values()) - {0, TYPES["PRODUCER"]})
 
 
-class ClientState:
-    """A client; see the module. `topics` are those it sends to, by their names in the store."""
+SendsTo = Callable[[str], bool]
+"""Whether the caller that opened a stream says it sends to a topic, by its name in the store, and
+may. It is the stream's, since others may call themselves by the same client id.
+"""
 
-    __slots__ = ("id", "kind", "seen_at", "streams", "topics")
+
+class ClientState:
+    """A client; see the module. `streams` are its Telemetry streams."""
+
+    __slots__ = ("id", "kind", "seen_at", "streams")
 
     def __init__(self, client_id: str) -> None:
         self.id = client_id
         self.kind = 0
-        self.topics: frozenset[str] = frozenset()
         self.seen_at = 0.0
-        self.streams: list[Call] = []
+        self.streams: dict[Call, SendsTo] = {}
 
     @property
     def is_pushed(self) -> bool:
@@ -86,7 +92,12 @@ class Clients:
 
     def producer_stream(self, topic: str) -> Call | None:
         """A stream of a producer that sends to a topic, of several each in turn."""
-        found = [s for c in self._clients.values() if topic in c.topics for s in c.streams]
+        found = [
+            stream
+            for client in self._clients.values()
+            for stream, sends_to in client.streams.items()
+            if sends_to(topic)
+        ]
         return found[next(self._turns) % len(found)] if found else None
 
     def end_streams(self) -> None:

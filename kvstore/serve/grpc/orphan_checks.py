@@ -13,6 +13,7 @@ producer is there is asked again at the store's next check.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Final
 
 from kvstore.api.store import Store
@@ -51,10 +52,10 @@ class OrphanChecks:
         self._checkers[topic] = self._store.on_check(topic, self._ask)
 
     async def watch_waiting(self, topics: frozenset[str]) -> None:
-        """Lets the producers of those topics be asked of which messages are prepared."""
+        """Lets the producers of those topics be asked to which messages are prepared."""
         for topic in topics - self._checkers.keys():
-            page = await self._gatherer.call("transactions", topic, limit=1)
-            if page.messages:
+            # A list of the topic's own group would read the prepared messages of all others.
+            if await self._gatherer.run(partial(self._store._has_prepared, topic)):
                 self.watch(topic)
 
     def _ask(self, message: StoredMessage) -> Answer:

@@ -133,14 +133,13 @@ class Renewals:
         receipts = [receipt for held in due for receipt in held.receipts]
         try:
             results = await self._renew(receipts, LOCK)
+            self.end(r for r, result in zip(receipts, results, strict=True) if result is not True)
         except StoreError as e:
             _log.error("kvmq could not renew %d locks of push consumers: %s", len(receipts), str(e))
-            results = [True] * len(receipts)
-        gone = [r for r, result in zip(receipts, results, strict=True) if result is not True]
-        self.end(gone)
-        for held in due:
-            if held.receipts:
-                self._plan(held, now)
+        finally:
+            for held in due:
+                if held.receipts:
+                    self._plan(held, now)
 
     def _plan(self, held: HeldAnswer, now: float) -> None:
         heapq.heappush(self._due, (now + LOCK - AHEAD, next(self._order), held))

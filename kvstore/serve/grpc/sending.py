@@ -147,8 +147,8 @@ class Sending:
             (found,) = await self._gatherer.call(
                 "prepare_batch", (message,), group=message.topic, immunity=immunity
             )
-        except StoreError as e:
-            return e
+        except Exception as e:
+            return e  # any other error than the store's is logged where it is answered
         prepared: PutResult = found
         return prepared
 

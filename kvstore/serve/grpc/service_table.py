@@ -10,12 +10,14 @@ Invariants: each call of the protocol has a line; no error of a service ends a c
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final
 
 from kvstore.api.store import Store
 from kvstore.errors import StoreError
+from kvstore.process.background import traced
 from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.access.credentials import LOCAL
 from kvstore.serve.access.limits import ClientLimits
@@ -47,6 +49,9 @@ from kvstore.wire.cluster_file import Cluster
 
 _SWEEP: Final = 10.0
 """Seconds between two looks for clients that are gone, and for messages that are held for long."""
+_PAUSE: Final = 1.0
+"""Seconds after a failure."""
+_log = logging.getLogger("kvmq")
 Service = Callable[[Wire, Caller], Awaitable[Wire]]
 CallbackService = Callable[[Wire, Caller, Answered], None]
 StreamService = Callable[[Wire, Caller, Call], AsyncGenerator[Wire, None]]
@@ -89,8 +94,8 @@ class Services:
             store, gatherer, self.clients, self._orphans, self.renewals, limits
         )
         self._loop = loop
-        works = (self.renewals.run(), self._sweep(), self._brokers.run())
-        self._tasks = [loop.create_task(work) for work in works]
+        works = (self.renewals.run, self._sweep, self._brokers.run)
+        self._tasks = [loop.create_task(_go_on(work)) for work in works]
 
     def methods(self) -> Mapping[str, Method]:
         """The calls by their paths."""
@@ -224,6 +229,18 @@ class Services:
             self.clients.sweep()
             held = self.renewals.written(held_for=_SWEEP)
             await self._loop.run_in_executor(None, self._held_file.write, held)
+
+
+async def _go_on(work: Callable[[], Awaitable[None]]) -> None:
+    """Does work that goes on by itself. It begins anew after a failure, which is logged."""
+    while True:
+        try:
+            await work()
+        except Exception as e:
+            _log.error("%s begins anew after %s", work.__qualname__, traced(e))
+            await asyncio.sleep(_PAUSE)
+        else:
+            return
 
 
 def _finish(call: Call, answer: Wire) -> None:

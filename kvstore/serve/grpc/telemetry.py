@@ -19,7 +19,7 @@ from kvstore.errors import GroupNotFound, StoreError
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.caller import Caller
 from kvstore.serve.grpc.client_settings import fill_consumer, fill_producer
-from kvstore.serve.grpc.clients import CONSUMERS, Clients
+from kvstore.serve.grpc.clients import CONSUMERS, Clients, SendsTo
 from kvstore.serve.grpc.orphan_checks import OrphanChecks
 from kvstore.serve.grpc.protocol.answers import Refusal, ok, set_error, set_status
 from kvstore.serve.grpc.protocol.incoming import DoorLimits
@@ -66,7 +66,7 @@ class Telemetry:
         """Telemetry: both ways, until the client ends it."""
         kind = message_class("TelemetryCommand")
         client = self._clients.seen(caller.client_id)
-        client.streams.append(call)
+        client.streams[call] = _sends_to(caller, frozenset())
         try:
             async for raw in requests:
                 self._clients.seen(caller.client_id)
@@ -79,13 +79,14 @@ class Telemetry:
                 except StoreError as e:
                     set_error(answer.status, e)
                 else:
-                    client.kind, client.topics = command.settings.client_type, topics
+                    client.kind = command.settings.client_type
+                    client.streams[call] = _sends_to(caller, topics)
                     set_status(answer.status)
                     answer.settings.CopyFrom(command.settings)
                     await self._orphans.watch_waiting(topics)
                 yield answer
         finally:
-            client.streams.remove(call)
+            del client.streams[call]
 
     async def _settle(self, settings: Wire, caller: Caller) -> frozenset[str]:
         """Fills settings with the server's values; returns the topics that the client sends to."""
@@ -141,3 +142,7 @@ class Telemetry:
         _log.setLevel(level)
         remark = f"kvmq logs {logging.getLevelName(level)} and above"
         return message_class("ChangeLogLevelResponse")(remark=remark)
+
+
+def _sends_to(caller: Caller, topics: frozenset[str]) -> SendsTo:
+    return lambda topic: topic in topics and caller.may_produce(topic)

@@ -24,7 +24,7 @@ from kvstore.errors import (
     TopicNotFound,
     shown,
 )
-from kvstore.message import StoredMessage
+from kvstore.message import Bounds, StoredMessage
 from kvstore.meta.groups import GroupInfo
 from kvstore.pop.inflight.listing import InFlightMessage
 from kvstore.pop.progress import GroupStats
@@ -134,19 +134,29 @@ def topic(context: AdminContext, query: Query) -> Values:
     info = store.topic(context.sight.require_topic(_text(query, "topic")))
     queues = [(q, store.bounds(info.name, q)) for q in range(min(info.read_queues, QUEUES_MAX))]
     filled = [(q, b) for q, b in queues if b.next_offset > b.min_offset]
-    newest = list[StoredMessage]()
-    for queue, bounds in filled[:_QUEUES_SHOWN]:
-        first = max(bounds.min_offset, bounds.next_offset - _NEWEST)
-        # A queue that can't be read is left out: its page says why.
-        with suppress(StoreError):
-            newest += store.pull(info.name, queue, first, _NEWEST).messages
-    newest.sort(key=lambda m: (m.stored_at, m.position), reverse=True)
+    newest = _newest(store, info.name, filled[:_QUEUES_SHOWN], _NEWEST)
     return {
         "info": info,
         "queues": queues[:_QUEUES_SHOWN],
         "left_out": info.read_queues - min(len(queues), _QUEUES_SHOWN),
-        "messages": [row_of(m) for m in newest[:_NEWEST]],
+        "messages": [row_of(m) for m in newest],
     }
+
+
+def _newest(
+    store: Store, topic: str, queues: Iterable[tuple[int, Bounds]], limit: int
+) -> list[StoredMessage]:
+    """The newest messages of some queues of a topic, at most `limit`, the newest first."""
+    found = list[StoredMessage]()
+    for queue, bounds in queues:
+        first = max(bounds.min_offset, bounds.next_offset - limit)
+        # A queue that can't be read is left out: its page says why.
+        with suppress(StoreError):
+            found += store.pull(topic, queue, first, limit).messages
+        # So memory holds the messages of one queue more, not of all.
+        found.sort(key=lambda m: (m.stored_at, m.position), reverse=True)
+        del found[limit:]
+    return found
 
 
 def groups(context: AdminContext, query: Query) -> Values:
@@ -168,13 +178,18 @@ def group(context: AdminContext, query: Query) -> Values:
     store, sight = context.store, context.sight
     info = store.group(sight.require_group(_text(query, "group")))
     names = [name for name in store.group_topics(info.name) if sight.topic(name)]
-    figures = [f for name in names[:ROWS_MAX] for f in store.group_stats(info.name, name)]
+    figures, looks = list[GroupStats](), 0
+    for name in names[:ROWS_MAX]:
+        looks += store.topic(name).read_queues
+        if figures and looks > QUEUES_MAX:
+            break
+        figures += store.group_stats(info.name, name)
     letters = _letters(context, info, _NEWEST)
     dead = figures[0].dead_letters if figures else len(letters)
     return {
         "info": info,
         "figures": figures,
-        "left_out": max(0, len(names) - ROWS_MAX),
+        "left_out": len(names) - len(figures),
         "letters": letters,
         "dead": dead,
     }
@@ -194,23 +209,17 @@ def dead_letters(context: AdminContext, query: Query) -> Values:
 
 def _letters(context: AdminContext, info: GroupInfo, limit: int) -> list[MessageRow]:
     names = (name for name in info.dead_letter_topics if context.sight.topic(name))
-    found = [m for name in names for m in _newest_of(context.store, name)]
+    found = [m for name in names for m in _newest_letters(context.store, name, limit)]
     found.sort(key=lambda m: m.stored_at, reverse=True)
     return [row_of(m) for m in found[:limit]]
 
 
-def _newest_of(store: Store, name: str) -> list[StoredMessage]:
+def _newest_letters(store: Store, topic: str, limit: int) -> list[StoredMessage]:
     try:
-        queues = range(min(store.topic(name).read_queues, _QUEUES_SHOWN))
+        queues = min(store.topic(topic).read_queues, _QUEUES_SHOWN)
     except TopicNotFound:
         return []  # it is made with the first letter
-    found = list[StoredMessage]()
-    for queue in queues:
-        bounds = store.bounds(name, queue)
-        first = max(bounds.min_offset, bounds.next_offset - _NEWEST)
-        with suppress(StoreError):
-            found += store.pull(name, queue, first, _NEWEST).messages
-    return found
+    return _newest(store, topic, ((q, store.bounds(topic, q)) for q in range(queues)), limit)
 
 
 # --- messages ---

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvstore.errors import NotAllowed
-from kvstore.serve.access.rights import Patterns, Rights, allows
+from kvstore.serve.access.rights import Patterns, Rights, allows, allows_metrics
 
 
 class Sight(NamedTuple):
@@ -24,12 +24,12 @@ class Sight(NamedTuple):
     @property
     def is_whole(self) -> bool:
         """Whether it sees all, and may change it."""
-        return self.rights.admin.match_all
+        return allows(self.rights, "admin")
 
     @property
     def has_figures(self) -> bool:
         """Whether it sees figures of the store as a whole."""
-        return self.rights.metrics or self.is_whole
+        return allows_metrics(self.rights)
 
     @property
     def is_blind(self) -> bool:

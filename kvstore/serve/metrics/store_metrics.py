@@ -132,18 +132,21 @@ class StoreMetrics(Collector):
         """Reads the lists of topics and groups again where that is due."""
         now = self._clock.monotonic()
         is_due = self._listed_at is None or now >= self._listed_at + _LIST_AGAIN
-        if is_due or topics != len(self._topics):
+        is_listed_anew = is_due or topics != len(self._topics)
+        if is_listed_anew:
             self._listed_at = now
             self._topics = {info.name: info.read_queues for info in self._store.topics()}
             self._groups = [info.name for info in self._store.groups()]
             self._schedules = len(self._store.schedules())
             known = set(self._groups)
             self._topics_of = {g: t for g, t in self._topics_of.items() if g in known}
-        self._list_pairs()
+        self._list_pairs(has_changed=is_listed_anew)
 
-    def _list_pairs(self) -> None:
-        """Lists the topics of some groups, in turn, and notes if any are new."""
-        has_changed, listed = False, 0
+    def _list_pairs(self, *, has_changed: bool) -> None:
+        """Lists the topics of some groups, in turn; the pairs are made anew if any are new, or the
+        lists of topics and groups have changed.
+        """
+        listed = 0
         for _ in range(len(self._groups)):
             self._group_at = (self._group_at + 1) % len(self._groups)
             group = self._groups[self._group_at]
@@ -157,7 +160,7 @@ class StoreMetrics(Collector):
             listed += len(found) + 1
             if listed >= LISTED_MAX:
                 break
-        if has_changed or any(topic not in self._topics for _, topic in self._pairs):
+        if has_changed:
             self._pairs = {
                 (group, topic): self._topics[topic]
                 for group, topics in self._topics_of.items()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kvstore
 from kvstore import Store
 from kvstore.serve.grpc.clients import Clients
-from kvstore.serve.grpc.held_file import NAME
+from kvstore.serve.grpc.held_file import NAME, HeldFile, HeldLocks
 from kvstore.serve.grpc.protocol.answers import Refusal
 from tests.support.clock import VirtualClock
 from tests.support.grpc_doors import OpenDoor
 from tests.support.rocketmq_client import RocketmqClient
-from tests.support.rocketmq_requests import answer, code_of, request_of
+from tests.support.rocketmq_requests import KINDS, answer, code_of, request_of
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.topic(queues=1), pytest.mark.group]
@@ -57,6 +58,21 @@ def test_the_topics_whose_producers_are_asked_are_bounded(
     until(lambda: checkers() == 0)
 
 
+def test_producers_that_come_are_asked_about_the_topics_with_prepared_messages(
+    store: Store, tmp_path: Path
+) -> None:
+    for name in ("topic-1", "topic-2"):
+        store.create_topic(name, queues=1)
+    store.prepare("topic-1", b"b", group="topic-1")
+    request = request_of("Telemetry")
+    request.settings.client_type = KINDS["PRODUCER"]
+    for name in ("topic-1", "topic-2", "topic-3"):
+        request.settings.publishing.topics.add(name=name)
+    with OpenDoor(store) as door, RocketmqClient(door.endpoint, tmp_path) as client:
+        assert code_of(client, "Telemetry", request) == "OK"
+        assert checkers() == 1
+
+
 def test_sends_are_refused_for_now_while_too_many_messages_wait(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +84,51 @@ def test_sends_are_refused_for_now_while_too_many_messages_wait(
         assert code_of(client, "SendMessage", request) == "OK"
 
     assert store.bounds("t", 0).next_offset == 1
+
+
+def test_a_message_that_can_not_be_prepared_for_any_reason_is_answered(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: object, **named: object) -> None:
+        raise RuntimeError("of no kind that the store has")
+
+    request = request_of("SendMessage")
+    system = request.messages[0].system_properties
+    system.message_type, system.message_id = 4, "id"
+    with OpenDoor(store) as door, RocketmqClient(door.endpoint, tmp_path) as client:
+        monkeypatch.setattr("kvstore.serve.gatherer.Gatherer.call", fails)
+        assert code_of(client, "SendMessage", request) == "INTERNAL_SERVER_ERROR"
+        monkeypatch.undo()
+
+
+def test_a_question_goes_only_to_a_stream_that_named_the_topic_itself(clock: VirtualClock) -> None:
+    clients = Clients(clock)
+    producer: Any = object()
+    other: Any = object()
+    clients.seen("a").streams[producer] = lambda topic: topic == "t"
+    clients.seen("a").streams[other] = lambda topic: False
+
+    assert {clients.producer_stream("t") for _ in range(4)} == {producer}
+    assert clients.producer_stream("another") is None
+
+
+def test_work_that_failed_begins_anew(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    turns: list[int] = []
+
+    def write(file: HeldFile, held: list[HeldLocks]) -> None:
+        turns.append(len(held))
+        if len(turns) == 1:
+            raise RuntimeError("the first turn")
+
+    monkeypatch.setattr(HeldFile, "write", write)
+    monkeypatch.setattr("kvstore.serve.grpc.service_table._SWEEP", 0.01)
+    monkeypatch.setattr("kvstore.serve.grpc.service_table._PAUSE", 0.01)
+    with OpenDoor(store):
+        until(lambda: len(turns) > 1)
+
+    assert "begins anew after" in caplog.text
 
 
 def checkers() -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 import kvstore
 from kvstore import Store
-from kvstore.serve.grpc.renewals import FOR, LOCK
+from kvstore.serve.grpc.renewals import FOR, LOCK, Renewals
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.grpc_doors import OpenDoor
@@ -109,6 +110,26 @@ def test_a_lock_is_renewed_for_three_hours_at_most(
     let_pass(3 * LOCK, door, clock, client)
 
     assert [p.attempt for p in served.pop("g", "t")] == [2]
+
+
+def test_a_renewal_that_fails_for_any_reason_is_tried_again(clock: VirtualClock) -> None:
+    asked: list[list[str]] = []
+
+    async def renew(receipts: Sequence[str], seconds: float) -> list[bool]:
+        asked.append(list(receipts))
+        if len(asked) == 1:
+            raise RuntimeError("of no kind that the store has")
+        return [True] * len(receipts)
+
+    renewals = Renewals(renew, lambda client_id: True, clock)
+    renewals.hold("client", ["receipt"])
+    clock.advance(LOCK)
+    with pytest.raises(RuntimeError):
+        asyncio.run(renewals.turn())
+    clock.advance(LOCK)
+    asyncio.run(renewals.turn())
+
+    assert asked == [["receipt"]] * 2
 
 
 def test_a_client_that_ends_gives_its_messages_back(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,6 +12,8 @@ import pytest
 
 import kvstore
 from kvstore import Store
+from kvstore.serve.grpc.brokers import Brokers
+from kvstore.serve.grpc.protocol.wire import message_class
 from kvstore.wire.cluster_file import Cluster, ShardEntry
 from tests.support.free_ports import free_ports
 from tests.support.grpc_doors import OpenDoor
@@ -65,6 +68,22 @@ def test_a_client_sends_to_both_shards_and_receives_from_both(
     assert sum(ends) == len(bodies)
     assert min(ends) > 0
     assert [one.lag for store in shards for one in store.lag("g", "t")] == [0] * 4
+
+
+def test_a_shard_whose_host_is_none_keeps_no_other_from_being_looked_at() -> None:
+    lost = [ShardEntry("b", grpc="b..c:80"), ShardEntry("c", grpc=f"127.0.0.1:{free_ports(1)}")]
+    brokers = Brokers((Cluster([ShardEntry("a"), *lost]), "a"))
+    came_by = message_class("Endpoints")()
+
+    async def looked() -> list[str]:
+        looking = asyncio.create_task(brokers.run())
+        async with asyncio.timeout(30):
+            while len(brokers.told(came_by)) > 1:
+                await asyncio.sleep(0.01)
+        looking.cancel()
+        return [broker.name for broker in brokers.told(came_by)]
+
+    assert asyncio.run(looked()) == ["a"]
 
 
 def _acked(client: RocketmqClient) -> set[str]:

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from kvstore import Store
+from kvstore.clock import SystemClock
 from kvstore.errors import ExposureRefused
 from kvstore.files import LocalFiles
 from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.access.exposure import tls_context
 from kvstore.serve.access.limits import AccessLimits, ClientLimits
 from kvstore.serve.gatherer import Gatherer
+from kvstore.serve.grpc.caller import Caller
 from kvstore.serve.grpc.rocketmq_door import RocketmqDoor
 from tests.support import inside
 from tests.support.certificates import make_certificate
@@ -128,6 +130,19 @@ def test_a_key_does_nothing_that_it_has_no_right_to(
         assert "INFO" in answer(client, "ChangeLogLevel", level, metadata=owner).remark
 
     assert store.bounds("t", 0).next_offset == 2
+
+
+def test_a_caller_that_lost_its_right_is_asked_about_no_transaction(tmp_path: Path) -> None:
+    path = tmp_path / "credentials.toml"
+    path.write_text(CREDENTIALS)
+    path.chmod(0o600)
+    access = AccessControl(path, LocalFiles(), SystemClock())
+    caller = Caller(signed("shop-1", SECRET), access)
+    assert [caller.may_produce(topic) for topic in ("t", "other")] == [True, False]
+    path.write_text("clients = []")
+    access.reload()
+
+    assert not caller.may_produce("t")
 
 
 def test_a_receipt_is_acked_by_those_that_may_consume_for_its_group(

@@ -185,6 +185,22 @@ def test_what_was_deleted_has_no_series_any_more(opened: Opened) -> None:
     assert found.value("kvmq_topics_left_out") == 0
 
 
+def test_a_topic_that_replaced_another_one_gets_its_series_within_a_minute(
+    opened: Opened, clock: VirtualClock
+) -> None:
+    store, found = opened()
+    store.create_topic("old")
+    store.create_group("g")
+    found.scrape()
+    store.delete_topic("old")
+    store.create_topic("new")
+    store.put("new", b"x")
+    store.pop("g", "new")
+    found.scrape()
+    clock.advance(61)
+    assert found.scrape().labels("kvmq_group_lag_messages") == [{"group": "g", "topic": "new"}]
+
+
 def test_a_label_of_any_name_is_escaped(opened: Opened) -> None:
     store, found = opened()
     store.create_group("a%b|c")
