@@ -78,9 +78,8 @@ def served(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def steps(served: Store, classes: str, tmp_path: Path) -> Iterator[Steps]:
-    with OpenDoor(served) as door:
-        yield Steps(classes, tmp_path, door.endpoint)
+def steps(classes: str, door: OpenDoor, tmp_path: Path) -> Steps:
+    return Steps(classes, tmp_path, door.endpoint)
 
 
 def bodies(store: Store, group: str) -> list[bytes]:

@@ -26,18 +26,6 @@ def served(tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-@pytest.fixture
-def door(served: Store) -> Iterator[OpenDoor]:
-    with OpenDoor(served) as door:
-        yield door
-
-
-@pytest.fixture
-def client(door: OpenDoor, tmp_path: Path) -> Iterator[RocketmqClient]:
-    with RocketmqClient(door.endpoint, tmp_path) as client:
-        yield client
-
-
 def test_a_message_that_the_client_sent_is_in_the_store_with_all_it_carried(
     served: Store, client: RocketmqClient
 ) -> None:
