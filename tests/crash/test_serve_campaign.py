@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 import kvstore
-from tests.crash.test_serve_kill import Killed, all_of, put_and_pop
+from tests.crash.test_serve_kill import Killed, put_and_pop
+from tests.support.contents import read_queue
 from tests.support.rocketmq_client import RocketmqClient
 from tests.support.waiting import until
 
@@ -97,7 +98,7 @@ def test_twenty_kills_lose_nothing_acknowledged_and_hand_out_nothing_twice(tmp_p
         assert not thread.is_alive()
     assert server.end() == 0
     with kvstore.open(folder) as store:
-        held = Counter(m.body for q in range(4) for m in all_of(store, q))
+        held = Counter(m.body for q in range(4) for m in read_queue(store, "t", q))
         assert store.verify().problems == []
     local = {body for one in put for body in one}
     sent = {body for load in loads for body in load.sent}
