@@ -122,8 +122,8 @@ def test_a_delayed_message_comes_when_it_is_due_unless_it_is_recalled(
     client: RocketmqClient,
 ) -> None:
     client.do("producer", topics=["t"])
-    client.do("simple", group="g", topics=ALL)
-    at = int(time.time()) + 2
+    client.do("simple", group="g", topics=ALL, wait=10)
+    at = int(time.time()) + 3
     client.do("send", topic="t", body="late", delivery_timestamp=at)
     recalled = client.do("send", topic="t", body="never", delivery_timestamp=at)
 
