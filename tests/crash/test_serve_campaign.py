@@ -4,7 +4,6 @@ four of RocketMQ's own.
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections import Counter
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Final
 import kvstore
 from tests.crash.test_serve_kill import Killed, put_and_pop
 from tests.support.contents import read_queue
+from tests.support.free_ports import free_ports
 from tests.support.rocketmq_client import RocketmqClient
 from tests.support.waiting import until
 
@@ -63,8 +63,7 @@ def test_twenty_kills_lose_nothing_acknowledged_and_hand_out_nothing_twice(tmp_p
     with kvstore.open(folder) as store:
         store.create_topic("t", queues=4)
         store.create_group("g")
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        endpoint = f"127.0.0.1:{door.getsockname()[1]}"
+    endpoint = f"127.0.0.1:{free_ports(1)}"
     server = Killed(folder, "--grpc", endpoint)
     stop = threading.Event()
     put = [list[bytes]() for _ in range(CLIENTS)]
