@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from kvstore.core.transport.h2_frames import frame_of, split_frames
 from kvstore.core.transport.hpack import HeaderEncoder
 
-_DATA: Final = 0
-_HEADERS: Final = 1
+DATA: Final = 0
+HEADERS: Final = 1
 _RESET: Final = 3
-_SETTINGS: Final = 4
-_PING: Final = 6
-_WINDOW_UPDATE: Final = 8
+SETTINGS: Final = 4
+PING: Final = 6
+WINDOW_UPDATE: Final = 8
 _ENDS: Final = 1
-_WINDOW: Final = (1 << 31) - 1 - 65_535
-_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_WINDOW_MAX: Final = (1 << 31) - 1
+PREFACE: Final = (
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    + frame_of(SETTINGS, 0, 0, b"\0\4" + _WINDOW_MAX.to_bytes(4, "big"))
+    + frame_of(WINDOW_UPDATE, 0, 0, (_WINDOW_MAX - 65_535).to_bytes(4, "big"))
+)
+"""The beginning of a connection with the widest windows."""
 _FRAME: Final = 16_384
 Ended = Callable[[list[bytes]], None]
 
@@ -33,7 +38,7 @@ class GrpcConnection(asyncio.Protocol):
         self._stream = -1
         self._rest = b""
         self._received = 0
-        self._is_closed = False
+        self._waiting: set[asyncio.Future[Any]] = set()
         self._ended: dict[int, Ended] = {}
         self._parts: dict[int, bytearray] = {}
 
@@ -46,19 +51,13 @@ class GrpcConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Ends it, with all of its calls."""
-        self._is_closed = True
         self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        settings = b"\0\4" + ((1 << 31) - 1).to_bytes(4, "big")
-        transport.write(
-            _PREFACE
-            + frame_of(_SETTINGS, 0, 0, settings)
-            + frame_of(_WINDOW_UPDATE, 0, 0, _WINDOW.to_bytes(4, "big"))
-        )
+        transport.write(PREFACE)
 
     def _head(self, path: str) -> bytes:
         fields = self._fields.get(path)
@@ -83,22 +82,22 @@ class GrpcConnection(asyncio.Protocol):
         stream = self._stream
         self._ended[stream], self._parts[stream] = ended, bytearray()
         data = b"\0" + len(request).to_bytes(4, "big") + request
-        out = [frame_of(_HEADERS, 0x4, stream, self._head(path))]
+        out = [frame_of(HEADERS, 0x4, stream, self._head(path))]
         for at in range(0, len(data), _FRAME):
             flags = _ENDS if at + _FRAME >= len(data) else 0
-            out.append(frame_of(_DATA, flags, stream, data[at : at + _FRAME]))
+            out.append(frame_of(DATA, flags, stream, data[at : at + _FRAME]))
         self._transport.write(b"".join(out))
 
     async def call(self, path: str, request: bytes) -> list[bytes]:
         """The answers of a call."""
-        future = asyncio.get_running_loop().create_future()
+        future = self._future()
         self.begin(path, request, future.set_result)
         found: list[bytes] = await future
         return found
 
     async def repeat(self, path: str, request: bytes, count: int, in_flight: int) -> None:
         """Makes a call many times, some of them at a time."""
-        future = asyncio.get_running_loop().create_future()
+        future = self._future()
         begun = ended = 0
 
         def one_more() -> None:
@@ -118,28 +117,36 @@ class GrpcConnection(asyncio.Protocol):
             one_more()
         await future
 
+    def _future(self) -> asyncio.Future[Any]:
+        """A future that fails when the connection is lost."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.add(future)
+        future.add_done_callback(self._waiting.discard)
+        return future
+
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`: a load whose server is gone has no figures."""
-        if self._ended and not self._is_closed:
-            raise ConnectionError("the server ended the connection") from exc
+        for future in self._waiting:
+            if not future.done():
+                future.set_exception(exc or ConnectionError("the server ended the connection"))
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         frames, used = split_frames(self._rest + data, 1 << 20)
         self._rest = (self._rest + data)[used:]
         for kind, flags, stream, payload, size, _ in frames:
-            if kind == _DATA:
+            if kind == DATA:
                 self._received += size
                 self._parts[stream] += payload
-            elif kind == _PING and not flags & 1:
-                self._transport.write(frame_of(_PING, 1, 0, payload))
-            elif kind == _SETTINGS and not flags & 1:
-                self._transport.write(frame_of(_SETTINGS, 1, 0, b""))
-            if (kind <= _HEADERS and flags & _ENDS) or kind == _RESET:
+            elif kind == PING and not flags & 1:
+                self._transport.write(frame_of(PING, 1, 0, payload))
+            elif kind == SETTINGS and not flags & 1:
+                self._transport.write(frame_of(SETTINGS, 1, 0, b""))
+            if (kind <= HEADERS and flags & _ENDS) or kind == _RESET:
                 self._ended.pop(stream)(_messages(self._parts.pop(stream)))
         if self._received > 1 << 24:
             more = self._received.to_bytes(4, "big")
-            self._transport.write(frame_of(_WINDOW_UPDATE, 0, 0, more))
+            self._transport.write(frame_of(WINDOW_UPDATE, 0, 0, more))
             self._received = 0
 
 

@@ -12,18 +12,12 @@ from typing import Final
 
 import msgspec
 
+from bench.grpc_connection import DATA, HEADERS, PING, PREFACE, SETTINGS, WINDOW_UPDATE
 from kvstore.core.transport.h2_frames import frame_of, split_frames
 from kvstore.core.transport.hpack import HeaderEncoder
 
 CONNECTIONS: Final = 4
 IN_FLIGHT: Final = 64
-_DATA: Final = 0
-_HEADERS: Final = 1
-_SETTINGS: Final = 4
-_PING: Final = 6
-_WINDOW_UPDATE: Final = 8
-_WINDOW: Final = (1 << 31) - 1 - 65_535
-_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -60,12 +54,7 @@ class _Client(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        settings = b"\0\4" + ((1 << 31) - 1).to_bytes(4, "big")
-        transport.write(
-            _PREFACE
-            + frame_of(_SETTINGS, 0, 0, settings)
-            + frame_of(_WINDOW_UPDATE, 0, 0, _WINDOW.to_bytes(4, "big"))
-        )
+        transport.write(PREFACE)
         self._begin(IN_FLIGHT)
 
     def _begin(self, count: int) -> None:
@@ -73,9 +62,9 @@ class _Client(asyncio.Protocol):
         for _ in range(min(count, self._to_begin)):
             self._stream += 2
             self._to_begin -= 1
-            out.append(frame_of(_HEADERS, 0x4, self._stream, self._first))
+            out.append(frame_of(HEADERS, 0x4, self._stream, self._first))
             self._first = self._again
-            out.append(frame_of(_DATA, 0x1, self._stream, self._body))
+            out.append(frame_of(DATA, 0x1, self._stream, self._body))
         self._transport.write(b"".join(out))
 
     def data_received(self, data: bytes) -> None:
@@ -83,17 +72,17 @@ class _Client(asyncio.Protocol):
         self._rest = (self._rest + data)[used:]
         ended = 0
         for kind, flags, _, payload, size, _ in frames:
-            if kind == _DATA:
+            if kind == DATA:
                 self._received += size
-            elif kind == _PING and not flags & 1:
-                self._transport.write(frame_of(_PING, 1, 0, payload))
-            elif kind == _SETTINGS and not flags & 1:
-                self._transport.write(frame_of(_SETTINGS, 1, 0, b""))
-            if kind <= _HEADERS and flags & 1:
+            elif kind == PING and not flags & 1:
+                self._transport.write(frame_of(PING, 1, 0, payload))
+            elif kind == SETTINGS and not flags & 1:
+                self._transport.write(frame_of(SETTINGS, 1, 0, b""))
+            if kind <= HEADERS and flags & 1:
                 ended += 1
         if self._received > 1 << 24:
             more = self._received.to_bytes(4, "big")
-            self._transport.write(frame_of(_WINDOW_UPDATE, 0, 0, more))
+            self._transport.write(frame_of(WINDOW_UPDATE, 0, 0, more))
             self._received = 0
         self._to_end -= ended
         if ended:

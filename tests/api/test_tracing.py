@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from kvstore import Message, Popped, Store, TopicNotFound
 from kvstore.tracing import processing, traced
 from tests.support.served import serving
 from tests.support.spans import Spans, id_of, is_root, linked, said
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.topic("orders", 2), pytest.mark.group("billing")]
 
@@ -322,11 +323,13 @@ def calls_of(put: Any) -> list[str]:
         if event == "call":
             found.append(frame.f_code.co_qualname)
 
+    gc.disable()  # callbacks of the collector are functions too
     sys.setprofile(called)
     try:
         put()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return found
 
 
@@ -369,5 +372,7 @@ def test_threads_share_a_traced_store(store: Store, spans: Spans) -> None:
     ]
     for thread in threads:
         thread.start()
-    until(lambda: len(spans.named("put orders")) == 80)
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(spans.named("put orders")) == 80
     assert all(is_root(span) for span in spans.all())

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 import kvstore
 from kvstore import Message, StoreConfig
 from kvstore.cli import kvmq as command
+from tests.support.clock import VirtualClock
 
 SMALL = StoreConfig(segment_size=1 << 20)
 
@@ -95,6 +96,21 @@ def _made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(_made_once: Path, tmp_path: Path) -> Path:
     """A store with topic "orders": 40 messages in queue 0, 1 in queue 1, none in 2 and 3."""
     return Path(shutil.copytree(_made_once, tmp_path / "store"))
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A store of November 2023: one topic, over three sealed segments. Some modules have another
+    one.
+    """
+    clock = VirtualClock(1_700_000_000_000)
+    path = tmp_path / "old"
+    with kvstore.open(path, StoreConfig(segment_size=64 << 10, clock=clock)) as store:
+        store.create_topic("orders", queues=2)
+        for number in range(200):
+            body = b"%d" % number + bytes(1000)
+            store.put_batch([Message("orders", body, queue=number % 2, keys=(f"o-{number}",))])
+    return path
 
 
 def order(number: int) -> Message:

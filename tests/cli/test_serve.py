@@ -14,6 +14,7 @@ import pytest
 import kvstore
 from tests.cli.conftest import Kvmq
 from tests.support.certificates import make_certificate
+from tests.support.private_files import private_file
 
 
 @pytest.fixture
@@ -80,15 +81,12 @@ def test_verbs_take_credentials_from_the_environment_and_no_argument(
     tmp_path: Path, kvmq: Kvmq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chain, key = make_certificate(tmp_path)
-    Path(key).chmod(0o600)
-    clients, own = tmp_path / "clients.toml", tmp_path / "own"
     secret = "a secret with: signs"
-    clients.write_text(
-        f'[[clients]]\nname = "o"\naccess_key = "o-1"\nsecret = "{secret}"\nadmin = ["*"]\n'
+    clients = private_file(
+        tmp_path / "clients.toml",
+        f'[[clients]]\nname = "o"\naccess_key = "o-1"\nsecret = "{secret}"\nadmin = ["*"]\n',
     )
-    own.write_text(f"o-1:{secret}\n")
-    for path in (clients, own):
-        path.chmod(0o600)
+    own = private_file(tmp_path / "own", f"o-1:{secret}\n")
     folder = tmp_path / "s"
     command = [
         sys.executable, "-m", "kvstore", "serve", str(folder), "--create", "--json",

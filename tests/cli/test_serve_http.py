@@ -14,6 +14,7 @@ import pytest
 
 from kvstore.serve.access.credentials import sha256_of
 from tests.cli.conftest import Kvmq
+from tests.support.private_files import private_file
 
 
 def test_a_token_fits_its_line_for_the_file(kvmq: Kvmq) -> None:
@@ -47,10 +48,10 @@ def test_a_server_says_its_doors_reads_credentials_again_and_ends(
     credentials = tmp_path / "credentials.toml"
 
     def write(token: str) -> None:
-        credentials.write_text(
-            f'[[clients]]\nname = "a"\ntoken_sha256 = "{sha256_of(token)}"\nmetrics = true\n'
+        private_file(
+            credentials,
+            f'[[clients]]\nname = "a"\ntoken_sha256 = "{sha256_of(token)}"\nmetrics = true\n',
         )
-        credentials.chmod(0o600)
 
     def metrics(token: str) -> int:
         headers = {"authorization": f"Bearer {token}"}

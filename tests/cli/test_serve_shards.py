@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -39,18 +39,22 @@ class Shards:
         _, log = self.process.communicate(timeout=30)
         return log.decode()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The shards end with their supervisor."""
+        if self.process.poll() is None:
+            self.end(signal.SIGKILL)
+
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Iterator[Shards]:
     """Two shards."""
     port = free_ports(2)
     options = ("--shards", "2", "--create", "--grpc", f"127.0.0.1:{port}")
-    found = Shards(tmp_path / "s", *options)
-    try:
+    with Shards(tmp_path / "s", *options) as found:
         yield found
-    finally:
-        if found.process.poll() is None:
-            found.end(signal.SIGKILL)
 
 
 def test_each_shard_has_a_process_that_is_started_again_and_all_end_together(
@@ -123,13 +127,13 @@ def test_a_new_shard_has_the_topics_and_groups_of_the_others(tmp_path: Path, kvm
         first.give_up(popped.receipt)  # makes a topic of dead letters
         dead = {info.name for info in first.topics()} - {"t"}
     assert kvmq("serve", str(folder), "--shards", "2").code == 1
-    started = Shards(folder, "--shards", "2", "--create")
-    started.doors(2)
-    with kvstore.connect(folder) as store:
-        assert store.topic("t").write_queues == 6
-        assert sum(store.bounds("t", queue).next_offset for queue in range(6)) == 1
-        assert {store.put("t", b"new").queue % 2 for _ in range(2)} == {0, 1}
-    started.end(signal.SIGTERM)
+    with Shards(folder, "--shards", "2", "--create") as started:
+        started.doors(2)
+        with kvstore.connect(folder) as store:
+            assert store.topic("t").write_queues == 6
+            assert sum(store.bounds("t", queue).next_offset for queue in range(6)) == 1
+            assert {store.put("t", b"new").queue % 2 for _ in range(2)} == {0, 1}
+        started.end(signal.SIGTERM)
     with kvstore.open(folder / "shard-1") as second:
         info, group = second.topic("t"), second.group("g")
         assert (info.key_index, info.read_queues, info.attributes) == ("off", 3, {"team": "a"})
@@ -159,8 +163,10 @@ def test_folders_that_have_no_place_for_so_many_shards_are_refused(
 
 def test_a_shard_that_can_not_be_served_ends_the_others_and_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "s"
-    with kvstore.open(folder / "shard-1"):
-        started = Shards(folder, "--shards", "2", "--create")
+    with (
+        kvstore.open(folder / "shard-1"),
+        Shards(folder, "--shards", "2", "--create") as started,
+    ):
         _, log = started.process.communicate(timeout=30)
     assert started.process.returncode == 1
     assert b"the shard shard-1 can't be served" in log

@@ -13,27 +13,13 @@ from typing import Any
 import pytest
 
 import kvstore
-from kvstore import Message, StoreConfig
+from kvstore import StoreConfig
 from tests.cli.conftest import Kvmq
-from tests.support.clock import VirtualClock
 from tests.tiering.catalog.moving import merge
 from tiering.catalog.catalog import decode_rows
 from tiering.operations import inspection
 
 POLICY = 'hot_for = "1d"\nwarm = "old/archive"\n'
-
-
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """A store of November 2023: one topic, over three sealed segments."""
-    clock = VirtualClock(1_700_000_000_000)
-    path = tmp_path / "old"
-    with kvstore.open(path, StoreConfig(segment_size=64 << 10, clock=clock)) as store:
-        store.create_topic("orders", queues=2)
-        for number in range(200):
-            body = b"%d" % number + bytes(1000)
-            store.put_batch([Message("orders", body, queue=number % 2, keys=(f"o-{number}",))])
-    return path
 
 
 @pytest.fixture

@@ -18,25 +18,11 @@ import kvstore
 import tiering
 from kvstore import Message, StoreConfig
 from tests.cli.conftest import Kvmq
-from tests.support.clock import VirtualClock
 from tests.support.waiting import until
 from tiering.places.work_folder import WORK
 
-POLICY = 'hot_for = "1d"\nwarm = "s/archive"\ngrace = 0\n'
+POLICY = 'hot_for = "1d"\nwarm = "old/archive"\ngrace = 0\n'
 Serves = Callable[..., AbstractContextManager[None]]
-
-
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """A store of November 2023: one topic, over three sealed segments."""
-    clock = VirtualClock(1_700_000_000_000)
-    path = tmp_path / "s"
-    with kvstore.open(path, StoreConfig(segment_size=64 << 10, clock=clock)) as store:
-        store.create_topic("orders", queues=2)
-        for number in range(200):
-            body = b"%d" % number + bytes(1000)
-            store.put_batch([Message("orders", body, queue=number % 2, keys=(f"o-{number}",))])
-    return path
 
 
 @pytest.fixture
@@ -115,7 +101,7 @@ def test_a_server_with_a_policy_does_no_work_by_another(
     kvmq: Kvmq, old: Path, policy: Path, serves: Serves, tmp_path: Path
 ) -> None:
     other = tmp_path / "other.toml"
-    other.write_text('hot_for = "2d"\nwarm = "s/elsewhere"\n')
+    other.write_text('hot_for = "2d"\nwarm = "old/elsewhere"\n')
     with serves("--policy", policy):
         ran = kvmq("tier", "run", old, "--policy", other, "--json")
         assert (ran.code, ran.error["error"]) == (1, "TieringBusy")

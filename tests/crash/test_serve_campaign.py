@@ -4,14 +4,15 @@ four of RocketMQ's own.
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections import Counter
 from pathlib import Path
 from typing import Final
 
 import kvstore
-from tests.crash.test_serve_kill import Killed, all_of, put_and_pop
+from tests.crash.test_serve_kill import Killed, put_and_pop
+from tests.support.contents import read_queue
+from tests.support.free_ports import free_ports
 from tests.support.rocketmq_client import RocketmqClient
 from tests.support.waiting import until
 
@@ -62,8 +63,7 @@ def test_twenty_kills_lose_nothing_acknowledged_and_hand_out_nothing_twice(tmp_p
     with kvstore.open(folder) as store:
         store.create_topic("t", queues=4)
         store.create_group("g")
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        endpoint = f"127.0.0.1:{door.getsockname()[1]}"
+    endpoint = f"127.0.0.1:{free_ports(1)}"
     server = Killed(folder, "--grpc", endpoint)
     stop = threading.Event()
     put = [list[bytes]() for _ in range(CLIENTS)]
@@ -97,7 +97,7 @@ def test_twenty_kills_lose_nothing_acknowledged_and_hand_out_nothing_twice(tmp_p
         assert not thread.is_alive()
     assert server.end() == 0
     with kvstore.open(folder) as store:
-        held = Counter(m.body for q in range(4) for m in all_of(store, q))
+        held = Counter(m.body for q in range(4) for m in read_queue(store, "t", q))
         assert store.verify().problems == []
     local = {body for one in put for body in one}
     sent = {body for load in loads for body in load.sent}

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import kvstore
-from kvstore import DiskFull
+from kvstore import DiskFull, ServedStore
 from kvstore.clock import SystemClock
 from kvstore.files import LocalFiles
 from tests.crash.test_full_disk import CONFIG
@@ -41,18 +41,21 @@ class Putter:
         self.thread.start()
 
     def _run(self) -> None:
-        with kvstore.connect(self._url) as client:
-            while len(self.placed) < self.most:
-                body = b"%d-%d " % (self._number, len(self.placed)) + os.urandom(2000)
-                try:
-                    client.put("t", body)
-                    self.placed.append(body)
-                except DiskFull:
-                    self.refused += 1
-                    SystemClock().sleep(0.02)
-                except BaseException as e:
-                    self.failures.append(e)
-                    return
+        try:
+            with kvstore.connect(self._url) as client:
+                while len(self.placed) < self.most:
+                    self._put(client)
+        except BaseException as e:
+            self.failures.append(e)
+
+    def _put(self, client: ServedStore) -> None:
+        body = b"%d-%d " % (self._number, len(self.placed)) + os.urandom(2000)
+        try:
+            client.put("t", body)
+            self.placed.append(body)
+        except DiskFull:
+            self.refused += 1
+            SystemClock().sleep(0.02)
 
 
 def send(client: RocketmqClient) -> str:

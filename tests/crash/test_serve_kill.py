@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 import kvstore
-from kvstore import Store
+from tests.support.contents import read_queue
 from tests.support.waiting import until
 
 KILLS: Final = 6
@@ -100,7 +100,7 @@ def test_acknowledged_puts_are_there_once_and_nothing_is_handed_out_twice(
         assert not thread.is_alive()
     assert server.end() == 0
     with kvstore.open(folder) as store:
-        held = Counter(m.body for q in range(4) for m in all_of(store, q))
+        held = Counter(m.body for q in range(4) for m in read_queue(store, "t", q))
     assert all(count == 1 for count in held.values())
     acknowledged = {body for one in put for body in one}
     assert acknowledged <= set(held)
@@ -108,15 +108,6 @@ def test_acknowledged_puts_are_there_once_and_nothing_is_handed_out_twice(
     done = Counter(body for one in popped for body in one)
     assert all(count == 1 for count in done.values())
     assert set(done) <= set(held)
-
-
-def all_of(store: Store, queue: int) -> list[kvstore.StoredMessage]:
-    found: list[kvstore.StoredMessage] = []
-    while True:
-        pulled = store.pull("t", queue, len(found), 1000)
-        if not pulled.messages:
-            return found
-        found += pulled.messages
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -19,6 +19,7 @@ import pytest
 import kvstore
 import tiering
 from kvstore import Message, StoreConfig
+from tests.support.contents import read_queue
 from tests.support.waiting import until
 from tiering.places.work_folder import WORK
 
@@ -137,7 +138,7 @@ def test_segments_become_archives_under_clients_that_put_read_and_pop(folder: Pa
         server.send_signal(signal.SIGTERM)
         assert server.wait(DRAINS_WITHIN) == 0
     with kvstore.open(folder) as store:
-        bodies = [m.body for q in range(QUEUES) for m in whole(store, q)]
+        bodies = [m.body for q in range(QUEUES) for m in read_queue(store, "t", q)]
         held = Counter(body.partition(b" ")[0] for body in bodies)
         assert set(clients.put) <= set(held)
         assert set(held.values()) == {1}
@@ -145,13 +146,6 @@ def test_segments_become_archives_under_clients_that_put_read_and_pop(folder: Pa
         assert store.verify().problems == []
         with tiering.Worker(store, tiering.Policy()) as checker:
             assert checker.verify().problems == []
-
-
-def whole(store: kvstore.Store, queue: int) -> list[kvstore.StoredMessage]:
-    found: list[kvstore.StoredMessage] = []
-    while (pulled := store.pull("t", queue, len(found), 1000)).messages:
-        found += pulled.messages
-    return found
 
 
 @pytest.mark.parametrize("whose", ["the server's", "a client's"])
@@ -186,7 +180,7 @@ def test_a_signal_ends_a_tier_job_under_way_and_the_server_within_its_time(
                 thread.join(10)
         assert [type(e) for e in raised] == ([tiering.TieringStopped] if thread else [])
     with kvstore.open(folder) as store:
-        assert sum(len(whole(store, queue)) for queue in range(QUEUES)) == OLD * 60 + 1
+        assert sum(len(read_queue(store, "t", queue)) for queue in range(QUEUES)) == OLD * 60 + 1
         with tiering.Worker(store, tiering.Policy(hot_for=0, warm="archive")) as again:
             assert again.run_once().failed == {}
             assert again.verify().problems == []

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-import kvstore
-from tests.support.served import ServerThread, serving
+from tests.support.free_ports import free_ports
+from tests.support.served import ServerThread
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parent.parent.parent
@@ -44,12 +44,6 @@ def test_an_example_does_what_its_text_says(name: str, tmp_path: Path) -> None:
     assert (ran.stdout, ran.returncode) == (SAID[name], 0), ran.stderr
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerThread]:
-    with kvstore.open(tmp_path / "store") as store, serving(store) as serving_it:
-        yield serving_it
-
-
 @contextmanager
 def running(server: ServerThread, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     started = subprocess.Popen(
@@ -60,12 +54,6 @@ def running(server: ServerThread, *words: str) -> Iterator[subprocess.Popen[byte
     finally:
         started.send_signal(signal.SIGTERM)
         started.wait(60)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def asked(url: str, body: bytes | None = None) -> Any:
@@ -79,7 +67,7 @@ def is_up(port: int) -> bool:
 
 
 def test_a_web_process_and_two_workers_share_a_store(server: ServerThread) -> None:
-    port = free_port()
+    port = free_ports(1)
     web = ("flask", "--app", "examples.flask_orders", "run", "--port", str(port))
     with ExitStack() as stack:
         stack.enter_context(running(server, *web))
@@ -98,7 +86,7 @@ def test_a_web_process_and_two_workers_share_a_store(server: ServerThread) -> No
 
 
 def test_a_consumer_lives_as_long_as_its_application(server: ServerThread) -> None:
-    port = free_port()
+    port = free_ports(1)
     with running(server, "uvicorn", "examples.fastapi_orders:app", "--port", str(port)) as web:
         until(lambda: is_up(port), 60)
         orders = f"http://127.0.0.1:{port}/orders/"

@@ -11,17 +11,10 @@ from pathlib import Path
 
 import pytest
 
-import kvstore
-from tests.support.served import ServerThread, serving
+from tests.support.served import ServerThread
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerThread]:
-    with kvstore.open(tmp_path / "store") as store, serving(store) as serving_it:
-        yield serving_it
 
 
 class Workers:

@@ -15,7 +15,8 @@ from kombu.simple import SimpleQueue
 
 import kombu_kvmq
 import kvstore
-from kvstore import Store
+from kvstore import Store, StoreConfig
+from tests.support.clock import VirtualClock
 from tests.support.served import serving
 from tests.support.waiting import until
 
@@ -109,17 +110,22 @@ def test_a_message_that_nobody_acks_comes_to_another_when_its_lock_ends(
         assert message.delivery_info["redelivered"]
 
 
-def test_a_lock_is_renewed_while_the_worker_lives(store: Store, connects: Connects) -> None:
-    connection = connects(lock=0.6)
-    queue = connection.SimpleQueue("tasks")
-    queue.put("long")
-    message = take(queue)
-    begin = time.monotonic()
-    until(lambda: time.monotonic() > begin + 1.5)
-    (stats,) = store.group_stats("celery", "tasks")
-    assert (stats.in_flight, stats.due) == (1, 0)
-    message.ack()
-    assert store.group_stats("celery", "tasks")[0].in_flight == 0
+def test_a_lock_is_renewed_while_the_worker_lives(tmp_path: Path, clock: VirtualClock) -> None:
+    with (
+        kvstore.open(tmp_path / "store", StoreConfig(clock=clock)) as store,
+        serving(store) as server,
+        Connection(server.url, transport_options={"lock": 0.6}) as connection,
+        connection.SimpleQueue("tasks") as queue,
+    ):
+        queue.put("long")
+        message = take(queue)
+        for _ in range(3):
+            clock.advance(0.5)
+            until(lambda: store.in_flight("celery").messages[0].due_at == clock.now_ms() + 600)
+        (stats,) = store.group_stats("celery", "tasks")
+        assert (stats.in_flight, stats.due) == (1, 0)
+        message.ack()
+        assert store.group_stats("celery", "tasks")[0].in_flight == 0
 
 
 def test_a_message_that_is_requeued_or_left_by_a_closed_worker_comes_again(

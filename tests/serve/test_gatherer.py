@@ -238,18 +238,22 @@ def test_a_door_is_told_to_wait_while_too_many_bytes_wait_to_be_put(
     served(test)
 
 
-def test_a_call_that_hangs_holds_up_none_that_came_with_it(
-    served: Served, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held, begin = threading.Event(), inside.begin_pop(store)
-    first = [True]
+def hang_next_pop(store: Store, held: threading.Event) -> list[bool]:
+    """Lets the next pop wait for the event; the list is empty once it does."""
+    begin, to_hang = inside.begin_pop(store), [True]
 
     def slowly(*given: Any) -> Any:
-        if first.pop() if first else False:
+        if to_hang.pop() if to_hang else False:
             held.wait(10)
         return begin(*given)
 
     inside.set_begin_pop(store, slowly)
+    return to_hang
+
+
+def test_a_call_that_hangs_holds_up_none_that_came_with_it(served: Served, store: Store) -> None:
+    held = threading.Event()
+    hang_next_pop(store, held)
 
     async def test(gatherer: Gatherer) -> None:
         pops = [gatherer.pop("g", "t") for _ in range(20)]
@@ -262,23 +266,15 @@ def test_a_call_that_hangs_holds_up_none_that_came_with_it(
     served(test)
 
 
-def test_a_call_that_hangs_holds_up_no_other(
-    served: Served, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_hangs_holds_up_no_other(served: Served, store: Store) -> None:
     store.put("t", b"x")
-    held, begin = threading.Event(), inside.begin_pop(store)
-    first = [True]
-
-    def slowly(*given: Any) -> Any:
-        if first.pop() if first else False:
-            held.wait(10)
-        return begin(*given)
-
-    inside.set_begin_pop(store, slowly)
+    held = threading.Event()
+    to_hang = hang_next_pop(store, held)
 
     async def test(gatherer: Gatherer) -> None:
         stuck = gatherer.pop("g", "t")
-        await asyncio.sleep(0.02)
+        while to_hang:
+            await asyncio.sleep(0.005)
         assert len(await gatherer.pop("g", "t")) == 1
         assert not stuck.done()
         held.set()

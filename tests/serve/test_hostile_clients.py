@@ -179,6 +179,5 @@ def test_tls_that_comes_byte_by_byte_is_tls(store: Store, tmp_path: Path) -> Non
 
 def _tls(store: Store, folder: Path) -> tuple[ssl.SSLContext, AccessControl, Path]:
     chain, key = map(Path, make_certificate(folder))
-    key.chmod(0o600)
     files = LocalFiles()
     return tls_context(files, chain, key), AccessControl(None, files, store.config.clock), chain

@@ -37,9 +37,11 @@ from kvstore.serve.access.exposure import tls_context
 from kvstore.wire.addresses import Address, read_url
 from kvstore.wire.call_table import REPEATS
 from kvstore.wire.frames import HELLO, NAME, VERSION, framed
+from tests.support import inside
 from tests.support.certificates import make_certificate
 from tests.support.clock import VirtualClock
 from tests.support.inside_access import all_shown
+from tests.support.private_files import private_file
 from tests.support.served import ServerThread, serving
 from tests.support.waiting import until
 
@@ -78,14 +80,7 @@ LOOPBACK: Final = Address(None, "127.0.0.1", 0)
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    path = tmp_path / "credentials.toml"
-    write(path, FILE)
-    return path
-
-
-def write(path: Path, text: str) -> None:
-    path.write_text(text)
-    path.chmod(0o600)
+    return private_file(tmp_path / "credentials.toml", FILE)
 
 
 @pytest.fixture
@@ -104,7 +99,6 @@ def plain(store: Store, access: AccessControl) -> Iterator[ServerThread]:
 def pem(tmp_path: Path) -> tuple[Path, ssl.SSLContext]:
     """A certificate, and a server's context that has it."""
     chain, key = map(Path, make_certificate(tmp_path))
-    key.chmod(0o600)
     return chain, tls_context(LocalFiles(), chain, key)
 
 
@@ -299,9 +293,9 @@ def test_a_client_that_changed_proves_itself_anew_and_one_that_went_is_turned_ou
 
         thread = threading.Thread(target=wait)
         thread.start()
-        until(lambda: owner.group_stats("g", "t")[0].lag == 0)
+        until(lambda: inside.waiting(store).topics)
         without = FILE.replace(f'secret = "{SECRET}"', 'secret = "another-secret-of-billing"')
-        write(file, without.replace('"own*"', '"other"'))
+        private_file(file, without.replace('"own*"', '"other"'))
         access.reload()
         thread.join(20)
         (found,) = waiting
@@ -318,7 +312,9 @@ def test_a_client_that_changed_proves_itself_anew_and_one_that_went_is_turned_ou
 def test_credentials_that_expire_end_with_their_time(
     file: Path, store: Store, clock: VirtualClock
 ) -> None:
-    write(file, FILE.replace('produce = ["t"', 'expires = 2023-11-15T00:00:00Z\nproduce = ["t"'))
+    private_file(
+        file, FILE.replace('produce = ["t"', 'expires = 2023-11-15T00:00:00Z\nproduce = ["t"')
+    )
     access = AccessControl(file, LocalFiles(), clock)
     with serving(store, LOOPBACK, access) as server:
         client = kvstore.connect(server.url, credentials=TOKEN)
@@ -333,7 +329,7 @@ def test_a_client_above_its_limits_is_told_when_to_try_again_and_others_are_not(
     file: Path, store: Store, clock: VirtualClock
 ) -> None:
     limits = "\n[limits]\nclient_requests = 5\nclient_connections = 1\nrequest_bytes = 5000\n"
-    write(file, FILE + limits)
+    private_file(file, FILE + limits)
     access = AccessControl(file, LocalFiles(), clock)
     with serving(store, LOOPBACK, access, clock=clock) as server:
         with (
@@ -615,7 +611,7 @@ def test_no_secret_is_in_logs_errors_metrics_or_representations(
             client.put("t", b"x")
         seen += [not_allowed.value.args, vars(not_allowed.value), all_shown(client, access)]
         client.close()
-        write(file, FILE.replace("the-", "other-"))
+        private_file(file, FILE.replace("the-", "other-"))
         access.reload()
         seen += [all_shown(access)]
     text = f"{seen!r} {caplog.text}"

@@ -19,6 +19,7 @@ import kvstore
 from kvstore.serve.access.credentials import sha256_of
 from kvstore.wire.frames import HELLO, NAME, VERSION, framed
 from tests.support.certificates import make_certificate
+from tests.support.private_files import private_file
 from tests.support.waiting import until
 
 CONNECTIONS: Final = 10_000
@@ -69,14 +70,12 @@ def many() -> Iterator[int]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Serving]:
-    clients = tmp_path / "clients.toml"
-    clients.write_text(
+    clients = private_file(
+        tmp_path / "clients.toml",
         f'[[clients]]\nname = "o"\ntoken_sha256 = "{sha256_of(TOKEN)}"\nadmin = ["*"]\n'
-        "metrics = true\n"
+        "metrics = true\n",
     )
-    clients.chmod(0o600)
     chain, key = make_certificate(tmp_path)
-    Path(key).chmod(0o600)
     command = [
         sys.executable, "-m", "kvstore", "serve", str(tmp_path / "s"), "--create", "--json",
         "--listen", "kvmq://127.0.0.1:0", "--listen", "kvmq+tls://127.0.0.1:0",

@@ -20,6 +20,7 @@ import pytest
 import kvstore
 from kvstore import Message, Popped, ShardedStore
 from kvstore.wire.cluster_file import ShardEntry, read_cluster
+from tests.support.contents import read_queue
 from tests.support.free_ports import free_ports
 from tests.support.rocketmq_client import RocketmqClient
 from tests.support.waiting import until
@@ -102,7 +103,7 @@ def test_nothing_acknowledged_is_lost_when_shards_are_killed_and_clients_go_on(
             until(lambda: put_bodies <= handled.keys())
 
         stored = Counter(
-            message.body.decode() for queue in range(6) for message in _all_of(store, queue)
+            message.body.decode() for queue in range(6) for message in read_queue(store, "t", queue)
         )
         assert put_bodies <= stored.keys()
         assert set(stored.values()) == {1}
@@ -114,13 +115,6 @@ def _takes_connections(shard: ShardEntry) -> bool:
         socket.create_connection(shard.endpoint, 5).close()
         return True
     return False
-
-
-def _all_of(store: kvstore.ServedStore, queue: int) -> Iterator[kvstore.StoredMessage]:
-    found = store.pull("t", queue, 0, 1024)
-    while found.messages:
-        yield from found.messages
-        found = store.pull("t", queue, found.next_offset, 1024)
 
 
 def test_a_client_of_rocketmq_goes_on_when_a_shard_is_killed(

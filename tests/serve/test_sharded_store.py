@@ -34,6 +34,7 @@ from kvstore import (
 )
 from kvstore.wire.call_table import REACHES, REPEATS
 from kvstore.wire.cluster_file import Cluster, ShardEntry, read_cluster
+from tests.support import inside
 from tests.support.sharding import ServedShards, served_shards
 from tests.support.waiting import until
 
@@ -285,7 +286,8 @@ def test_messages_that_waiting_pops_bring_beyond_the_limit_come_again_unseen(
     async def work() -> list[Popped]:
         async with kvstore.aio.connect(shards.urls) as client:
             waiting = asyncio.create_task(client.pop("g", "t", wait=60, invisible_for=600))
-            await asyncio.sleep(0.1)
+            while not all(inside.waiting(own).topics for own in shards.stores):
+                await asyncio.sleep(0.01)
             bring()  # nothing is read meanwhile: the answers of all pops are there
             found = await waiting
             assert len(found) == 1

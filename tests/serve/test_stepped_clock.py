@@ -22,6 +22,7 @@ from kvstore.serve.access.credentials import sha256_of
 from tests.support import inside_pops
 from tests.support.clock import SteppedClock
 from tests.support.cutting import relaying
+from tests.support.private_files import private_file
 from tests.support.served import ServerThread
 from tests.support.waiting import until
 
@@ -233,12 +234,11 @@ def test_a_session_outlives_a_broken_connection_though_the_clock_leaps(
 
 def test_a_token_is_good_by_the_clock_as_it_is_now(tmp_path: Path, stepped: SteppedClock) -> None:
     expires = datetime.now(UTC) + timedelta(hours=1)
-    file = tmp_path / "credentials.toml"
-    file.write_text(
+    file = private_file(
+        tmp_path / "credentials.toml",
         f'[[clients]]\nname = "shop"\ntoken_sha256 = "{sha256_of("a-token-of-the-shop")}"\n'
-        f'produce = ["*"]\nexpires = {expires.isoformat()}\n'
+        f'produce = ["*"]\nexpires = {expires.isoformat()}\n',
     )
-    file.chmod(0o600)
     access = AccessControl(file, LocalFiles(), stepped)
     for off, is_good in ((0.0, True), (2 * HOUR, False), (-HOUR, True), (3500.0, True),
                          (3601.0, False), (0.0, True)):  # fmt: skip

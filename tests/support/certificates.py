@@ -13,7 +13,7 @@ from cryptography.x509.oid import NameOID
 
 
 def make_certificate(folder: Path) -> tuple[str, str]:
-    """The paths of a certificate that signs itself, and of its key."""
+    """The paths of a certificate that signs itself, and of its key, which its owner alone reads."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     hosts: list[x509.GeneralName] = [
@@ -35,6 +35,7 @@ def make_certificate(folder: Path) -> tuple[str, str]:
     )
     certificates, keys = folder / "certificate.pem", folder / "key.pem"
     certificates.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    keys.touch(0o600)
     keys.write_bytes(
         key.private_bytes(
             serialization.Encoding.PEM,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvstore import Damaged, PullStatus, RecordDamaged, Store, StoredMessage
+from kvstore import Damaged, PullStatus, RecordDamaged, ServedStore, Store, StoredMessage
 from kvstore.errors import ArchiveDamaged
 
 Queue = tuple[str, int]
 
 
-def read_queue(store: Store, topic: str, queue: int) -> list[StoredMessage]:
+def read_queue(store: Store | ServedStore, topic: str, queue: int) -> list[StoredMessage]:
     """All messages of a queue, by pulling on."""
     found: list[StoredMessage] = []
     offset = store.bounds(topic, queue).min_offset

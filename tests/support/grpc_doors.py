@@ -37,11 +37,15 @@ class OpenDoor:
     ) -> None:
         self._clock = store.config.clock if clock is None else clock
         self._gathers = gathers
+        self.access = AccessControl(credentials, LocalFiles(), store.config.clock)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self.access = AccessControl(credentials, LocalFiles(), store.config.clock)
-        self.door, self.gatherer = self.run(self._open(store, port, tls, cluster))
+        try:
+            self.door, self.gatherer = self.run(self._open(store, port, tls, cluster))
+        except BaseException:
+            self._end_loop()
+            raise
 
     async def _open(
         self,
@@ -56,7 +60,11 @@ class OpenDoor:
         door = RocketmqDoor(
             "127.0.0.1", port, self._loop, store, gatherer, access, limits, tls=tls, cluster=cluster
         )
-        await door.start()
+        try:
+            await door.start()
+        except BaseException:
+            await gatherer.close()
+            raise
         return door, gatherer
 
     @property
@@ -89,7 +97,12 @@ class OpenDoor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.run(self._stop())
+        try:
+            self.run(self._stop())
+        finally:
+            self._end_loop()
+
+    def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from kvstore.errors import ConfigError, ExposureRefused
 from kvstore.files import LocalFiles
 from kvstore.serve.access.exposure import check_exposure, is_loopback, tls_context
+from tests.support.certificates import make_certificate
 
 LOOPBACK = ["127.0.0.1", "127.8.9.10", "::1", "[::1]", "::ffff:127.0.0.1", "localhost"]
 BEYOND = [
@@ -43,13 +43,7 @@ def test_beyond_loopback_both_are_needed_and_the_error_says_which_is_missing(hos
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Path, Path]:
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
-         "-nodes", "-subj", "/CN=localhost", "-days", "2", "-keyout", key, "-out", certificate],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    key.chmod(0o600)
+    certificate, key = map(Path, make_certificate(tmp_path))
     return certificate, key
 
 

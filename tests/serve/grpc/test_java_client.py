@@ -20,6 +20,7 @@ from kvstore.serve.access.exposure import tls_context
 from tests.support.certificates import make_certificate
 from tests.support.grpc_doors import OpenDoor
 from tests.support.java_programs import class_path, java, started
+from tests.support.private_files import private_file
 from tests.support.waiting import until
 
 PROGRAM: Final = Path(__file__).parent / "java"
@@ -78,9 +79,8 @@ def served(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def steps(served: Store, classes: str, tmp_path: Path) -> Iterator[Steps]:
-    with OpenDoor(served) as door:
-        yield Steps(classes, tmp_path, door.endpoint)
+def steps(classes: str, door: OpenDoor, tmp_path: Path) -> Steps:
+    return Steps(classes, tmp_path, door.endpoint)
 
 
 def bodies(store: Store, group: str) -> list[bytes]:
@@ -192,7 +192,6 @@ def test_java_talks_tls_through_the_port_of_plaintext(
     served: Store, classes: str, tmp_path: Path
 ) -> None:
     chain, key = map(Path, make_certificate(tmp_path))
-    key.chmod(0o600)
     with OpenDoor(served, tls=tls_context(LocalFiles(), chain, key)) as door:
         steps = Steps(classes, tmp_path, door.endpoint)
 
@@ -205,9 +204,7 @@ def test_java_talks_tls_through_the_port_of_plaintext(
 def test_java_does_what_its_access_key_may_and_nothing_else(
     served: Store, classes: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "credentials.toml"
-    path.write_text(CREDENTIALS)
-    path.chmod(0o600)
+    path = private_file(tmp_path / "credentials.toml", CREDENTIALS)
     with OpenDoor(served, credentials=path) as door:
         steps = Steps(classes, tmp_path, door.endpoint)
 

@@ -30,18 +30,6 @@ def served(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
         yield store
 
 
-@pytest.fixture
-def door(served: Store) -> Iterator[OpenDoor]:
-    with OpenDoor(served) as door:
-        yield door
-
-
-@pytest.fixture
-def client(door: OpenDoor, tmp_path: Path) -> Iterator[RocketmqClient]:
-    with RocketmqClient(door.endpoint, tmp_path) as client:
-        yield client
-
-
 def pushed(client: RocketmqClient, attempt_id: str = "a", topic: str = "t") -> list[str]:
     """The handles of a push consumer's receive."""
     request = request_of("ReceiveMessage", topic)

@@ -26,18 +26,6 @@ def served(tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-@pytest.fixture
-def door(served: Store) -> Iterator[OpenDoor]:
-    with OpenDoor(served) as door:
-        yield door
-
-
-@pytest.fixture
-def client(door: OpenDoor, tmp_path: Path) -> Iterator[RocketmqClient]:
-    with RocketmqClient(door.endpoint, tmp_path) as client:
-        yield client
-
-
 def test_a_message_that_the_client_sent_is_in_the_store_with_all_it_carried(
     served: Store, client: RocketmqClient
 ) -> None:
@@ -134,8 +122,8 @@ def test_a_delayed_message_comes_when_it_is_due_unless_it_is_recalled(
     client: RocketmqClient,
 ) -> None:
     client.do("producer", topics=["t"])
-    client.do("simple", group="g", topics=ALL)
-    at = int(time.time()) + 2
+    client.do("simple", group="g", topics=ALL, wait=10)
+    at = int(time.time()) + 3
     client.do("send", topic="t", body="late", delivery_timestamp=at)
     recalled = client.do("send", topic="t", body="never", delivery_timestamp=at)
 

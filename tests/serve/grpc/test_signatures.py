@@ -25,6 +25,7 @@ from tests.support import inside
 from tests.support.certificates import make_certificate
 from tests.support.clock import VirtualClock
 from tests.support.grpc_doors import OpenDoor
+from tests.support.private_files import private_file
 from tests.support.rocketmq_client import RocketmqClient
 from tests.support.rocketmq_requests import answer, code_of, request_of
 from tests.support.waiting import until
@@ -55,9 +56,7 @@ admin = ["*"]
 
 @pytest.fixture
 def door(store: Store, tmp_path: Path) -> Iterator[OpenDoor]:
-    path = tmp_path / "credentials.toml"
-    path.write_text(CREDENTIALS)
-    path.chmod(0o600)
+    path = private_file(tmp_path / "credentials.toml", CREDENTIALS)
     with OpenDoor(store, credentials=path) as door:
         yield door
 
@@ -169,9 +168,7 @@ def test_a_receipt_is_acked_by_those_that_may_consume_for_its_group(
 def test_a_receive_that_waits_brings_nothing_to_a_client_that_was_taken_out(
     store: Store, tmp_path: Path
 ) -> None:
-    path = tmp_path / "credentials.toml"
-    path.write_text(CREDENTIALS)
-    path.chmod(0o600)
+    path = private_file(tmp_path / "credentials.toml", CREDENTIALS)
     receive = request_of("ReceiveMessage")
     receive.long_polling_timeout.seconds = 15
     billing = signed("billing-1", f"{SECRET} too")
@@ -200,10 +197,8 @@ def test_a_receive_that_waits_brings_nothing_to_a_client_that_was_taken_out(
 def test_a_client_above_its_limits_is_told_so_and_others_are_not(
     store: Store, tmp_path: Path
 ) -> None:
-    path = tmp_path / "credentials.toml"
     limits = "[limits]\nclient_requests = 3\nrequest_bytes = 2000\n"
-    path.write_text(CREDENTIALS + limits)
-    path.chmod(0o600)
+    path = private_file(tmp_path / "credentials.toml", CREDENTIALS + limits)
     shop, owner = signed("shop-1", SECRET), signed("owner-1", f"{SECRET} as well")
     with (
         OpenDoor(store, credentials=path, clock=VirtualClock()) as door,
@@ -227,9 +222,9 @@ def test_a_client_above_its_limits_is_told_so_and_others_are_not(
 def test_a_client_has_so_many_connections_and_the_door_counts_all(
     store: Store, tmp_path: Path
 ) -> None:
-    path = tmp_path / "credentials.toml"
-    path.write_text(f"{CREDENTIALS}[limits]\nclient_connections = 1\n")
-    path.chmod(0o600)
+    path = private_file(
+        tmp_path / "credentials.toml", f"{CREDENTIALS}[limits]\nclient_connections = 1\n"
+    )
     shop, owner = signed("shop-1", SECRET), signed("owner-1", f"{SECRET} as well")
     route = request_of("QueryRoute")
     with (
@@ -248,7 +243,6 @@ def test_a_client_has_so_many_connections_and_the_door_counts_all(
 
 def test_tls_and_plaintext_come_through_one_port(store: Store, tmp_path: Path) -> None:
     chain, key = map(Path, make_certificate(tmp_path))
-    key.chmod(0o600)
     tls = tls_context(LocalFiles(), chain, key)
     with OpenDoor(store, tls=tls) as door, RocketmqClient(door.endpoint, tmp_path) as client:
         request = request_of("QueryRoute")

@@ -16,6 +16,7 @@ from kvstore.serve.access.credentials import sha256_of
 from tests.serve.http.browser import browser, browser_path
 from tests.serve.http.sample import shop_store
 from tests.serve.http.serving import Serving, serving
+from tests.support.private_files import private_file
 from tests.support.waiting import until
 
 PROGRAM = browser_path()
@@ -140,12 +141,11 @@ def test_messages_in_flight_are_listed_and_lead_to_their_pages(page: Page, store
 def test_a_reader_sees_its_topics_and_no_buttons(
     program: Browser, store: Store, tmp_path: Path
 ) -> None:
-    path = tmp_path / "credentials.toml"
-    path.write_text(
+    path = private_file(
+        tmp_path / "credentials.toml",
         f'[[clients]]\nname = "reader"\ntoken_sha256 = "{sha256_of("kvmq_r")}"\n'
-        'consume = ["orders", "mails"]\ngroups = ["billing"]\n'
+        'consume = ["orders", "mails"]\ngroups = ["billing"]\n',
     )
-    path.chmod(0o600)
     with serving(store, SystemClock(), credentials=path) as served:
         page = program.new_page(base_url=served.url)
         page.goto("/")
@@ -246,11 +246,10 @@ def test_each_page_fits_a_phone(program: Browser, served: Serving, scheme: str) 
 
 
 def test_a_browser_signs_in_and_out(program: Browser, store: Store, tmp_path: Path) -> None:
-    path = tmp_path / "credentials.toml"
-    path.write_text(
-        f'[[clients]]\nname = "operator"\ntoken_sha256 = "{sha256_of("kvmq_x")}"\nadmin = ["*"]\n'
+    path = private_file(
+        tmp_path / "credentials.toml",
+        f'[[clients]]\nname = "operator"\ntoken_sha256 = "{sha256_of("kvmq_x")}"\nadmin = ["*"]\n',
     )
-    path.chmod(0o600)
     with serving(store, SystemClock(), credentials=path) as served:
         page = program.new_page(base_url=served.url)
         page.goto("/schedules")
