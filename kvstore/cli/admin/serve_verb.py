@@ -39,6 +39,7 @@ from kvstore.cli.terminal.options import Access, access_options, policy_option_a
 from kvstore.cli.terminal.output import Output, output_option
 from kvstore.cli.tier.server_worker import ServerWorker
 from kvstore.errors import CallerError, ConfigError
+from kvstore.process.signals import on_signal
 from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.door import Door
 from kvstore.serve.gatherer import Gatherer
@@ -146,11 +147,8 @@ async def _serve(
     """Serves until a signal comes, or, with `ends`, until standard input ends."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        # Another thread than the main one gets no signals; its caller stops the server otherwise.
-        with suppress(RuntimeError, ValueError):
-            loop.add_signal_handler(number, _stop, server, number)
-    with suppress(RuntimeError, ValueError):
-        loop.add_signal_handler(signal.SIGHUP, _read_again, access)
+        on_signal(loop, number, partial(_stop, server, number))
+    on_signal(loop, signal.SIGHUP, partial(_read_again, access))
     if ends:
         loop.add_reader(sys.stdin.fileno(), _orphaned, loop, server)
     gc.collect()

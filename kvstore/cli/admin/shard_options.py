@@ -14,7 +14,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -30,6 +30,7 @@ from kvstore.config import StoreConfig
 from kvstore.core.names import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
 from kvstore.errors import CallerError, StoreNotFound
 from kvstore.opening.store_folder import CLUSTER_FILE, COMMITLOG, INDEX, acquire, folder_lock
+from kvstore.process.signals import on_signal
 from kvstore.sharding.supervisor import Supervisor
 from kvstore.wire.addresses import socket_of
 from kvstore.wire.cluster_file import Cluster, ShardEntry, cluster_url, read_cluster
@@ -176,11 +177,8 @@ async def _supervise(shards: ServedShards, told: Told) -> None:
     supervisor = Supervisor(shards.commands, told)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        # Another thread than the main one gets no signals.
-        with suppress(RuntimeError, ValueError):
-            loop.add_signal_handler(number, supervisor.stop)
-    with suppress(RuntimeError, ValueError):
-        loop.add_signal_handler(signal.SIGHUP, partial(supervisor.send, signal.SIGHUP))
+        on_signal(loop, number, supervisor.stop)
+    on_signal(loop, signal.SIGHUP, partial(supervisor.send, signal.SIGHUP))
     await supervisor.run()
 
 

@@ -46,6 +46,7 @@ from kvstore.clock import SystemClock
 from kvstore.consume.async_consumer import AsyncConsumer
 from kvstore.opening.store_folder import served_url
 from kvstore.pop.popped import INVISIBLE_MAX
+from kvstore.process.signals import on_signal
 
 _INVISIBLE: Final = 30.0
 """Seconds of a lock if none are given."""
@@ -180,7 +181,7 @@ class _Worker:
         self._consumer = consumer
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.signalled)
+            on_signal(loop, number, self.signalled)
         try:
             async with consumer:
                 await consumer.wait()
