@@ -84,6 +84,8 @@ cdef class Encoder:
     cdef bytes _transient
     cdef Limits limits
     cdef object _compression
+    # How many times queues were closed.
+    cdef int64_t closings
     cdef int _hold(self, PreparedBatch batch, Py_ssize_t i, PutRoute held) except -1
     cdef PutRoute pending_route(self, bint is_prepared)
     cdef PutRoute route(self, object topic)
@@ -120,6 +122,8 @@ cdef class PreparedBatch:
     # How many rows have offsets.
     cdef Py_ssize_t numbered
     cdef Encoder _encoder
+    # The encoder's when the batch was begun.
+    cdef int64_t closings
     # Those of the encoder, which lives as long.
     cdef Limits limits
     cdef NameSet _reserved

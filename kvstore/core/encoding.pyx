@@ -254,7 +254,7 @@ cdef class PreparedBatch:
     cdef int begin(self, Py_ssize_t count, Encoder encoder) except -1:
         self.count = count
         self.topics, self.routes, self.bodies, self._ids = [None] * count, [None] * count, [], []
-        self._encoder = encoder
+        self._encoder, self.closings = encoder, encoder.closings
         self.limits = encoder.limits
         self._reserved = encoder._reserved
         self._id_prefix = PyUnicode_AsUTF8AndSize(encoder.ids.prefix, &self._id_prefix_size)

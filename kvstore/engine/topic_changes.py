@@ -7,6 +7,7 @@ their history, and all that `Topics.removing` and `Groups.removing` add.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import msgspec
@@ -77,9 +78,11 @@ def delete(
         engine.popping.tables.deleting(group_ids, topic_ids),
         engine.topics.lock,
         engine.groups.lock,
+        ExitStack() as undo,
     ):
         batch = engine.index.families.batch()
         gone = engine.topics.put_removal(batch, topics)
+        undo.callback(engine.topics.kept, gone)
         leaving = engine.groups.put_removal(batch, groups)
         ids = [info.id for info in gone]
         if set(ids) != topic_ids or {info.id for info in leaving} != group_ids:
@@ -94,23 +97,10 @@ def delete(
         waiting = sum(map(engine.timer_rows.count, ids))
         waiting += sum(map(engine.prepared_rows.count, ids))
         engine.index.retire_topics(batch, ids)
+        undo.pop_all()
         engine.topics.deleted(gone)
         engine.groups.deleted(leaving)
-    _take_late(engine, gone)
     return waiting
-
-
-def _take_late(engine: Engine, gone: list[TopicInfo]) -> None:
-    """Removes rows of deleted topics that puts wrote which had begun before the deletion."""
-    with engine.log.lock:
-        pass  # every put that waited for the lock has written now
-    late = [info for info in gone if engine.index.in_tails(info.id, info.read_queues)]
-    if late:
-        engine.upkeep.checkpoint()
-        with engine.topics.lock:
-            batch = engine.index.families.batch()
-            engine.topics.extend_dropped(batch, late)
-            engine.index.retire_topics(batch, [info.id for info in late])
 
 
 def create_namespace(

@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from kvstore.clock import cut_ms
@@ -27,12 +28,13 @@ from kvstore.config import StoreConfig
 from kvstore.core.arrow.given_columns import GivenColumns
 from kvstore.core.arrow.put_rows import prepare_columns
 from kvstore.core.encoding import Encoder, PreparedBatch
+from kvstore.core.late_puts import count_closing, late_targets
 from kvstore.core.names import RESERVED, TRANSIENT_PREFIX
 from kvstore.core.tail import Tail
 from kvstore.core.unique_ids import UniqueIds
 from kvstore.engine.engine_context import EngineContext
 from kvstore.engine.repeats import Repeats, end_of
-from kvstore.errors import MessageIllegal, StoreError, shown
+from kvstore.errors import MessageIllegal, StoreError, TopicNotFound, shown
 from kvstore.log.flusher import Flusher
 from kvstore.message import ColumnsPut, Firsts, Message, PutResult, PutStatus, with_firsts
 from kvstore.pop.inflight.waiting import Waiting
@@ -88,6 +90,8 @@ class Writer:
             topics.make_pending_topic,
         )
         topics.changed = self._routes.clear
+        topics.while_nobody_puts = self._while_nobody_puts
+        self._closed = topics.closed
         ids = UniqueIds(host[: -PORT.size], os.getpid(), secrets.randbits(32))
         self._limits = Limits(
             max_body=config.max_body,
@@ -133,10 +137,14 @@ class Writer:
         if not messages:
             return []
         batch = self.encode(messages, now, any_kind=any_kind)
-        if batch.deduped:
-            status, firsts = self._put_once(batch, now)
-            return with_firsts(batch.results(status), firsts, status)
-        return batch.results(self._settle(batch, self._append(batch, now)))
+        try:
+            if batch.deduped:
+                status, firsts = self._put_once(batch, now)
+                return with_firsts(batch.results(status), firsts, status)
+            return batch.results(self._settle(batch, self._append(batch, now)))
+        except TopicNotFound:
+            # It was deleted since; now the batch finds it missing, or it is made anew.
+            return self.put_batch(messages, any_kind=any_kind)
 
     def put_now(self, messages: list[Message]) -> list[PutResult] | None:
         """As `put_batch`, if nothing has to be waited for: no other thread, no disk, no look at an
@@ -158,17 +166,33 @@ class Writer:
             batch = self.encoder.prepare(messages, now)
         except (AttributeError, LookupError, TypeError, ValueError, StoreError):
             return None  # `put_batch` says why it is refused
-        end = self._append(batch, now, waits=False)
+        try:
+            end = self._append(batch, now, waits=False)
+        except TopicNotFound:
+            return None
         return None if end < 0 else batch.results(self._settle(batch, end))
 
     def put_columns(self, topic: str, columns: object) -> ColumnsPut:
         """See `Store.put_columns`."""
         now = self.begin_put()
-        batch = self._prepared_columns(topic, columns, now)
-        if batch.deduped:
-            return ColumnsPut(batch, *self._put_once(batch, now))
-        status = self.put(batch, now) if len(batch) else PutStatus.WRITTEN
-        return ColumnsPut(batch, status)
+        if not isinstance(topic, str):
+            raise MessageIllegal(f"the topic is {shown(topic)}; it must be a text")
+        given = _given_columns(columns)
+        while True:
+            batch = self._prepared_columns(topic, given, now)
+            # A topic that was deleted since is missing in the next turn, or is made anew.
+            with suppress(TopicNotFound):
+                if batch.deduped:
+                    return ColumnsPut(batch, *self._put_once(batch, now))
+                return ColumnsPut(batch, self.put(batch, now) if len(batch) else PutStatus.WRITTEN)
+
+    def _while_nobody_puts(self, close: Callable[[], None]) -> None:
+        """Closes queues between two puts; batches that were encoded before look whether theirs are
+        among them.
+        """
+        with self._lock:
+            close()
+            count_closing(self.encoder)
 
     def begin_put(self) -> int:
         """Checks that the store takes a put now; the time, ms."""
@@ -239,6 +263,7 @@ class Writer:
                 log.wait_turn()
             if log.closed or log.failure is not None:
                 log.check_writable()
+            self._closed.check(late_targets(batch, self.encoder))
             self.last_stored = now = max(now, self.last_stored)
             begin = log.end
             if repeats is not None and self._may_repeat(batch, now, begin, repeats):
@@ -313,16 +338,8 @@ class Writer:
             )
             raise error from cause
 
-    def _prepared_columns(self, topic: str, columns: object, now: int) -> PreparedBatch:
+    def _prepared_columns(self, topic: str, given: GivenColumns, now: int) -> PreparedBatch:
         """The records of rows of columns, whole but for their place; errors name the row."""
-        if not isinstance(topic, str):
-            raise MessageIllegal(f"the topic is {shown(topic)}; it must be a text")
-        try:
-            given = GivenColumns(columns)
-        except (AttributeError, LookupError, TypeError, ValueError) as e:
-            if isinstance(e, StoreError):
-                raise
-            raise MessageIllegal(f"the columns can't be read: {type(e).__name__}: {e}") from e
         try:
             return prepare_columns(self.encoder, topic, given, now)
         except (AttributeError, LookupError, TypeError, ValueError) as e:
@@ -345,3 +362,12 @@ class Writer:
             self._flusher.wait(end)
         elif self._log.staging is not None and self._log.staging.full():
             self._flusher.wake()
+
+
+def _given_columns(columns: object) -> GivenColumns:
+    try:
+        return GivenColumns(columns)
+    except (AttributeError, LookupError, TypeError, ValueError) as e:
+        if isinstance(e, StoreError):
+            raise
+        raise MessageIllegal(f"the columns can't be read: {type(e).__name__}: {e}") from e

@@ -560,11 +560,6 @@ class Index:
                 retire_topic(self.families, batch, topic)
             self._write_removal(batch)
 
-    def in_tails(self, topic: int, queues: int) -> bool:
-        """Whether a tail has entries of one of a topic's queues."""
-        keys = range(topic << 32, (topic << 32) + queues)
-        return any(key in tail for key in keys for tail in self.tails.oldest_first())
-
     def gone(self) -> Gone:
         """The parts that left the log, to archives or for good."""
         return handover.read_gone(self.families)

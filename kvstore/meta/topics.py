@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any, Final
 
 import msgspec
@@ -32,6 +33,7 @@ from kvstore.errors import (
 )
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import LOG_START, META, NEXT_TOPIC_ID, TOPICS, U32, U64, behind
+from kvstore.meta.closed_queues import ClosedQueues
 from kvstore.meta.topic import (
     Kind,
     Topic,
@@ -88,6 +90,9 @@ class Topics:
         """Functions that add rows of a topic to the batch that removes it."""
         self.removed: list[Callable[[TopicInfo], None]] = []
         """Called when that batch was written."""
+        self.closed = ClosedQueues()
+        self.while_nobody_puts: Callable[[Callable[[], None]], None] = lambda act: act()
+        """Calls a function that closes queues, between two puts."""
         self._names: dict[int, str] | None = None
         self._count: int | None = None
         """The number of topics, once it was asked for."""
@@ -310,15 +315,20 @@ class Topics:
         `may_shrink` is asked before queues are taken from readers, and raises if they hold
         messages.
         """
-        with self._lock:
+        with self._lock, ExitStack() as undo:
             old = self.of_callers(name).info
             new = checked(with_queues(msgspec.structs.replace(old, **changes), queues, read_queues))
             log_start = self._families.get(META, LOG_START)
             start = U64.unpack(log_start)[0] if log_start else 0
             new = with_keys(old, new, self._log_end(), start)
             if new.read_queues < old.read_queues:
+                undo.callback(self.closed.open, [old.id])
+                self._close([new], new.read_queues)
                 may_shrink(old, new)
             self._replace(new)
+            undo.pop_all()
+            if new.read_queues > old.read_queues:
+                self.closed.open([new.id])
             later = with_keys(old, new, self._log_end(), start)
             if later != new:
                 # Messages put meanwhile still went by the old setting.
@@ -340,12 +350,11 @@ class Topics:
         """Puts the removal of topics into a batch: their records stay out of the index from now on,
         and go with their segments. `TopicNotFound` for the first that is not there.
 
-        From here on no caller finds them: every read of a row waits for the lock.
+        From here on no caller finds them: every read of a row waits for the lock. Nor is anything
+        put there, until `kept`.
         """
         infos = [self.get(name).info for name in dict.fromkeys(names)]
-        for info in infos:
-            self._cache.pop(info.name, None)
-        self.changed()
+        self._close(infos, 0)
         end = U64.pack(self._log_end())
         for info in infos:
             batch.delete(TOPICS, info.name.encode())
@@ -353,6 +362,18 @@ class Topics:
             for remove in self.removing:
                 remove(batch, info)
         return infos
+
+    def _close(self, infos: Iterable[TopicInfo], queues: int) -> None:
+        """Closes all queues of topics but so many. A put that begins now waits for the lock."""
+        for info in infos:
+            self._cache.pop(info.name, None)
+        self.changed()
+        ids = [info.id for info in infos]
+        self.while_nobody_puts(lambda: self.closed.keep(ids, queues))
+
+    def kept(self, infos: Iterable[TopicInfo]) -> None:
+        """Lets the topics of `put_removal`, whose batch was not written, take messages again."""
+        self.closed.open([info.id for info in infos])
 
     def deleted(self, infos: Iterable[TopicInfo]) -> None:
         """Forgets the topics of `put_removal`, whose batch was written."""
@@ -366,15 +387,6 @@ class Topics:
             self._counted(-1)
             for tell in self.removed:
                 tell(info)
-
-    def extend_dropped(self, batch: Batch, infos: Iterable[TopicInfo]) -> None:
-        """Moves the ends of deleted topics to the log's present end, behind the records of puts
-        that were under way.
-        """
-        end = U64.pack(self._log_end())
-        for info in infos:
-            if not self._exists(info.name):
-                batch.put(META, _DROPPED + info.name.encode(), end)
 
     def has_dropped(self, first: int) -> bool:
         """Whether segments have left the log since `forget_dropped`: it begins at `first` now."""

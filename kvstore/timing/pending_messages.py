@@ -28,7 +28,7 @@ from kvstore.core.encoding import Encoder, PreparedBatch
 from kvstore.core.names import REAL_TOPIC
 from kvstore.core.pending.pending_records import prepare_copies, prepare_notes, read_pending
 from kvstore.core.records import facts
-from kvstore.errors import FormatError, RecordDamaged, SegmentDamaged
+from kvstore.errors import FormatError, RecordDamaged, SegmentDamaged, TopicNotFound
 from kvstore.index.index import Index
 from kvstore.index.keys import RUNS, run_key
 from kvstore.index.runs import unpack_many
@@ -276,8 +276,10 @@ class PendingMessages:
             positions = self._positions(segment, topic.id)
             was_any |= bool(positions)
             for at in range(0, len(positions), AT_ONCE):
+                part = positions[at : at + AT_ONCE]
                 with self.lock:
-                    self._move(with_others(positions[at : at + AT_ONCE]))
+                    while not self._move(with_others(part)):
+                        pass
         if was_any:
             self._checkpoint()
 
@@ -291,8 +293,10 @@ class PendingMessages:
                 found += (columns.positions + segment * self._log.segment_size).tolist()
         return found
 
-    def _move(self, positions: list[int]) -> None:
-        """Puts those messages to the log's end that stand at these positions and still wait."""
+    def _move(self, positions: list[int]) -> bool:
+        """Puts those messages to the log's end that stand at these positions and still wait. False,
+        with nothing put, if the topic of one was deleted meanwhile.
+        """
         now = self._context.clock.now_ms()
         held: list[Held] = []
         due: list[int] = []
@@ -303,9 +307,13 @@ class PendingMessages:
                 # A delayed message that is due is delivered in its turn; one that is to be asked
                 # about waits on.
                 due.append(max(one[4], now + 1) if self._is_prepared else one[4])
-        self.copy(held, due, is_needed=True)
+        try:
+            self.copy(held, due, is_needed=True)
+        except TopicNotFound:
+            return False
         if due and self._is_prepared:
             self._rows.added(min(due))
+        return True
 
     def _waiting_at(self, position: int) -> Held | None:
         """The record at a position, if it is of a message that waits."""

@@ -30,6 +30,7 @@ from kvstore.errors import (
     MessageNotFound,
     RecordDamaged,
     SegmentDamaged,
+    TopicNotFound,
     shown,
 )
 from kvstore.message import StoredMessage
@@ -367,8 +368,9 @@ class Timers:
                 self._check_owner(one)
             held = self._held(found)
             due = deliver_at if deliver_at > now else 0
-            if not held:
-                told = f"the message {shown(message_id)} does not wait: its topic was deleted"
-                raise DelayEnded(told, is_cancelled=True)
-            self.pending.put(self.pending.copies(held, [due] * len(held)))
-            return deliver_at
+            with suppress(TopicNotFound):
+                if held:
+                    self.pending.put(self.pending.copies(held, [due] * len(held)))
+                    return deliver_at
+            told = f"the message {shown(message_id)} does not wait: its topic was deleted"
+            raise DelayEnded(told, is_cancelled=True)

@@ -38,6 +38,7 @@ from kvstore.errors import (
     MessageNotFound,
     RecordDamaged,
     SegmentDamaged,
+    TopicNotFound,
     TransactionEnded,
     shown,
 )
@@ -137,9 +138,13 @@ class Transactions:
                 )
                 for number in range(count)
             ]
-        results = self.pending.put(self._encode(messages, now, held), now)
-        self._rows.added(due)
-        return results
+        while True:
+            batch = self._encode(messages, now, held)
+            # A topic that was deleted since is missing in the next turn, or is made anew.
+            with suppress(TopicNotFound):
+                results = self.pending.put(batch, now)
+                self._rows.added(due)
+                return results
 
     # --- ending ---
 

@@ -575,36 +575,6 @@ def test_topics_deleted_in_one_call_leave_no_row_of_theirs(store: Store) -> None
     assert store.verify().problems == []
 
 
-def test_what_a_put_wrote_after_its_topic_was_deleted_leaves_nothing(
-    store: Store, opens: Opens
-) -> None:
-    """The put had begun before: it holds the topic that is gone by now."""
-    store.put("t", b"x", queue=0)
-    writer, index, routes = inside.writer(store), inside.index(store), inside.routes(store)
-    gone = inside.topics(store).get("t")
-    settle = inside.topics(store).deleted
-
-    def put_late(infos: Any) -> None:
-        settle(infos)
-        routes["t"] = late
-        writer.put_batch([Message("t", b"late", queue=1), Message("t", b"too", queue=1)])
-        routes.clear()
-
-    late = routes["t"]
-    inside.topics(store).deleted = put_late  # type: ignore[method-assign]  # between two steps
-    store.delete_topic("t")
-    assert list(index.families.rows(RUNS, b"")) == list(index.families.rows(PLACES, b"")) == []
-    assert not index.in_tails(gone.id, 4)
-    store.close()
-    again = opens()
-    assert (again.recovery.damage, again.verify().problems) == ([], [])
-    again.close()
-    rebuild(again.path, SMALL)
-    final = opens()
-    assert final.recovery.damage == []
-    assert final.topics() == []
-
-
 def test_a_topic_deleted_many_times_over_stays_clean(store: Store, opens: Opens) -> None:
     for i in range(6):
         store.put_batch(batch("t", 3, keys=["k"]))

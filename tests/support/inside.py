@@ -276,6 +276,16 @@ def routes(store: Store) -> PutRoutes:
     return store._engine.writer._routes
 
 
+def appends(store: Store) -> Step:
+    """Writes a batch whose records are made."""
+    return Step(store._engine.writer, "_append")
+
+
+def removals_of_topics(store: Store) -> Step:
+    """Writes the batch that removes topics."""
+    return Step(store._engine.index, "retire_topics")
+
+
 def checkpoint_of_puts(store: Store) -> Step:
     """Writes the checkpoint for which a put waits."""
     return Step(store._engine.writer, "_checkpoint_now")

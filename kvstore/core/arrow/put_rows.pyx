@@ -34,13 +34,14 @@ def prepare_columns(
     Encoder encoder not None, str topic not None, GivenColumns given not None, int64_t now_ms
 ):
     cdef PreparedBatch batch = PreparedBatch.__new__(PreparedBatch)
-    cdef PutRoute route = encoder.route(topic)
+    cdef PutRoute route
     cdef Py_ssize_t i, number, first = 0
     cdef Chunk *chunk
     cdef Row *row
     cdef Span ignored, name
     name.at = <const uint8_t *>PyUnicode_AsUTF8AndSize(topic, &name.size)
     batch.begin(given.count, encoder)
+    route = encoder.route(topic)
     batch.topics = [topic] * batch.count
     batch.routes = [route] * batch.count
     # The bodies are in the arrays.

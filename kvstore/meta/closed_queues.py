@@ -1,0 +1,42 @@
+"""Closed queues: those that take no messages any more, though a put may have begun before.
+
+The idea: a put finds its queues before it waits for its turn to write. A topic may be deleted
+meanwhile, or a queue taken from its readers. So a queue is closed while no put writes, and a put
+that began before looks here when its turn comes; then it finds its queues anew. Ids of topics are
+given once, so what is noted of a deleted topic holds for ever.
+
+Invariant: no message is written to a closed queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvstore.errors import TopicNotFound
+
+
+class ClosedQueues:
+    """The queues of a store that this opening has closed; see the module."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, int] = {}
+        """Topic ids, and how many of their queues, the first ones, are not closed."""
+
+    def keep(self, topics: Iterable[int], queues: int) -> None:
+        """Closes all queues of topics but so many, the first ones."""
+        self._open.update(dict.fromkeys(topics, queues))
+
+    def open(self, topics: Iterable[int]) -> None:
+        """Opens all queues of topics."""
+        for topic in topics:
+            self._open.pop(topic, None)
+
+    def check(self, late: Iterable[int] | None) -> None:
+        """`TopicNotFound` if a queue of a late put is closed; its key is topic id << 32 | queue."""
+        for key in late or ():
+            open_queues = self._open.get(key >> 32)
+            if open_queues is not None and key & 0xFFFFFFFF >= open_queues:
+                raise TopicNotFound(
+                    "a topic was deleted, or lost a queue, while a message was put there; nothing "
+                    "was put, try again"
+                )
