@@ -20,7 +20,6 @@ with importable(__name__):
         crc,
         encoding,
         hashing,
-        late_puts,
         messages,
         packed_pairs,
         packed_runs,

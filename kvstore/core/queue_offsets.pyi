@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import final
 
+from kvstore.core.encoding import Encoder, PreparedBatch
+
 @final
 class QueueOffsets:
     """The next offset of each queue that was put to."""
@@ -18,3 +20,11 @@ class QueueOffsets:
 
     def forget_all(self) -> None:
         """Asks `end` again for all queues."""
+
+def count_closing(encoder: Encoder) -> None:
+    """Lets the batches that were begun until now be late."""
+
+def late_targets(batch: PreparedBatch, encoder: Encoder) -> list[int] | None:
+    """The queue that each message of a late batch goes to, of one that waits the last: topic id
+    << 32 | queue. None if no queue was closed since the batch was begun.
+    """

@@ -4,12 +4,18 @@
 The idea: an offset is taken for each message of a put, by a look-up in a map of numbers. A queue
 that is not in the map is asked for once. A put that fails gives its offsets back.
 
-Invariant: no offset is given twice, unless it was given back or its queue was forgotten.
+A queue may have been closed since a put was begun (`meta.closed_queues`). An encoder counts that,
+and each batch has the count of its beginning. So a put compares two numbers before it takes
+offsets, and only a late one looks at its queues.
+
+Invariants: no offset is given twice, unless it was given back or its queue was forgotten; a batch
+that is not late was begun behind the last closing.
 """
 
 cimport cython
 from libc.stdint cimport int64_t, uint64_t
 
+from kvstore.core.encoding cimport Encoder, PreparedBatch
 from kvstore.core.number_map cimport NumberMap
 
 cdef enum:
@@ -46,3 +52,17 @@ cdef class QueueOffsets:
 
     def forget_all(self):
         self._next.empty()
+
+
+def count_closing(Encoder encoder not None):
+    encoder.closings += 1
+
+
+def late_targets(PreparedBatch batch not None, Encoder encoder not None):
+    cdef Py_ssize_t i
+    if batch.closings == encoder.closings:
+        return None
+    return [
+        batch.rows[i].target if batch.rows[i].due else batch.rows[i].queue_key
+        for i in range(batch.count)
+    ]

@@ -28,8 +28,8 @@ from kvstore.config import StoreConfig
 from kvstore.core.arrow.given_columns import GivenColumns
 from kvstore.core.arrow.put_rows import prepare_columns
 from kvstore.core.encoding import Encoder, PreparedBatch
-from kvstore.core.late_puts import count_closing, late_targets
 from kvstore.core.names import RESERVED, TRANSIENT_PREFIX
+from kvstore.core.queue_offsets import count_closing, late_targets
 from kvstore.core.tail import Tail
 from kvstore.core.unique_ids import UniqueIds
 from kvstore.engine.engine_context import EngineContext
