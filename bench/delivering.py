@@ -82,7 +82,7 @@ def _turn(folder: Path, count: int | None) -> tuple[float, ...]:
             time.sleep(0.005)
         quiet.append(_work(store, batches, _now_ms() + int(1000 * seconds)))
         alone, alone_cost = (sum(figures) / 2 for figures in zip(*quiet, strict=True))
-        return alone, beside, rate, 1e6 * spent / delivered, alone_cost / beside_cost
+        return alone, beside, rate, 1e6 * spent / max(1, delivered), alone_cost / beside_cost
 
 
 def _work(store: Store, batches: list[list[Message]], until: int) -> tuple[float, float]:

@@ -106,6 +106,8 @@ class Index:
         self._fresh_from = 1 << 32
         self._heads_lock = threading.Lock()
         self._version = 0
+        self._rows_lock = threading.Lock()
+        """Held while the rows of a frozen tail are in RocksDB, and the tail is there still."""
         self._sealed = 0
         self._next_archive = 0
         self.moves = 0
@@ -274,21 +276,22 @@ class Index:
             self.tags.put_new(batch)
             if parts is not None:
                 self.keys.writing(parts)
-            self.families.write(batch, sync=sync)
-            self.tags.written()
-            # From here on the rows are found in RocksDB. The notes about them change first; then
-            # the tail may go.
-            self._changing()
-            self.locations.changed(heads[0])
-            if parts is not None:
-                self.keys.written(parts)
-            for at in range(0, len(heads[0]), _HEADS_AT_ONCE):
-                queues, ends, segments = (column[at : at + _HEADS_AT_ONCE] for column in heads)
-                with self._heads_lock:
-                    self._cache_heads(queues, map(Head, ends, segments))
-            self.checkpoint = checkpoint
-            self.ahead = ahead
-            self.tails = Tails(self.tails.active, None)
+            with self._rows_lock:
+                self.families.write(batch, sync=sync)
+                self.tags.written()
+                # From here on the rows are found in RocksDB. The notes about them change first;
+                # then the tail may go.
+                self._changing()
+                self.locations.changed(heads[0])
+                if parts is not None:
+                    self.keys.written(parts)
+                for at in range(0, len(heads[0]), _HEADS_AT_ONCE):
+                    queues, ends, segments = (column[at : at + _HEADS_AT_ONCE] for column in heads)
+                    with self._heads_lock:
+                        self._cache_heads(queues, map(Head, ends, segments))
+                self.checkpoint = checkpoint
+                self.ahead = ahead
+                self.tails = Tails(self.tails.active, None)
 
     def _key_rows(self, batch: Batch, frozen: Tail) -> tuple[Parts | None, list[KeysValues]]:
         """The rows of parts with a tail's keys, but for their heads, which go into `batch`, and the
@@ -323,6 +326,14 @@ class Index:
         with self._heads_lock:
             self._version += 1
         self.locations.changing()
+
+    @contextmanager
+    def as_of_now(self) -> Iterator[Tails]:
+        """Tails and rows of one moment, to be added up: meanwhile no entry goes from the first to
+        the others.
+        """
+        with self._rows_lock:
+            yield self.tails
 
     # --- lookups; `end` is the log position below which the caller may see ---
 

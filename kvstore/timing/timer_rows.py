@@ -95,19 +95,21 @@ class TimerRows:
 
     def count(self, topic: int) -> int:
         """How many messages of a topic wait, put until now."""
-        more = sum(tail.counts().get(topic, 0) for tail in self._tails())
-        row = self._families.get(self._family, timer_count_key(topic))
+        with self._index.as_of_now() as tails:
+            more = sum(self._of(tail).counts().get(topic, 0) for tail in tails.oldest_first())
+            row = self._families.get(self._family, timer_count_key(topic))
         return max(0, more + (0 if row is None else U64.unpack(row)[0]))
 
     def counts(self) -> dict[int, int]:
         """How many messages wait, by the id of their topic; without topics that have none."""
         found: dict[int, int] = {}
-        for tail in self._tails():
-            for topic, more in tail.counts().items():
-                found[topic] = found.get(topic, 0) + more
-        for key, value in self._families.rows(self._family, TIMERS_END):
-            topic, count = read_timer_count(key, value)
-            found[topic] = found.get(topic, 0) + count
+        with self._index.as_of_now() as tails:
+            for tail in tails.oldest_first():
+                for topic, more in self._of(tail).counts().items():
+                    found[topic] = found.get(topic, 0) + more
+            for key, value in self._families.rows(self._family, TIMERS_END):
+                topic, count = read_timer_count(key, value)
+                found[topic] = found.get(topic, 0) + count
         return {topic: count for topic, count in found.items() if count > 0}
 
     def stats(self) -> DelayStats:

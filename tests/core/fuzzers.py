@@ -22,7 +22,7 @@ from kvstore.core.columns import bits
 from kvstore.core.hashing import add_digests
 from kvstore.core.names import DATES_BEGIN, DATES_END
 from kvstore.core.put_values import Message, PutResult, PutStatus
-from kvstore.core.queue_offsets import QueueOffsets
+from kvstore.core.queue_offsets import QueueOffsets, count_closing, late_targets
 from kvstore.core.tail import Tail
 from kvstore.core.unique_ids import UniqueIds
 from kvstore.errors import ArchiveDamaged, FormatError
@@ -409,6 +409,16 @@ def _put(fields: list[list[Any]]) -> bool:
     return at == len(data) and len(tail) == len(messages)
 
 
+def _late(fields: list[list[Any]]) -> bool:
+    """Whether a batch is late behind a closing alone, and says each message's queue then."""
+    before = ENCODER.prepare([Message(*some) for some in fields], 5)
+    is_early = late_targets(before, ENCODER) is None
+    count_closing(ENCODER)
+    behind = ENCODER.prepare([Message(*some) for some in fields], 5)
+    is_early &= late_targets(behind, ENCODER) is None
+    return is_early and late_targets(before, ENCODER) == before.queue_keys
+
+
 def _added(rng: Random) -> Arguments:
     count = _count(rng)
     return (
@@ -708,6 +718,8 @@ FUZZERS: Final = {
         lambda rng: (rng.getrandbits(64),),
         call=lambda queue: QueueOffsets(lambda _: 0).forget(queue),
     ),
+    "queue_offsets.count_closing": Fuzzer(lambda rng: (ENCODER,)),
+    "queue_offsets.late_targets": Fuzzer(_messages, call=_late),
     "unique_ids.UniqueIds": Fuzzer(
         lambda rng: (rng.randbytes(rng.choice((4, 16))), rng.getrandbits(60), rng.getrandbits(60)),
         call=lambda *arguments: UniqueIds(*arguments).make(arguments[1], 3),

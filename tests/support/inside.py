@@ -232,6 +232,11 @@ def locations_known(queues: QueueLocations) -> tuple[int, int]:
     return len(queues._spans), len(queues._firsts)
 
 
+def changes_of_locations(store: Store) -> Step:
+    """Notes the queues whose locations a checkpoint has written."""
+    return Step(store._engine.index.locations, "changed")
+
+
 def reading_of_locations(queues: QueueLocations) -> Step:
     """Reads the locations of a queue from one on."""
     return Step(queues, "_behind")

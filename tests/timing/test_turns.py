@@ -4,13 +4,15 @@ between two milliseconds.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kvstore
-from kvstore import Retention
+from kvstore import Retention, Store
 from kvstore.timing import pending_messages
 from tests.support import inside
 from tests.support.clock import FineClock, VirtualClock
@@ -136,3 +138,50 @@ def test_the_disk_has_the_copy_of_a_message_before_its_segment_leaves(
         inside.deliver_due(store)
         found = [m.body for queue in (0, 1) for m in store.pull("t", queue, 0).messages]
         assert found == [b"kept"]
+
+
+@pytest.mark.parametrize(
+    ("wait", "end", "count"),
+    [
+        (
+            lambda store: store.put("t", b"x", delay=60).message_id,
+            lambda store, message_id: store.cancel(message_id),
+            lambda store: store.timers().count,
+        ),
+        (
+            lambda store: store.prepare("t", b"x", group="p").message_id,
+            lambda store, message_id: store.rollback(message_id),
+            lambda store: store.transactions().count,
+        ),
+    ],
+    ids=["delayed", "prepared"],
+)
+def test_a_count_of_messages_that_wait_is_right_amid_a_checkpoint(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wait: Callable[[Store], str],
+    end: Callable[[Store, str], object],
+    count: Callable[[Store], int],
+) -> None:
+    """The checkpoint has written that waits ended, and the tail that says so is still there."""
+    with opened(tmp_path / "s", settings(checkpoint_interval=3600.0)) as store:
+        ids = [wait(store) for _ in range(10)]
+        store.checkpoint()
+        for message_id in ids[:8]:
+            end(store, message_id)
+        counted: list[int] = []
+        counter = threading.Thread(target=lambda: counted.append(count(store)))
+        changed = inside.changes_of_locations(store)
+        note = changed.now
+
+        def count_first(*args: Any) -> None:
+            if counter.ident is None:
+                counter.start()
+                counter.join(0.2)  # it waits for the checkpoint, or counts too few
+            note(*args)
+
+        changed.replace(count_first, monkeypatch)
+        store.checkpoint()
+        counter.join()
+        assert counted == [2]
+        assert count(store) == 2
