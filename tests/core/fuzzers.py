@@ -34,6 +34,7 @@ from tests.core.local_fuzzers import LOCAL_FUZZERS
 from tests.core.pending_fuzzers import PENDING_FUZZERS
 from tests.core.popping_fuzzers import POPPING_FUZZERS
 from tests.core.record_fuzzers import RECORD_FUZZERS
+from tests.core.send_fuzzers import SEND_FUZZERS
 from tests.core.test_encoding import encoder
 from tests.core.transport_fuzzers import TRANSPORT_FUZZERS
 from tests.reference import group_columns, packing, records, texts
@@ -781,6 +782,7 @@ FUZZERS: Final = {
     **ARROW_FUZZERS,
     **DEDUP_FUZZERS,
     **TRANSPORT_FUZZERS,
+    **SEND_FUZZERS,
     **LOCAL_FUZZERS,
     "columns.group_heads.decode_heads": Fuzzer(_to_heads, _heads),
     "columns.text_forms.decode_texts": Fuzzer(_to_texts, _of_forms),

@@ -22,7 +22,7 @@ from kvstore.read.sql import SqlFilter, sql
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.caller import Caller
 from kvstore.serve.grpc.clients import Clients
-from kvstore.serve.grpc.protocol.answers import Refusal, ok, set_error, set_status, sum_up
+from kvstore.serve.grpc.protocol.answers import Refusal, ok, set_error, set_status, summed_up
 from kvstore.serve.grpc.protocol.incoming import DoorLimits
 from kvstore.serve.grpc.protocol.outgoing import received
 from kvstore.serve.grpc.protocol.wire import NUMBERS, Wire, code, message_class, ms_of, set_ms
@@ -206,8 +206,9 @@ def _acked(request: Wire, answered: Answered, acked: OpenCall[list[AckResult]]) 
         else:
             assert isinstance(result, BaseException)
             set_error(entry.status, result)
-    sum_up(answer.status, answer.entries)
-    answered(answer)
+    statuses = ((entry.status.code, entry.status.message) for entry in answer.entries)
+    set_status(answer.status, *summed_up(statuses))
+    answered(answer.SerializeToString())
 
 
 def answered_within(seconds: float, left: float | None) -> float:

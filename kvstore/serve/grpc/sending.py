@@ -1,7 +1,8 @@
 """Sending: SendMessage, EndTransaction and RecallMessage.
 
 The idea: each message of a request is checked by itself, and the good ones are put together by the
-gatherer; each has an entry in the answer, in the order of the request. A message of a transaction
+gatherer; each has an entry in the answer, in the order of the request. The core reads the messages
+from the request's bytes, and writes the answer's bytes from the results. A message of a transaction
 is prepared, under its topic as the producer group: clients of this protocol have no groups, and any
 producer of the topic may be asked about it later.
 
@@ -23,6 +24,7 @@ from functools import partial
 from typing import Any, Final
 
 from kvstore.api.store import Store
+from kvstore.core.transport.send_calls import Resource, SentMessage, pack_send_response
 from kvstore.errors import (
     CallerError,
     MessageNotFound,
@@ -32,13 +34,14 @@ from kvstore.errors import (
     TransactionEnded,
 )
 from kvstore.message import Message, PutResult
+from kvstore.meta.topics import TopicInfo
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.brokers import BROKER, Brokers
 from kvstore.serve.grpc.caller import Caller
 from kvstore.serve.grpc.orphan_checks import OrphanChecks
-from kvstore.serve.grpc.protocol.answers import Refusal, ok, set_error, set_status, sum_up
+from kvstore.serve.grpc.protocol.answers import OK, Refusal, ok, status_of, summed_up
 from kvstore.serve.grpc.protocol.incoming import DoorLimits, check_type, message_to_put, type_of
-from kvstore.serve.grpc.protocol.wire import NUMBERS, Wire, message_class, ms_of
+from kvstore.serve.grpc.protocol.wire import NUMBERS, Wire
 from kvstore.serve.open_calls import OpenCall
 
 _RESOLUTIONS: Final = NUMBERS["TransactionResolution"]
@@ -46,12 +49,16 @@ _VERSION: Final = "v1"
 _MESSAGE_EXTRA: Final = 512
 """Bytes of memory that a message takes beside its body, about."""
 
-_response: Final = message_class("SendMessageResponse")
-Answered = Callable[[Wire], None]
+_OK_STATUS: Final = (OK, "OK")
+_WITH_HANDLES: Final = frozenset({"DELAY", "TRANSACTION"})
+"""The types of messages whose entries have more than an id and an offset."""
+Entry = tuple[int, str, str, str, int, str]
+"""An entry of an answer, as `pack_send_response` takes it."""
+Answered = Callable[[bytes], None]
 """Takes the answer of a call, once."""
 Outcome = PutResult | BaseException
-Checked = tuple[str, Message, float | None]
-"""A message's type, the message, and the immunity of a transaction's in seconds."""
+Checked = tuple[str, Message, int | None]
+"""A message's type, the message, and the immunity of a transaction's in milliseconds."""
 
 
 class Sending:
@@ -73,20 +80,20 @@ class Sending:
         self._clock = store.config.clock
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def send(self, request: Wire, caller: Caller, answered: Answered) -> None:
+    def send(self, sent: list[SentMessage], caller: Caller, answered: Answered) -> None:
         """SendMessage. It has no task of its own unless there is more to do than one put."""
-        if not request.messages:
+        if not sent:
             raise Refusal("MESSAGE_CORRUPTED", "the request has no message")
         if self._gatherer.room() is not None:
             # A client tries again after that, and so waits outside of this process's memory.
             raise StoreBusy("too many messages wait to be put; send these again")
-        checked = [self._checked(wire, caller) for wire in request.messages]
+        checked = self._checked(sent, caller)
         plain = [one[1] for one in checked if type(one) is tuple and one[0] != "TRANSACTION"]
         if len(plain) < len(checked):
-            self._begin(self._send_each(request, checked, answered))
+            self._begin(self._send_each(sent, checked, answered))
             return
         put = self._put(plain)
-        put.add_done_callback(partial(self._sent, request, checked, answered))
+        put.add_done_callback(partial(self._sent, sent, checked, answered))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -95,7 +102,7 @@ class Sending:
 
     def _sent(
         self,
-        request: Wire,
+        sent: Sequence[SentMessage],
         checked: Sequence[Checked | StoreError],
         answered: Answered,
         put: OpenCall[list[PutResult]],
@@ -103,47 +110,56 @@ class Sending:
         """Answers when the messages of a request were put together."""
         error = None if put.cancelled() else put.exception()
         if error is None and not put.cancelled():
-            answered(_answer(request, checked, put.result()))
+            answered(_answer(sent, checked, put.result()))
         elif isinstance(error, CallerError) and len(checked) > 1:
-            self._begin(self._send_each(request, checked, answered))
+            self._begin(self._send_each(sent, checked, answered))
         else:
             answered(
-                _answer(request, checked, [error or StoreClosed("the server ends")] * len(checked))
+                _answer(sent, checked, [error or StoreClosed("the server ends")] * len(checked))
             )
 
     async def _send_each(
-        self, request: Wire, checked: Sequence[Checked | StoreError], answered: Answered
+        self,
+        sent: Sequence[SentMessage],
+        checked: Sequence[Checked | StoreError],
+        answered: Answered,
     ) -> None:
         """Puts each message by itself, for some of them are illegal, or are prepared."""
         put = [self._put_one(*one) for one in checked if type(one) is tuple]
         outcomes = iter(await asyncio.gather(*put))
         found = [one if isinstance(one, StoreError) else next(outcomes) for one in checked]
-        answered(_answer(request, checked, found))
+        answered(_answer(sent, checked, found))
 
-    def _checked(self, wire: Wire, caller: Caller) -> Checked | StoreError:
-        try:
-            topic = caller.topic(wire.topic, "produce")
-            info = self._store.topic(topic)
-            kind = type_of(wire.system_properties)
-            check_type(kind, info)
-            message = message_to_put(wire, topic, kind, info, self._limits, self._clock.now_ms())
-        except StoreError as e:
-            return e
-        immunity = None
-        system = wire.system_properties
-        if kind == "TRANSACTION" and system.HasField("orphaned_transaction_recovery_duration"):
-            immunity = ms_of(system.orphaned_transaction_recovery_duration) / 1000 or None
-        return kind, message, immunity
+    def _checked(self, sent: Sequence[SentMessage], caller: Caller) -> list[Checked | StoreError]:
+        found: list[Checked | StoreError] = []
+        now_ms = self._clock.now_ms()
+        resource: Resource | None = None
+        info: TopicInfo | None = None
+        for one in sent:
+            try:
+                if info is None or one.resource is not resource:
+                    info = None
+                    info = self._store.topic(caller.topic(one.resource, "produce"))
+                    resource = one.resource
+                kind = type_of(one.message_type, one.carried)
+                check_type(kind, info)
+                message = message_to_put(one, kind, info, self._limits, now_ms)
+            except StoreError as e:
+                found.append(e)
+            else:
+                found.append((kind, message, one.recovery_ms))
+        return found
 
     def _put(self, messages: list[Message]) -> OpenCall[list[PutResult]]:
         size = sum(len(m.body) for m in messages) + _MESSAGE_EXTRA * len(messages)
         return self._gatherer.put(messages, size)
 
-    async def _put_one(self, kind: str, message: Message, immunity: float | None) -> Outcome:
+    async def _put_one(self, kind: str, message: Message, immunity_ms: int | None) -> Outcome:
         try:
             if kind != "TRANSACTION":
                 return (await self._put([message]))[0]
             self._orphans.watch(message.topic)
+            immunity = immunity_ms / 1000 if immunity_ms else None
             (found,) = await self._gatherer.call(
                 "prepare_batch", (message,), group=message.topic, immunity=immunity
             )
@@ -197,27 +213,30 @@ class Sending:
 
 
 def _answer(
-    request: Wire, checked: Sequence[Checked | StoreError], outcomes: Sequence[Outcome]
-) -> Wire:
+    sent: Sequence[SentMessage],
+    checked: Sequence[Checked | StoreError],
+    outcomes: Sequence[Outcome],
+) -> bytes:
     """The answer to a send, with an entry for each message."""
-    answer = _response()
-    for wire, one, outcome in zip(request.messages, checked, outcomes, strict=True):
-        entry = answer.entries.add()
-        if isinstance(outcome, BaseException):
-            entry.message_id = wire.system_properties.message_id
-            set_error(entry.status, outcome)
-            continue
-        assert isinstance(one, tuple)
-        set_status(entry.status)
-        entry.message_id = outcome.message_id
-        if outcome.offset > 0:
-            entry.offset = outcome.offset
-        if one[0] == "TRANSACTION":
-            entry.transaction_id = outcome.message_id
-        elif one[0] == "DELAY":
-            entry.recall_handle = recall_handle(one[1], outcome.message_id)
-    sum_up(answer.status, answer.entries)
-    return answer
+    entries = [
+        outcome
+        if type(outcome) is PutResult and type(one) is tuple and one[0] not in _WITH_HANDLES
+        else _entry(message.message.message_id or "", one, outcome)
+        for message, one, outcome in zip(sent, checked, outcomes, strict=True)
+    ]
+    statuses = (one[:2] if type(one) is tuple else _OK_STATUS for one in entries)
+    return pack_send_response(*summed_up(statuses), entries)
+
+
+def _entry(message_id: str, checked: Checked | StoreError, outcome: Outcome) -> Entry:
+    if isinstance(outcome, BaseException):
+        return (*status_of(outcome), message_id, "", 0, "")
+    assert isinstance(checked, tuple)
+    kind, message, _ = checked
+    found = outcome.message_id
+    transaction_id = found if kind == "TRANSACTION" else ""
+    handle = recall_handle(message, found) if kind == "DELAY" else ""
+    return (*_OK_STATUS, found, transaction_id, max(outcome.offset, 0), handle)
 
 
 def recall_handle(message: Message, message_id: str) -> str:

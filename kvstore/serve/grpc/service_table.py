@@ -2,7 +2,9 @@
 
 The idea: the transport gives bytes and takes bytes. Here a request becomes a message and a caller,
 and what the service returns or raises becomes the answer, so that a service sees neither bytes nor
-codes. An error is an answer with its code in it, as RocketMQ's clients want it, not gRPC's.
+codes; but for the calls of which most come, sends and acks: their services give bytes, so that
+nothing is made for a message that its answer needn't have. An error is an answer with its code in
+it, as RocketMQ's clients want it, not gRPC's.
 
 Invariants: each call of the protocol has a line; no error of a service ends a connection.
 """
@@ -13,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from kvstore.api.store import Store
 from kvstore.errors import StoreError
@@ -28,7 +30,7 @@ from kvstore.serve.grpc.clients import Clients
 from kvstore.serve.grpc.held_file import HeldFile
 from kvstore.serve.grpc.orphan_checks import OrphanChecks
 from kvstore.serve.grpc.protocol.answers import refused, status_of
-from kvstore.serve.grpc.protocol.incoming import DoorLimits
+from kvstore.serve.grpc.protocol.incoming import DoorLimits, read_send
 from kvstore.serve.grpc.protocol.protocol_tables import ADMIN, MESSAGING
 from kvstore.serve.grpc.protocol.wire import Wire, message_class, parse
 from kvstore.serve.grpc.pulling import Pulling
@@ -52,8 +54,9 @@ _SWEEP: Final = 10.0
 _PAUSE: Final = 1.0
 """Seconds after a failure."""
 _log = logging.getLogger("kvmq")
+T = TypeVar("T")
 Service = Callable[[Wire, Caller], Awaitable[Wire]]
-CallbackService = Callable[[Wire, Caller, Answered], None]
+CallbackService = Callable[[T, Caller, Answered], None]
 StreamService = Callable[[Wire, Caller, Call], AsyncGenerator[Wire, None]]
 
 
@@ -116,8 +119,12 @@ class Services:
         table: dict[str, Method] = {
             MESSAGING + name: Unary(self._unary(name, service)) for name, service in unary.items()
         }
-        table[MESSAGING + "SendMessage"] = self._gathered("SendMessage", self._sending.send)
-        table[MESSAGING + "AckMessage"] = self._gathered("AckMessage", self._receiving.ack)
+        table[MESSAGING + "SendMessage"] = self._gathered(
+            "SendMessage", read_send, self._sending.send
+        )
+        table[MESSAGING + "AckMessage"] = self._gathered(
+            "AckMessage", partial(parse, message_class("AckMessageRequest")), self._receiving.ack
+        )
         table[MESSAGING + "ReceiveMessage"] = self._stream(
             "ReceiveMessage", self._receiving.receive
         )
@@ -168,17 +175,20 @@ class Services:
 
         return answered
 
-    def _gathered(self, name: str, service: CallbackService) -> Gathered:
-        """For the calls of which most come: none of them has a task."""
-        kind, response = message_class(f"{name}Request"), f"{name}Response"
+    def _gathered(
+        self, name: str, read: Callable[[bytes], T], service: CallbackService[T]
+    ) -> Gathered:
+        """For the calls of which most come: none of them has a task, and their services give
+        bytes.
+        """
 
         def begin(calls: list[Call]) -> None:
             for call in calls:
                 try:
                     caller = self._caller(call, len(call.request))
-                    service(parse(kind, call.request), caller, partial(_finish, call))
+                    service(read(call.request), caller, call.finish)
                 except Exception as e:
-                    _finish(call, refused(response, e))
+                    call.finish(refused(f"{name}Response", e).SerializeToString())
 
         return Gathered(begin)
 
@@ -241,7 +251,3 @@ async def _go_on(work: Callable[[], Awaitable[None]]) -> None:
             await asyncio.sleep(_PAUSE)
         else:
             return
-
-
-def _finish(call: Call, answer: Wire) -> None:
-    call.finish(answer.SerializeToString())

@@ -42,6 +42,7 @@ from kvstore.serve.grpc.protocol.wire import Wire, code, message_class
 
 OK: Final = code("OK")
 _MIXED: Final = code("MULTIPLE_RESULTS")
+_EACH: Final = "the entries have a status each"
 _log = logging.getLogger("kvmq")
 
 _CODES: Final[tuple[tuple[type[StoreError], str], ...]] = (
@@ -107,13 +108,10 @@ def set_error(status: Wire, error: BaseException) -> None:
     set_status(status, *status_of(error))
 
 
-def sum_up(status: Wire, entries: Iterable[Wire]) -> None:
-    """Fills the status at the top: that of all entries if they agree, else MULTIPLE_RESULTS."""
-    found = {entry.status.code: entry.status.message for entry in entries}
-    if len(found) == 1:
-        set_status(status, *next(iter(found.items())))
-    else:
-        set_status(status, _MIXED, "the entries have a status each")
+def summed_up(statuses: Iterable[tuple[int, str]]) -> tuple[int, str]:
+    """The status at the top: that of all entries if they agree, else MULTIPLE_RESULTS."""
+    found = dict(statuses)
+    return next(iter(found.items())) if len(found) == 1 else (_MIXED, _EACH)
 
 
 def refused(response: str, error: BaseException) -> Any:

@@ -1,8 +1,9 @@
 """Incoming messages: of the protocol's `Message` a message to put.
 
-The idea: everything that RocketMQ refuses with a code of its own is checked here, message by
-message; the rest is the store's check, as for a put of any other caller. A message's type follows
-from what it carries, and must be one that its topic's kind takes.
+The idea: the core reads the messages of a request (`core.transport.send_calls`). Everything that
+RocketMQ refuses with a code of its own is checked here, message by message; the rest is the store's
+check, as for a put of any other caller. A message's type follows from what it carries, and must be
+one that its topic's kind takes.
 
 Invariants: a body that a client packed is unpacked, so that every reader gets what the producer
 had, and never to more than the limit; a digest that comes along is checked; the id that a client
@@ -13,23 +14,32 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
 from typing import Final
 
 import msgspec
 from zlib_ng import zlib_ng
 
 from kvstore.core.names import RESERVED, TRANSIENT_PREFIX
+from kvstore.core.transport.send_calls import (
+    CARRIES_DELIVERY,
+    CARRIES_GROUP,
+    CARRIES_LITE_TOPIC,
+    CARRIES_PRIORITY,
+    SentMessage,
+    read_send_request,
+)
 from kvstore.message import Message
 from kvstore.meta.topics import TopicInfo
 from kvstore.serve.grpc.protocol.answers import Refusal
-from kvstore.serve.grpc.protocol.wire import NUMBERS, Wire, ms_of
+from kvstore.serve.grpc.protocol.wire import NUMBERS, unreadable
 
 TRACE_CONTEXT: Final = "TRACE_CONTEXT"
 """The property in which RocketMQ keeps a message's trace context."""
 TYPES: Final = NUMBERS["MessageType"]
 _NAMES: Final = {number: name for name, number in TYPES.items()}
-_ENCODINGS: Final = NUMBERS["Encoding"]
+_GZIP: Final = NUMBERS["Encoding"]["GZIP"]
 _DIGESTS: Final = NUMBERS["DigestType"]
 _TAKES: Final[dict[str, frozenset[str]]] = {
     "normal": frozenset({"NORMAL", "FIFO", "DELAY", "TRANSACTION"}),
@@ -40,14 +50,15 @@ _TAKES: Final[dict[str, frozenset[str]]] = {
     "priority": frozenset({"NORMAL", "PRIORITY", "DELAY", "TRANSACTION"}),
 }
 _CARRIED: Final = {
-    "FIFO": "message_group",
-    "DELAY": "delivery_timestamp",
-    "PRIORITY": "priority",
-    "LITE": "lite_topic",
+    "FIFO": ("message_group", CARRIES_GROUP),
+    "DELAY": ("delivery_timestamp", CARRIES_DELIVERY),
+    "PRIORITY": ("priority", CARRIES_PRIORITY),
+    "LITE": ("lite_topic", CARRIES_LITE_TOPIC),
 }
-"""Type -> the field that messages of that type have, and no others."""
+"""Type -> the field that messages of that type have, and no others, and its bit in `carried`."""
 _WANTED: Final = {name: [name] if name in _CARRIED else [] for name in TYPES}
 _ID_MAX: Final = 255
+Buffer = bytes | bytearray | memoryview
 
 
 class DoorLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,10 +86,20 @@ def _types_of(kind: str, takes_delays: bool) -> tuple[str, ...]:
     return tuple(sorted(taken, key=TYPES.__getitem__))
 
 
-def type_of(system: Wire) -> str:
-    """The type of a message, by what it carries and what it says."""
-    said = _NAMES.get(system.message_type, "")
-    carried = [name for name, field in _CARRIED.items() if system.HasField(field)]
+def read_send(raw: Buffer) -> list[SentMessage]:
+    """The messages of a SendMessageRequest; `CallerError` if the bytes are none."""
+    try:
+        return read_send_request(raw)
+    except ValueError as e:
+        raise unreadable(raw, "SendMessageRequest", e) from None
+
+
+# Only good types get into the cache.
+@lru_cache(maxsize=256)
+def type_of(message_type: int, carries: int) -> str:
+    """The type of a message, by what it says and what it carries; `Refusal` if these differ."""
+    said = _NAMES.get(message_type, "")
+    carried = [name for name, (_, bit) in _CARRIED.items() if carries & bit]
     if said in ("", "MESSAGE_TYPE_UNSPECIFIED"):
         said = carried[0] if carried else "NORMAL"
     if carried != _WANTED[said]:
@@ -93,7 +114,7 @@ def type_of(system: Wire) -> str:
 
 
 def _listed(types: list[str]) -> str:
-    return " and ".join(_CARRIED[one] for one in types) or "none of message_group and its like"
+    return " and ".join(_CARRIED[one][0] for one in types) or "none of message_group and its like"
 
 
 def check_type(kind: str, info: TopicInfo) -> None:
@@ -107,47 +128,40 @@ def check_type(kind: str, info: TopicInfo) -> None:
 
 
 def message_to_put(
-    wire: Wire, topic: str, kind: str, info: TopicInfo, limits: DoorLimits, now_ms: int
+    sent: SentMessage, kind: str, info: TopicInfo, limits: DoorLimits, now_ms: int
 ) -> Message:
     """The message to put; `Refusal` if it is illegal."""
-    system = wire.system_properties
-    message_id = system.message_id
+    message = sent.message
+    message_id = message.message_id
     if not message_id or len(message_id) > _ID_MAX or not message_id.isprintable():
         raise Refusal("ILLEGAL_MESSAGE_ID", "the message has no id, which clients make")
-    queue = group = deliver_at = None
-    if kind == "FIFO":
-        group = _checked_group(system.message_group, limits)
-    elif kind == "DELAY":
-        deliver_at = _checked_delivery(system.delivery_timestamp, limits, now_ms)
+    message.topic = info.name
+    if message.message_group is not None:
+        _check_group(message.message_group, limits)
+    elif message.deliver_at is not None:
+        _check_delivery(message.deliver_at, limits, now_ms)
     if info.kind == "priority":
         # A queue's number is its priority.
-        queue = min(max(system.priority, 0), info.write_queues - 1)
-    born_at = ms_of(system.born_timestamp) if system.HasField("born_timestamp") else 0
-    return Message(
-        topic,
-        _body_of(wire, limits),
-        queue,
-        _checked_tag(system) if system.HasField("tag") else None,
-        _checked_keys(system.keys) if system.keys else (),
-        _checked_properties(wire, system, limits),
-        group,
-        0,
-        message_id,
-        born_at if born_at > 0 else None,
-        deliver_at,
-    )
+        message.queue = min(max(sent.priority, 0), info.write_queues - 1)
+    message.body = _body_of(sent, limits)
+    if message.tag is not None:
+        _check_tag(message.tag)
+    if message.keys:
+        _check_keys(message.keys)
+    if message.properties:
+        _check_properties(message.properties, limits)
+    if sent.trace_context:
+        message.properties = {**message.properties, TRACE_CONTEXT: sent.trace_context}
+    return message
 
 
-def _body_of(wire: Wire, limits: DoorLimits) -> bytes:
-    body: bytes = wire.body
-    system = wire.system_properties
+def _body_of(sent: SentMessage, limits: DoorLimits) -> Buffer:
+    body = sent.message.body
     if len(body) > limits.body:
         raise _too_large(len(body), limits)
-    if system.HasField("body_digest"):
-        _check_digest(body, system.body_digest)
-    if system.body_encoding == _ENCODINGS["GZIP"]:
-        return _unzipped(body, limits)
-    return body
+    if sent.digest is not None:
+        _check_digest(body, *sent.digest)
+    return _unzipped(body, limits) if sent.body_encoding == _GZIP else body
 
 
 def _too_large(size: int, limits: DoorLimits) -> Refusal:
@@ -157,7 +171,7 @@ def _too_large(size: int, limits: DoorLimits) -> Refusal:
     )
 
 
-def _unzipped(body: bytes, limits: DoorLimits) -> bytes:
+def _unzipped(body: Buffer, limits: DoorLimits) -> bytes:
     reader = zlib.decompressobj(zlib.MAX_WBITS | 32)
     try:
         found = reader.decompress(body, limits.body + 1)
@@ -170,24 +184,24 @@ def _unzipped(body: bytes, limits: DoorLimits) -> bytes:
     return found
 
 
-def crc_text(body: bytes) -> str:
+def crc_text(body: Buffer) -> str:
     """The CRC32 digest of a body, as clients check it."""
     return f"{zlib_ng.crc32(body):08X}"
 
 
-def _check_digest(body: bytes, digest: Wire) -> None:
-    if digest.type == _DIGESTS["CRC32"]:
+def _check_digest(body: Buffer, kind: int, checksum: str) -> None:
+    if kind == _DIGESTS["CRC32"]:
         expected = crc_text(body)
-    elif digest.type == _DIGESTS["MD5"]:
+    elif kind == _DIGESTS["MD5"]:
         expected = hashlib.md5(body, usedforsecurity=False).hexdigest()
-    elif digest.type == _DIGESTS["SHA1"]:
+    elif kind == _DIGESTS["SHA1"]:
         expected = hashlib.sha1(body, usedforsecurity=False).hexdigest()
     else:
         return
-    if digest.checksum.lower().zfill(len(expected)) != expected.lower():
+    if checksum.lower().zfill(len(expected)) != expected.lower():
         raise Refusal(
             "MESSAGE_CORRUPTED",
-            f"the body has the digest {expected}, not {digest.checksum[:64]!r}; send it again",
+            f"the body has the digest {expected}, not {checksum[:64]!r}; send it again",
         )
 
 
@@ -195,47 +209,40 @@ def _has_control(text: str) -> bool:
     return not text.isprintable() and any(ord(c) < 32 or ord(c) == 127 for c in text)
 
 
-def _checked_tag(system: Wire) -> str:
-    tag = str(system.tag)
+def _check_tag(tag: str) -> None:
     if not tag.strip() or "|" in tag or _has_control(tag):
         raise Refusal(
             "ILLEGAL_MESSAGE_TAG", f"the tag {tag[:80]!r} is blank, or has a | or control character"
         )
-    return tag
 
 
-def _checked_keys(keys: list[str]) -> tuple[str, ...]:
+def _check_keys(keys: Sequence[str]) -> None:
     for key in keys:
         if not key or any(c.isspace() for c in key) or _has_control(key):
             raise Refusal(
                 "ILLEGAL_MESSAGE_KEY",
                 f"the key {key[:80]!r} is empty, or has a blank or control character",
             )
-    return tuple(keys)
 
 
-def _checked_group(group: str, limits: DoorLimits) -> str:
+def _check_group(group: str, limits: DoorLimits) -> None:
     if not group.strip() or len(group) > limits.message_group or _has_control(group):
         raise Refusal(
             "ILLEGAL_MESSAGE_GROUP",
             f"the message group {group[:80]!r} must have 1 to {limits.message_group} characters, "
             "none of them a control character",
         )
-    return group
 
 
-def _checked_delivery(timestamp: Wire, limits: DoorLimits, now_ms: int) -> int:
-    at = ms_of(timestamp)
+def _check_delivery(at: int, limits: DoorLimits, now_ms: int) -> None:
     if at <= 0 or at - now_ms > limits.delay * 1000:
         raise Refusal(
             "ILLEGAL_DELIVERY_TIME",
             f"the delivery time {at} ms is none, or more than {limits.delay:.0f} s from now",
         )
-    return at
 
 
-def _checked_properties(wire: Wire, system: Wire, limits: DoorLimits) -> dict[str, str]:
-    properties = dict(wire.user_properties)
+def _check_properties(properties: Mapping[str, str], limits: DoorLimits) -> None:
     if len(properties) > limits.property_count:
         raise Refusal(
             "MESSAGE_PROPERTIES_TOO_LARGE",
@@ -260,6 +267,3 @@ def _checked_properties(wire: Wire, system: Wire, limits: DoorLimits) -> dict[st
             "MESSAGE_PROPERTIES_TOO_LARGE",
             f"the properties take {size} bytes, at most {limits.properties} fit",
         )
-    if system.HasField("trace_context") and system.trace_context:
-        properties[TRACE_CONTEXT] = system.trace_context
-    return properties

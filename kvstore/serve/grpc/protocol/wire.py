@@ -2,7 +2,8 @@
 
 The idea: `protocol_tables` is read once and becomes one `FileDescriptorProto`. It goes into a pool
 of its own, so that a program which has RocketMQ's client loaded as well can't get the two mixed up.
-`message_class(name)` gives a class; `code("OK")` the number of a name.
+`message_class(name)` gives a class; `code("OK")` the number of a name. The requests and answers of
+SendMessage never become objects of these: the core has them (`core.transport.send_calls`).
 
 Invariants: a request that can't be read is `CallerError`, whatever is in it; the reader refuses
 lengths that point behind the end, so nothing is allocated that was not received.
@@ -144,10 +145,15 @@ def parse(kind: Any, raw: bytes | bytearray | memoryview) -> Wire:
     try:
         return kind.FromString(bytes(raw))
     except DecodeError as e:
-        raise CallerError(
-            f"{len(raw)} bytes can't be read as a {kind.DESCRIPTOR.name}: {e}; send it as the "
-            f"protocol {PACKAGE} says"
-        ) from None
+        raise unreadable(raw, kind.DESCRIPTOR.name, e) from None
+
+
+def unreadable(raw: bytes | bytearray | memoryview, name: str, error: Exception) -> CallerError:
+    """The error for bytes that are no message of a name."""
+    return CallerError(
+        f"{len(raw)} bytes can't be read as a {name}: {error}; send it as the protocol {PACKAGE} "
+        "says"
+    )
 
 
 def set_ms(timestamp: Wire, ms: int) -> None:
