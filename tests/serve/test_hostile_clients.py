@@ -6,6 +6,7 @@ Named here: UNFINISHED_MAX.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -109,6 +110,46 @@ def test_unfinished_frames_are_bounded_and_the_largest_goes(
     for raw, part in ((clients[0], 30_000), (clients[2], 40_000)):
         raw.send(put[part:])
         assert raw.next()[:2] == [1, 1]
+    for raw in clients:
+        raw.socket.close()
+
+
+def stuffed(server: ServerThread, client: ServedStore, monkeypatch: pytest.MonkeyPatch) -> Raw:
+    """A client that reads nothing of a reply which its socket can't hold, and is read from."""
+    monkeypatch.setattr(local_connection, "_WRITE_MAX", 1 << 30)
+    client.put_batch([Message("t", BODY, queue=0) for _ in range(8)])
+    raw = Raw(server)
+    raw.send(HELLO_FRAME + request(1, "pull", "t", 0, 0, 8))
+    until(lambda: len(raw.socket.recv(1 << 12, socket.MSG_PEEK)) == 1 << 12)
+    return raw
+
+
+def test_a_client_that_does_not_read_its_goodbye_is_cut_off_in_time(
+    server: ServerThread, client: ServedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_connection, "STALLED_AFTER", 0.1)
+    raw = stuffed(server, client, monkeypatch)
+    raw.send(framed(9))
+    ended = select.poll()
+    ended.register(raw.socket, 0)
+    until(lambda: bool(ended.poll(0)))
+    raw.socket.close()
+
+
+def test_a_client_that_does_not_read_its_goodbye_keeps_no_unfinished_frame(
+    server: ServerThread, client: ServedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = request(2, "put_batch", [["t", BODY, 0]])
+    clients = [stuffed(server, client, monkeypatch)]
+    monkeypatch.setattr(connection_watch, "UNFINISHED_MAX", 100_000)
+    clients[0].send(put[:59_000])
+    for n, part in enumerate((45_000, 44_000, 43_000)):
+        raw = Raw(server)
+        clients.append(raw)
+        raw.send(framed(HELLO, NAME, VERSION, bytes(15) + bytes([n]), 0, None) + put[:part])
+        assert raw.next()[0] == 0
+        client.topics()
+    assert clients[1].goodbye()[0] == "StoreBusy"
     for raw in clients:
         raw.socket.close()
 
