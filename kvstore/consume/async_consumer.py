@@ -237,7 +237,8 @@ class AsyncConsumer:
 
     async def _run(self, held: Held) -> None:
         _handler_task.set(asyncio.current_task())
-        result = self._handler(held.popped)
+        handler: Callable[[Popped], object] = self._handler  # one that is not async comes as well
+        result = handler(held.popped)
         if inspect.isawaitable(result):
             await result
             self._hand.end(held, Outcome.ACK)
