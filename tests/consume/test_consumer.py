@@ -534,7 +534,9 @@ class AsyncCallable:
 
 
 @pytest.mark.parametrize(
-    "handler", [_handled_async, partial(_handled_async), AsyncCallable()], ids=repr
+    "handler",
+    [_handled_async, partial(_handled_async), AsyncCallable()],
+    ids=["function", "partial", "object"],
 )
 def test_an_async_handler_is_refused_before_anything_is_popped(store: Store, handler: Any) -> None:
     put(store, 1)
