@@ -214,6 +214,14 @@ class Connection(asyncio.Protocol):
                 self._sessions.end(session)
         self.close()
 
+    def give_up(self, why: StoreError) -> None:
+        """See `serve.sessions.ClientLink`."""
+        self._out.clear()
+        if self._is_choked:
+            self.drop()
+        else:
+            self.refuse(why)
+
     def check_time(self, now: float) -> None:
         """See `serve.connection_watch.WatchedConnection`."""
         must_read = self._is_choked or self._is_closing
