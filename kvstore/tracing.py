@@ -344,9 +344,9 @@ class TracedStore:
         return self._store.consume(group, topics, given, **more)
 
     def _handler(self, group: str, handler: Callable[[Popped], Any]) -> Callable[[Popped], Any]:
-        def handle(popped: Popped) -> None:
+        def handle(popped: Popped) -> Any:
             with processing(popped, group, context=Context(), tracer=self._tracer):
-                handler(popped)
+                return handler(popped)
 
         return handle
 

@@ -11,8 +11,10 @@ cancelled by a stop, and loses nothing.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -28,7 +30,7 @@ from kvstore.consume.consuming import (
 from kvstore.consume.hand import Hand, Held, Outcome, reason_of
 from kvstore.consume.rounds import checking, fetching, is_fatal, run_awaited, settling
 from kvstore.core.popping.receipts import Popped
-from kvstore.errors import StoreClosed, StoreForked
+from kvstore.errors import CallerError, StoreClosed, StoreForked, shown
 from kvstore.process.background import traced
 from kvstore.read.sql import SqlFilter
 
@@ -40,6 +42,8 @@ _PAUSE_MAX: Final = 5.0
 _LAST: Final = 5.0
 """Seconds that handlers have to end after they were cancelled."""
 _STOPPED: Final = "stopped before it had ended"
+_handler_task: ContextVar[asyncio.Task[None] | None] = ContextVar("handler_task", default=None)
+"""The task of the handler in which this code runs; tasks that a handler starts have it, too."""
 _log = logging.getLogger("kvmq")
 
 AsyncHandler = Callable[[Popped], Awaitable[object]]
@@ -121,9 +125,14 @@ class AsyncConsumer:
         """Pops no more, gives messages back that no handler has begun, and lets handlers end within
         so many seconds (None: for as long as they take). True if all ended. The others are
         cancelled, and their messages given back at once.
+
+        In a handler of this consumer it returns False at once: the consumer ends when its handlers
+        have ended.
         """
         check_within(within)
         self._close()
+        if _handler_task.get() in self._handlers.values():
+            return False
         if self._settler is None:
             self._ended.set()
             return True
@@ -212,8 +221,7 @@ class AsyncConsumer:
         try:
             async with self._slots:
                 if self._hand.begin(held):
-                    await self._handler(held.popped)
-                    self._hand.end(held, Outcome.ACK)
+                    await self._run(held)
         except asyncio.CancelledError:
             # Lost, too late, or stopped; or the handler cancelled itself.
             outcome = Outcome.CANCEL if self._is_cancelling else Outcome.NACK
@@ -226,6 +234,20 @@ class AsyncConsumer:
         finally:
             self._handlers.pop(held, None)
             self._changed.set()
+
+    async def _run(self, held: Held) -> None:
+        _handler_task.set(asyncio.current_task())
+        handler: Callable[[Popped], object] = self._handler  # one that is not async comes as well
+        result = handler(held.popped)
+        if inspect.isawaitable(result):
+            await result
+            self._hand.end(held, Outcome.ACK)
+            return
+        self.error = self.error or CallerError(
+            f"handler is {shown(self._handler)}, which returned {shown(result)}; it must be async"
+        )
+        self._hand.end(held, Outcome.CANCEL, str(self.error))
+        self._close()
 
 
 async def _rung(event: asyncio.Event, seconds: float | None) -> None:

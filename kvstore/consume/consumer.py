@@ -15,6 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -30,11 +31,12 @@ from kvstore.consume.consuming import (
     Consuming,
     check_consuming,
     check_within,
+    is_async,
 )
 from kvstore.consume.hand import Hand, Held, Outcome, reason_of
 from kvstore.consume.rounds import WAIT, checking, fetching, is_fatal, run, settling
 from kvstore.core.popping.receipts import Popped
-from kvstore.errors import StoreClosed, StoreError, StoreForked
+from kvstore.errors import CallerError, StoreClosed, StoreError, StoreForked, shown
 from kvstore.process.background import Background, ThreadStats, traced
 from kvstore.process.locks import Signal
 from kvstore.read.sql import SqlFilter
@@ -71,6 +73,8 @@ class Consumer:
         self._lock = threading.Lock()
         self._workers = 0
         """Threads of handlers that have not ended."""
+        self._thread = threading.local()
+        """Has `is_handler` in the threads of handlers."""
         self._hung = 0
         """Those that were replaced, since their handlers ran too long."""
         self._fetcher = Background(
@@ -127,9 +131,14 @@ class Consumer:
         """Pops no more, gives messages back that no handler has begun, and lets handlers end within
         so many seconds (None: for as long as they take). True if all ended. If not, their threads
         are left to themselves, and their messages come back when their locks run out.
+
+        In a handler of this consumer it returns False at once: the consumer ends when its handlers
+        have ended.
         """
         check_within(within)
         self._close()
+        if getattr(self._thread, "is_handler", False):
+            return False
         if self._ended.wait(within):
             return True
         count = self._hand.abandon()
@@ -246,7 +255,7 @@ class Consumer:
             self._add_worker()
 
     def _work(self) -> None:
-        goes_on = True
+        self._thread.is_handler = goes_on = True
         while goes_on:
             try:
                 goes_on = self._take_job()
@@ -277,12 +286,26 @@ class Consumer:
         if not self._hand.begin(held):
             return
         try:
-            self._handler(held.popped)
+            result = self._handler(held.popped)
         except BaseException as e:
             if self._hand.end(held, Outcome.NACK, reason_of(e)):
                 _log.warning("a handler of group %r failed: %s", self.plan.group, traced(e))
-        else:
-            self._hand.end(held, Outcome.ACK)
+            return
+        if inspect.iscoroutine(result):
+            # Nothing was done about the message, nor would be about the others.
+            result.close()
+            self.error = self.error or _refusal(self._handler)
+            self._hand.end(held, Outcome.CANCEL, str(self.error))
+            self._close()
+            return
+        self._hand.end(held, Outcome.ACK)
+
+
+def _refusal(handler: object) -> CallerError:
+    return CallerError(
+        f"handler is {shown(handler)}, which is async; a consumer in threads needs a plain "
+        "function; kvstore.aio takes async ones"
+    )
 
 
 class Consumes:
@@ -318,6 +341,8 @@ class Consumes:
         >>> with store.consume("billing", ["orders", "refunds"], print) as c:  # doctest: +SKIP
         ...     c.wait()
         """
+        if is_async(handler):
+            raise _refusal(handler)
         plan = check_consuming(
             handler, group, topics, concurrency=concurrency, prefetch=prefetch,
             invisible_for=invisible_for, retry_in=retry_in, time_limit=time_limit, filter=filter,

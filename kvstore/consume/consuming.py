@@ -6,6 +6,7 @@ that exists is right as far as that can be known without the store.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -100,6 +101,15 @@ def check_consuming(
         queue=queue,
         count=count,
         until_empty=until_empty,
+    )
+
+
+def is_async(handler: object) -> bool:
+    """Whether calling a handler only makes a coroutine (or an async generator), to be awaited."""
+    return any(
+        is_one(called)
+        for called in (handler, getattr(handler, "__call__", None))  # noqa: B004  # its method, not whether it has one
+        for is_one in (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
     )
 
 

@@ -353,11 +353,16 @@ class Archived(Protocol):
         ...
 
     def verify(
-        self, *, thorough: bool, look_again: Callable[[], None] = lambda: None
+        self,
+        *,
+        thorough: bool,
+        look_again: Callable[[], None] = lambda: None,
+        tell: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[ArchiveProblem]:
         """Compares the archives with the catalog; with `thorough` every byte of them is read.
-        `look_again` notes the rows that the catalog has by now: problems of other rows do not
-        count.
+        `tell` is called before each with the number of those that are done, and of all; it may
+        raise. `look_again` notes the rows that the catalog has by now: problems of other rows do
+        not count.
         """
         ...
 

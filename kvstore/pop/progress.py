@@ -23,7 +23,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -54,7 +54,9 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
     yet handed out. `in_flight`: handed out and not done; of these the lock of `due` has run out,
     and `redelivered` were handed out more than once. `lag`: what is still to be done, unread and in
     flight together, as in `Store.lag`. `oldest_due`: when the first lock runs out, or did, ms since
-    the epoch; None if there is none. `dead_letters`: of this group, from all topics, that were
+    the epoch; None if there is none. `oldest_at`: when the oldest message that is still to be done
+    was stored, ms since the epoch, or up to an archive's span earlier if it is archived; None if
+    there is none, or that can't be told. `dead_letters`: of this group, from all topics, that were
     neither taken nor put back. `passed_over`: refused by the group's filters, and so done, since
     its offset was last set. `expired`: passed over since then because they had expired, those among
     them that got a dead letter included.
@@ -73,6 +75,7 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
     dead_letters: int
     passed_over: int = 0
     expired: int = 0
+    oldest_at: int | None = None
 
 
 class Todo(NamedTuple):
@@ -94,6 +97,12 @@ class Todo(NamedTuple):
     def lag(self) -> int:
         """Messages that are still to be done."""
         return self.unread + self.in_flight
+
+    @property
+    def first(self) -> int:
+        """The offset of the first of them."""
+        begun = self.next_offset if self.committed is None else self.committed
+        return max(begun, self.bounds.min_offset)
 
 
 class LetterQueue(NamedTuple):
@@ -180,7 +189,15 @@ class GroupProgress:
             dead_letters=self._dead_letters(group),
             passed_over=sum(one.passed_over for one in todo),
             expired=sum(one.expired for one in todo),
+            oldest_at=min(self._stored(topic, todo), default=None),
         )
+
+    def _stored(self, topic: Topic, todo: Sequence[Todo]) -> Iterator[int]:
+        """The store times of the first messages that are still to be done, by queue."""
+        for queue, one in enumerate(todo):
+            stored = self.reader.stored_from(topic, queue, one.first) if one.lag else None
+            if stored is not None:
+                yield stored
 
     def _dead_letters(self, group: GroupInfo) -> int:
         count = 0

@@ -494,6 +494,20 @@ class Reader:
             )
         return facts(buffer, at, size)[4]
 
+    def stored_from(self, topic: Topic, queue: int, offset: int) -> int | None:
+        """The store time of an entry, ms; of one that is archived that of the first of the queue in
+        its archive, for which no archive is read. None if it can't be told.
+        """
+        key, first = topic.base + queue, self.first_segment()
+        try:
+            found = self._index.positions(key, offset, 1, first, self.visible_end())
+            if found:
+                return self.stored_at(found[0])
+        except (SegmentDamaged, *READ_ERRORS):
+            return None
+        span = self._index.locations.location_at(key, offset, first)
+        return span.location.stored_at if span is not None and span.location.is_archived else None
+
     def check_open(self) -> None:
         """Raises `StoreClosed` after the log was closed."""
         if self._log.closed:

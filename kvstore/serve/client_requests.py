@@ -13,14 +13,22 @@ from typing import Any, Final
 from kvstore.api.store import Store
 from kvstore.clock import SystemClock
 from kvstore.core.arrow.column_batch import ColumnBatch
-from kvstore.errors import CallerError, Cancelled, FormatError, MessageTooLarge, StoreError, shown
+from kvstore.errors import (
+    CallerError,
+    Cancelled,
+    FormatError,
+    MessageTooLarge,
+    StoreClosed,
+    StoreError,
+    shown,
+)
 from kvstore.message import PulledBatch, PutResult, StoredMessage
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.open_calls import OpenCall
 from kvstore.serve.questions import Answer, Questions
 from kvstore.serve.repeated import prepare_again, put_again, put_columns_again
 from kvstore.serve.sessions import ClientSession, UnderWay
-from kvstore.serve.tier_jobs import TierJob
+from kvstore.serve.tier_jobs import Tells, TierJob
 from kvstore.wire.call_table import HAVE_MESSAGES, HAVE_PROGRESS, REPEATS, TIER
 from kvstore.wire.column_values import SentColumns, pulled_columns, sent_columns
 from kvstore.wire.failures import pack_error
@@ -84,8 +92,9 @@ class Request:
         part = None if guard is None else guard.check(self._store, method, given, named)
         if hand is not None:
             return hand(self, given, named, again)
-        if method in HAVE_PROGRESS and named.get("progress"):
-            named["progress"] = self._progress()
+        # None that is given by its place says as well that nobody wants to be told.
+        if method in HAVE_PROGRESS and None not in given:
+            named["progress"] = self._giving_up(self._progress() if named.get("progress") else None)
         if part is not None:
             return self._gatherer.call_of(part, method, *given, **named)
         return self._gatherer.call(method, *given, **named)
@@ -195,7 +204,7 @@ class Request:
         if self._session.requests.get(self._number) is self._under_way:
             self._session.send(frame_of_result(EVENT, self._number, value))
 
-    def _progress(self) -> Callable[[str, int, int], None]:
+    def _progress(self) -> Tells:
         """A function that a thread tells its progress, now and then to be sent."""
         said = [0.0]
 
@@ -206,6 +215,17 @@ class Request:
                 self._loop.call_soon_threadsafe(self._event, (what, done, total))
 
         return progress
+
+    def _giving_up(self, progress: Tells | None) -> Tells:
+        """Such a function for a call that may take long, which gives up when the server ends."""
+
+        def tell(what: str, done: int, total: int) -> None:
+            if self._gatherer.is_ending:
+                raise StoreClosed(f"the server is ending; it gave up {what}")
+            if progress is not None:
+                progress(what, done, total)
+
+        return tell
 
     # --- questions about transactions ---
 

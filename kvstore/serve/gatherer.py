@@ -74,7 +74,8 @@ class Gatherer:
         self._call_threads = ThreadPoolExecutor(_CALL_THREADS, "kvmq-call")
         self._queued = 0
         self._no_room: list[asyncio.Future[None]] = []
-        self._is_ending = False
+        self.is_ending = False
+        """Whether the server ends: no pop is taken, and calls that tell their progress give up."""
         self._polls: set[asyncio.Task[list[Popped]]] = set()
         self._calls: set[asyncio.Future[Any]] = set()
         self._giving = 0
@@ -132,7 +133,7 @@ class Gatherer:
         none, and a new pop is `StoreClosed`.
         """
         call: OpenCall[list[Popped]] = OpenCall(self._loop)
-        if self._is_ending:
+        if self.is_ending:
             call.set_exception(StoreClosed("the server is ending; it hands out nothing more"))
             return call
         bell, keep = Bell(self._loop), attempt_id is not None
@@ -251,7 +252,7 @@ class Gatherer:
             call.set_exception(error)
         else:
             found, poll = looked.result()
-            if poll is None or found or self._is_ending:
+            if poll is None or found or self.is_ending:
                 if poll is not None:
                     poll.end()
                 call.set_result(found)
@@ -358,7 +359,7 @@ class Gatherer:
 
     def end_polls(self) -> None:
         """Answers the pops that wait; from here on none is taken."""
-        self._is_ending = True
+        self.is_ending = True
         self._pops.end()
 
     async def close(self) -> None:

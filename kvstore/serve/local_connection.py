@@ -109,7 +109,8 @@ class Connection(asyncio.Protocol):
         self._hello_timer: asyncio.TimerHandle | None = None
         self._frame_since = 0.0
         """The time of the first byte of a frame that is not whole."""
-        self._choked_since = 0.0
+        self._stalled_since = 0.0
+        """The time since which the client must read: it is choked, or the connection closes."""
         self._is_counted = False
         """Whether it is one of the connections of its client."""
 
@@ -163,7 +164,7 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """See `asyncio.BaseProtocol`: the client does not read what was sent."""
         self._is_choked = True
-        self._choked_since = self._loop.time()
+        self._stalled_since = self._loop.time()
         self.check()
 
     def resume_writing(self) -> None:
@@ -191,8 +192,11 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def close(self) -> None:
-        """Closes it behind what is still to be written."""
+        """Closes it behind what is still to be written, without the frame that is not whole."""
         self._is_closing = True
+        self._stalled_since = self._loop.time()
+        self._reader = FrameReader(GREETING_MAX)
+        self._watch.keeps(self, 0)
         self._flush()
         if self._transport is not None:
             self._transport.close()
@@ -210,9 +214,18 @@ class Connection(asyncio.Protocol):
                 self._sessions.end(session)
         self.close()
 
+    def give_up(self, why: StoreError) -> None:
+        """See `serve.sessions.ClientLink`."""
+        self._out.clear()
+        if self._is_choked:
+            self.drop()
+        else:
+            self.refuse(why)
+
     def check_time(self, now: float) -> None:
         """See `serve.connection_watch.WatchedConnection`."""
-        if self._is_choked and now - self._choked_since > STALLED_AFTER:
+        must_read = self._is_choked or self._is_closing
+        if must_read and now - self._stalled_since > STALLED_AFTER:
             self.drop()
         elif self.unfinished and now - self._frame_since > FRAME_WITHIN and not self._is_paused:
             self.refuse(FormatError(f"a frame did not come within {FRAME_WITHIN:.0f} s"))

@@ -3,9 +3,14 @@
 The idea: a session counts what it sends, and keeps it until the client confirms it, so that a new
 connection goes on where the last one broke (docs/protocol.md).
 
-Invariants: each request is made once, whatever becomes of its connections; a session without a
-connection lets no pop wait, and ends after `SESSION_KEPT`; what is kept for a client has
-`UNCONFIRMED_MAX` bytes at most, and the replies to its requests under way, which are bounded.
+Invariants:
+
+- Each request is made once, whatever becomes of its connections.
+- A session without a connection lets no pop wait, and ends after `SESSION_KEPT`. There are
+  `LOST_MAX` of them at most: of more the first ones end.
+- A client is kept `UNCONFIRMED_MAX` bytes at most, and the replies to its requests under way, which
+  are bounded. All clients of a door together are kept `KEPT_MAX` bytes: beyond that the session
+  that keeps most ends.
 """
 
 from __future__ import annotations
@@ -15,15 +20,23 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from kvstore.errors import FormatError
+from kvstore.errors import FormatError, StoreBusy, StoreError
 from kvstore.serve.access.call_rights import CallGuard
 from kvstore.serve.open_calls import OpenCall
 from kvstore.serve.questions import Questions
-from kvstore.wire.frames import SESSION_KEPT, UNCONFIRMED_MAX, UNDER_WAY_MAX
+from kvstore.wire.frames import (
+    KEPT_MAX,
+    LOST_MAX,
+    SESSION_KEPT,
+    UNCONFIRMED_MAX,
+    UNDER_WAY_MAX,
+)
 
 _REQUEST_COSTS: Final = 8 << 10
 _POP_COSTS: Final = 1 << 10
 """Bytes that a request counts as, beside its own: for its reply, and what it holds meanwhile."""
+_CUT_COSTS: Final = 64
+"""Bytes that a request which was cut short counts as."""
 
 
 class ClientLink(Protocol):
@@ -34,6 +47,9 @@ class ClientLink(Protocol):
 
     def drop(self) -> None:
         """Breaks it off."""
+
+    def give_up(self, why: StoreError) -> None:
+        """Ends it and its session without the replies that it has not sent yet."""
 
     def check(self) -> None:
         """Reads on, or not, as the session is now."""
@@ -61,10 +77,15 @@ the session of another one."""
 
 
 class ClientSession:
-    """One client, as the server knows it; see the module."""
+    """One client, as the server knows it; see the module. `keeps` is called with each change of
+    `kept`.
+    """
 
-    def __init__(self, key: SessionKey) -> None:
+    def __init__(self, key: SessionKey, keeps: Callable[[int], None]) -> None:
         self.key = key
+        self.kept = 0
+        """Bytes that are kept for the client."""
+        self._keeps = keeps
         self.link: ClientLink | None = None
         self.guard: CallGuard | None = None
         """None for a client that may do everything."""
@@ -76,7 +97,6 @@ class ClientSession:
         """Requests that were ended because the connection broke; the client sends them again."""
         self.end_timer: asyncio.TimerHandle | None = None
         self._unconfirmed: deque[bytes] = deque()
-        self._unconfirmed_bytes = 0
         self._confirmed = 0
         """How many frames the client has confirmed since the session began."""
 
@@ -87,18 +107,22 @@ class ClientSession:
 
     def check_confirmed(self, unsent: int) -> None:
         """`FormatError` if the client reads, but does not confirm; so many bytes were not sent."""
-        if self._unconfirmed_bytes - unsent > UNCONFIRMED_MAX:
+        if self.kept - unsent > UNCONFIRMED_MAX:
             raise FormatError(
-                f"the client has not confirmed {self._unconfirmed_bytes} bytes of replies; it must "
-                f"confirm before {UNCONFIRMED_MAX}"
+                f"the client has not confirmed {self.kept} bytes of replies; it must confirm "
+                f"before {UNCONFIRMED_MAX}"
             )
 
     def send(self, framed: bytes) -> None:
         """Sends the frame of a reply, a failure or an event, and keeps it."""
         self._unconfirmed.append(framed)
-        self._unconfirmed_bytes += len(framed)
         if self.link is not None:
             self.link.write(framed)
+        self._keep(len(framed))
+
+    def _keep(self, change: int) -> None:
+        self.kept += change
+        self._keeps(change)
 
     def confirm(self, total: Any) -> None:
         """Forgets what the client says it has; `FormatError` for a number that can't be."""
@@ -108,7 +132,7 @@ class ClientSession:
             sent = self._confirmed + len(self._unconfirmed)
             raise FormatError(f"the client confirms {total!r} frames; it was sent {sent}")
         while self._confirmed < total:
-            self._unconfirmed_bytes -= len(self._unconfirmed.popleft())
+            self._keep(-len(self._unconfirmed.popleft()))
             self._confirmed += 1
 
     def send_missing(self, link: ClientLink) -> None:
@@ -125,6 +149,7 @@ class ClientSession:
             raise FormatError(f"a request has the id {number!r}; it must be a number from 1 on")
         if number in self.cut_short:
             self.cut_short.discard(number)
+            self._keep(-_CUT_COSTS)
             return True
         if number <= self.last_id:
             return False
@@ -159,11 +184,13 @@ class ClientSession:
     def cut(self) -> None:
         """The connection is gone: nothing waits for a client that may not come back."""
         self.link = None
+        known = len(self.cut_short)
         for number, request in list(self.requests.items()):
             if request.waits and request.call is not None and not request.call.done():
                 self.cut_short.add(number)
                 self.ended(number)
                 request.call.cancel()
+        self._keep((len(self.cut_short) - known) * _CUT_COSTS)
 
     def end(self) -> None:
         """Forgets all; what is under way is made, and its reply goes nowhere."""
@@ -173,7 +200,8 @@ class ClientSession:
                 request.end()
         self.requests.clear()
         self._unconfirmed.clear()
-        self._unconfirmed_bytes = 0
+        self.cut_short.clear()
+        self._keep(-self.kept)
 
 
 class Sessions:
@@ -182,25 +210,45 @@ class Sessions:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._by_key: dict[SessionKey, ClientSession] = {}
+        self._lost: dict[SessionKey, ClientSession] = {}
+        """Those without a connection, in the order in which they lost it."""
+        self._kept = 0
 
     def get(self, key: SessionKey) -> tuple[ClientSession, bool]:
         """The session of a client that connects, and whether it was known."""
         known = self._by_key.get(key)
         if known is None:
-            known = self._by_key[key] = ClientSession(key)
+            known = self._by_key[key] = ClientSession(key, self._keeps)
             return known, False
+        self._lost.pop(key, None)
         if known.link is not None:
             link = known.link
-            known.cut()
             link.drop()  # the client knows before the server that it is broken
+            known.cut()
+            if self._by_key.get(key) is not known:
+                return self.get(key)  # there was no room for it
         if known.end_timer is not None:
             known.end_timer.cancel()
         return known, True
 
     def lost(self, session: ClientSession) -> None:
         """A session's connection is gone; it is kept for a while."""
-        session.cut()
         session.end_timer = self._loop.call_later(SESSION_KEPT, self.end, session)
+        self._lost[session.key] = session
+        session.cut()
+        if len(self._lost) > LOST_MAX:
+            self.end(next(iter(self._lost.values())))
+
+    def _keeps(self, change: int) -> None:
+        """Notes how much more, or less, a session keeps."""
+        self._kept += change
+        while change > 0 and self._kept > KEPT_MAX and self._by_key:
+            most = max(self._by_key.values(), key=lambda one: one.kept)
+            if most.link is not None:
+                most.link.give_up(
+                    StoreBusy("the server keeps too many replies for its clients; try later")
+                )
+            self.end(most)
 
     def end(self, session: ClientSession) -> None:
         """Ends a session."""
@@ -208,6 +256,7 @@ class Sessions:
             session.end_timer.cancel()
         if self._by_key.get(session.key) is session:
             del self._by_key[session.key]
+            self._lost.pop(session.key, None)
         session.end()
 
     def end_all(self) -> None:

@@ -285,7 +285,7 @@ def _summed_struct(values: Sequence[Any]) -> Any:
     return type(values[0])(**sums)
 
 
-_EARLIEST: Final = frozenset({"next_due", "oldest_due"})
+_EARLIEST: Final = frozenset({"next_due", "oldest_due", "oldest_at"})
 _LARGEST: Final = frozenset({"topics", "segment_size", "disk_used", "late_ms"})
 
 

@@ -57,6 +57,7 @@ from kvstore.sharding.shard_plan import (
     split_receipt,
 )
 from kvstore.sharding.shard_pops import ShardPops
+from kvstore.wire.addresses import TLS
 from kvstore.wire.call_table import REACHES, Reach
 from kvstore.wire.cluster_file import Cluster
 from kvstore.wire.column_values import SentColumns, columns_of
@@ -92,7 +93,10 @@ class Shards:
         self.url = url
         self.folder = url
         self._patience = min(DOWN_WAIT, reconnect_for)
-        targets = [read_target(one, credentials, tls) for one in cluster.urls()]
+        urls = cluster.urls()
+        # Where no shard has TLS the target says so.
+        with_tls = [url for url in urls if url.startswith(f"{TLS}:")] or urls
+        targets = [read_target(url, credentials, tls if url in with_tls else None) for url in urls]
         self.shards = [
             Shard(n, entry.name, len(targets), LoopCalls(LoopLink(targets[n], reconnect_for)))
             for n, entry in enumerate(cluster.shards)

@@ -57,6 +57,10 @@ UNFINISHED_MAX: Final = 256 << 20
 """Bytes of frames that are not whole, of all connections of a door together."""
 SESSION_KEPT: Final = 60.0
 """Seconds that a session without a connection is kept."""
+LOST_MAX: Final = 20_000
+"""Sessions of a door without a connection."""
+KEPT_MAX: Final = REPLY_MAX + (256 << 20)
+"""Bytes that a door keeps for the sessions of all clients together: the largest reply, and more."""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 

@@ -14,8 +14,11 @@ from typing import Any, Self
 import pytest
 
 import kvstore
+import tiering
+from kvstore.serve.access.credentials import sha256_of
 from kvstore.wire.cluster_file import read_cluster
 from tests.cli.conftest import Kvmq
+from tests.support.certificates import make_certificate
 from tests.support.free_ports import free_ports
 from tests.support.waiting import until
 
@@ -152,7 +155,10 @@ def test_folders_that_have_no_place_for_so_many_shards_are_refused(
         (("--shards", "2"), "CallerError", "leave some out"),
         (("--shards", "4"), "StoreNotFound", "3 of 4"),
         (("--shards", "3", "--grpc", "127.0.0.1:0"), "CallerError", "next"),
-        (("--shards", "3", "--listen", "kvmq://127.0.0.1:1"), "CallerError", "--listen"),
+        (("--shards", "3", "--listen", "kvmq://127.0.0.1:0"), "CallerError", "next"),
+        (("--shards", "3", "--listen", "kvmq+unix:///s"), "CallerError", "a socket of its own"),
+        (("--shards", "3", "--listen", "kvmq://0.0.0.0:1"), "ExposureRefused", "kvmq://0.0.0.0:1"),
+        (("--shards", "3", "--cluster", "c.toml", "--shard", "a"), "CallerError", "--cluster"),
     ):
         ran = kvmq("serve", str(folder), *words, "--json")
         assert (ran.code, ran.error["error"]) == (1, error)
@@ -183,3 +189,55 @@ def test_a_folder_with_shards_is_opened_as_no_store(tmp_path: Path, kvmq: Kvmq) 
     assert (ran.code, ran.error["error"]) == (1, "StoreNotFound")
     ran = kvmq("stats", str(tmp_path), "--json")
     assert "cluster.toml" in ran.error["message"]
+
+
+def _private(file: Path, text: str) -> Path:
+    file.write_text(text)
+    file.chmod(0o600)
+    return file
+
+
+def test_shards_are_reached_by_tls_with_credentials_and_each_archives_by_the_policy(
+    tmp_path: Path, kvmq: Kvmq
+) -> None:
+    chain, key = make_certificate(tmp_path)
+    token = "a token that only the owner has"
+    clients = _private(
+        tmp_path / "clients.toml",
+        f'[[clients]]\nname = "o"\ntoken_sha256 = "{sha256_of(token)}"\nadmin = ["*"]\n',
+    )
+    policy = tmp_path / "policy.toml"
+    policy.write_text('hot_for = 0\nwarm = "archive"\ngrace = 0\n')
+    port = free_ports(4)
+    with Shards(
+        tmp_path / "s", "--shards", "2", "--create", "--listen", f"kvmq+tls://127.0.0.1:{port}",
+        "--grpc", f"127.0.0.1:{port + 2}", "--credentials", str(clients),
+        "--tls-certificate", chain, "--tls-key", key, "--policy", str(policy),
+    ) as started:  # fmt: skip
+        urls = {door["url"] for door in started.doors(6)}
+        by_tls = [f"kvmq+tls://127.0.0.1:{port + n}" for n in range(2)]
+        assert set(by_tls) < urls
+        with pytest.raises(kvstore.NotAuthenticated):
+            kvstore.connect(by_tls, tls=chain)
+        with kvstore.connect(by_tls, credentials=token, tls=chain) as store:
+            store.create_topic("t", queues=2)
+            for queue in range(2):
+                store.put("t", b"%d" % queue, queue=queue)
+            assert [store.get("t", queue, 0).body for queue in range(2)] == [b"0", b"1"]
+        for n in range(2):
+            folder = tmp_path / "s" / f"shard-{n}"
+            with kvstore.connect(folder) as own:
+                own.seal()
+                worker = tiering.ServedWorker(own)
+                until(lambda worker=worker: worker.run_once().segments or worker.archives())
+                (archive,) = worker.archives()
+                assert archive.messages == 1
+                assert own.get("t", 0, 0).body == b"%d" % n
+        assert len(list((tmp_path / "archive").iterdir())) == 2
+        log = started.end(signal.SIGTERM)
+    assert token not in log
+    assert started.process.returncode == 0
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text('hot_for = "red"\n')
+    ran = kvmq("serve", tmp_path / "s", "--shards", "2", "--policy", wrong, "--json")
+    assert (ran.code, ran.error["error"]) == (1, "PolicyIllegal")

@@ -17,6 +17,7 @@ import pytest
 import kvstore
 import tiering
 from kvstore import Message, StoreConfig
+from kvstore.cli.tier.server_worker import ServerWorker
 from tests.cli.conftest import Kvmq
 from tests.support.waiting import until
 from tiering.places.work_folder import WORK
@@ -152,3 +153,45 @@ def test_a_worker_of_this_process_says_that_the_server_has_one(old: Path, serves
         pytest.raises(kvstore.CallerError, match="ServedWorker"),
     ):
         tiering.Worker(store, tiering.Policy())  # type: ignore[arg-type]  # what is tested
+
+
+@pytest.mark.parametrize(
+    "step", ["opening archives", "looking at archives", "attaching archives", "putting"]
+)
+def test_an_attach_is_stopped_when_the_server_ends_and_can_be_made_again(
+    old: Path, tmp_path: Path, step: str
+) -> None:
+    with kvstore.open(tmp_path / "from", StoreConfig(segment_size=64 << 10)) as store:
+        store.create_topic("more", queues=1)
+        store.put_batch([Message("more", bytes(1000)) for _ in range(150)])
+        store.seal()
+        own = tiering.Policy(hot_for=0, warm=str(tmp_path / "place"))
+        with tiering.Worker(store, own) as worker:
+            worker.run_once()
+    with kvstore.open(old) as store, ServerWorker(store, None) as server:
+        told: list[str] = []
+
+        def tell(what: str, done: int, total: int) -> None:
+            told.append(what)
+            if what.startswith(step):
+                server.stop()
+
+        job = server.job("attach", None, {"source": str(tmp_path / "place")}, tell)
+        with pytest.raises(tiering.TieringStopped):
+            job.run()
+        assert told[-1].startswith(step)
+        assert [info.name for info in store.topics()] == ["orders"]
+        tiering.attach(store, tmp_path / "place")
+        assert len(store.pull("more", 0, 0, 200).messages) == 150
+        assert store.verify().problems == []
+
+
+def test_work_of_tiering_does_not_hold_up_the_end_of_its_server(
+    process: Any, old: Path, policy: Path, serves: Serves
+) -> None:
+    slow = policy.with_name("slow.toml")
+    slow.write_text(POLICY + "read_rate = 1000\n")
+    with serves():
+        child = process("tier", "run", old, "--policy", slow)
+        until(lambda: list((old / WORK / "made").glob("*/*")))
+    assert child.wait(30) != 0

@@ -359,3 +359,47 @@ def test_wrong_settings_are_refused_and_one_that_never_began_can_be_stopped(
         assert (consumer.stats().handled, await lag(store)) == (1, 2)
 
     run(tmp_path, work)
+
+
+def test_a_plain_function_ends_the_consumer_and_no_message_is_acked(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        await put(store, 2)
+        plain: Any = print
+        consumer = await store.consume("g", "t", plain, concurrency=1)
+        with pytest.raises(CallerError, match="must be async"):
+            await consumer.wait()
+        assert (consumer.stats().handled, await lag(store)) == (0, 2)
+        made = await store.consume("g", "t", lambda popped: nothing(popped), count=2)
+        await made.wait()
+        assert (made.stats().handled, await lag(store)) == (2, 0)
+
+    run(tmp_path, work)
+
+
+@pytest.mark.parametrize("by_task", [False, True])
+def test_a_handler_stops_its_own_consumer_and_the_others_end(
+    tmp_path: Path, *, by_task: bool
+) -> None:
+    async def work(store: Store) -> None:
+        await put(store, 4)
+        gate, answers = asyncio.Event(), list[bool]()
+
+        async def handle(popped: Popped) -> None:
+            if popped.message.body == b"0":
+                stopping = consumer.stop(within=None)
+                answers.append(await (asyncio.wait_for(stopping, 60) if by_task else stopping))
+            await gate.wait()
+
+        consumer = store.consume("g", "t", handle, concurrency=4)
+        async with consumer:
+            await until(lambda: answers)
+            assert answers == [False]
+            assert not consumer.is_over
+            gate.set()
+            await consumer.wait()
+        stats = consumer.stats()
+        assert stats.handled >= 1
+        assert stats.handled + await lag(store) == 4
+        assert await consumer.stop()
+
+    run(tmp_path, work)

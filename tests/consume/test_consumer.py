@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from opentelemetry.sdk.trace import TracerProvider
 
 import kvstore
 from kvstore import (
@@ -26,6 +28,7 @@ from kvstore import (
     TopicNotFound,
 )
 from kvstore.consume.consuming import check_consuming
+from kvstore.tracing import traced
 from tests.consume.calls_only import CallsOnly
 from tests.support.stores import settings
 from tests.support.throwing import Thrower, some
@@ -517,3 +520,61 @@ def test_several_consumers_share_the_messages(store: Store) -> None:
         assert consumer.stop()
     assert sorted(seen) == sorted(b"%d" % n for n in range(400))
     assert lag(store) == 0
+
+
+async def _handled_async(popped: Popped) -> None:
+    raise AssertionError("it was awaited")
+
+
+class AsyncCallable:
+    """A handler whose call is async."""
+
+    async def __call__(self, popped: Popped) -> None:
+        raise AssertionError("it was awaited")
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [_handled_async, partial(_handled_async), AsyncCallable()],
+    ids=["function", "partial", "object"],
+)
+def test_an_async_handler_is_refused_before_anything_is_popped(store: Store, handler: Any) -> None:
+    put(store, 1)
+    with pytest.raises(CallerError, match="async"):
+        store.consume("g", "t", handler)
+    assert store.group_stats("g", "t")[0].taken == 0
+
+
+@pytest.mark.parametrize("traces", [False, True])
+def test_a_handler_that_turns_out_to_be_async_ends_the_consumer_and_no_message_is_acked(
+    store: Store, *, traces: bool
+) -> None:
+    put(store, 3)
+    view = traced(store, TracerProvider()) if traces else store
+    consumer = view.consume("g", "t", lambda popped: _handled_async(popped), concurrency=1)
+    with pytest.raises(CallerError, match="async"):
+        consumer.wait(PATIENCE)
+    assert consumer.stats().handled == 0
+    assert lag(store) == 3
+    assert sorted(p.message.body for p in store.pop("g", "t", 9)) == [b"0", b"1", b"2"]
+
+
+def test_a_handler_stops_its_own_consumer_and_the_others_end(
+    store: Store, gate: threading.Event
+) -> None:
+    put(store, 4)
+    answers: list[bool] = []
+
+    def handle(popped: Popped) -> None:
+        if popped.message.body == b"0":
+            answers.append(consumer.stop(within=None))
+        gate.wait()
+
+    consumer = store.consume("g", "t", handle, concurrency=2)
+    until(lambda: answers and consumer.stats().running == 2)
+    assert answers == [False]
+    assert not consumer.is_over
+    gate.set()
+    ended(consumer)
+    assert (consumer.stats().handled, lag(store)) == (2, 2)
+    assert consumer.stop()

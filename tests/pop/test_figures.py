@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -12,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import kvstore
+import tiering
 from kvstore import Message, ReceiptExpired, Retention, Store, StoreConfig
 from kvstore.cli import kvmq
 from tests.pop.test_costs import locks_read
@@ -290,3 +292,29 @@ def test_a_reader_beside_a_store_that_ended_unclean_says_what_the_store_says(
     with kvstore.open(path, small(clock), read_only=True) as reader:
         assert lags(reader) == (5, 5)
         assert reader.committed_offset("g", "t", 0) == 0
+
+
+def test_the_age_of_what_is_still_to_be_done_is_told_without_a_look_at_archives(
+    tmp_path: Path,
+) -> None:
+    clock = VirtualClock()
+    with kvstore.open(tmp_path / "s", small(clock)) as store:
+        store.create_topic("t", queues=2)
+        store.create_group("g")
+        assert store.group_stats("g", "t")[0].oldest_at is None
+        begun = clock.now_ms()
+        store.put_batch([Message("t", b"x", queue=queue) for queue in (0, 0, 1)])
+        store.seal()
+        clock.advance(10)
+        policy = tiering.Policy(hot_for=1, warm=str(tmp_path / "archive"))
+        with tiering.Worker(store, policy) as worker:
+            assert worker.run_once().segments
+        clock.advance(100)
+        put_at = clock.now_ms()
+        store.put("t", b"new", queue=0)
+        shutil.rmtree(tmp_path / "archive")
+        assert store.group_stats("g", "t")[0].oldest_at == begun
+        store.commit_offsets([("g", "t", 0, 2), ("g", "t", 1, 1)])
+        assert store.group_stats("g", "t")[0].oldest_at == put_at
+        store.commit_offsets([("g", "t", 0, 3)])
+        assert store.group_stats("g", "t")[0].oldest_at is None

@@ -1,11 +1,13 @@
 """Clients of the local protocol that do not mean well: they cost their own memory, for a time.
 
-Named here: UNFINISHED_MAX.
+Named here: KEPT_MAX, LOST_MAX, UNFINISHED_MAX.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import select
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ import pytest
 import kvstore
 from kvstore import ConnectionLost, Message, ServedStore, Store
 from kvstore.files import LocalFiles
-from kvstore.serve import connection_watch, local_connection, local_door
+from kvstore.serve import connection_watch, local_connection, local_door, sessions
 from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.access.exposure import tls_context
 from kvstore.wire.addresses import Address
@@ -111,6 +113,118 @@ def test_unfinished_frames_are_bounded_and_the_largest_goes(
         assert raw.next()[:2] == [1, 1]
     for raw in clients:
         raw.socket.close()
+
+
+def stuffed(server: ServerThread, client: ServedStore, monkeypatch: pytest.MonkeyPatch) -> Raw:
+    """A client that reads nothing of a reply which its socket can't hold, and is read from."""
+    monkeypatch.setattr(local_connection, "_WRITE_MAX", 1 << 30)
+    client.put_batch([Message("t", BODY, queue=0) for _ in range(8)])
+    raw = Raw(server)
+    raw.send(HELLO_FRAME + request(1, "pull", "t", 0, 0, 8))
+    until(lambda: len(raw.socket.recv(1 << 12, socket.MSG_PEEK)) == 1 << 12)
+    return raw
+
+
+def test_a_client_that_does_not_read_its_goodbye_is_cut_off_in_time(
+    server: ServerThread, client: ServedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_connection, "STALLED_AFTER", 0.1)
+    raw = stuffed(server, client, monkeypatch)
+    raw.send(framed(9))
+    ended = select.poll()
+    ended.register(raw.socket, 0)
+    until(lambda: bool(ended.poll(0)))
+    raw.socket.close()
+
+
+def test_a_client_that_does_not_read_its_goodbye_keeps_no_unfinished_frame(
+    server: ServerThread, client: ServedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = request(2, "put_batch", [["t", BODY, 0]])
+    clients = [stuffed(server, client, monkeypatch)]
+    monkeypatch.setattr(connection_watch, "UNFINISHED_MAX", 100_000)
+    clients[0].send(put[:59_000])
+    for n, part in enumerate((45_000, 44_000, 43_000)):
+        raw = Raw(server)
+        clients.append(raw)
+        raw.send(framed(HELLO, NAME, VERSION, bytes(15) + bytes([n]), 0, None) + put[:part])
+        assert raw.next()[0] == 0
+        client.topics()
+    assert clients[1].goodbye()[0] == "StoreBusy"
+    for raw in clients:
+        raw.socket.close()
+
+
+def greeted(server: ServerThread, number: int, received: int = 0) -> tuple[Raw, bool]:
+    """A client of a session, and whether the server knew it."""
+    raw = Raw(server)
+    raw.send(framed(HELLO, NAME, VERSION, bytes(15) + bytes([number]), received, None))
+    return raw, raw.next()[3]
+
+
+def test_what_is_kept_for_all_sessions_is_bounded_and_the_one_that_keeps_most_ends(
+    server: ServerThread, client: ServedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "KEPT_MAX", 330_000)
+    client.put_batch([Message("t", BODY, queue=0) for _ in range(8)])
+    for number, count in enumerate((2, 3, 1)):
+        raw, is_known = greeted(server, number)
+        assert not is_known
+        raw.send(request(1, "pull", "t", 0, 0, count))
+        assert raw.next()[:2] == [1, 1]
+        raw.socket.close()
+    for number, wanted in ((0, True), (1, False), (2, True)):
+        raw, is_known = greeted(server, number)
+        assert is_known == wanted
+        if wanted:
+            assert raw.next()[:2] == [1, 1], "the reply is sent again"
+        raw.socket.close()
+    assert client.bounds("t", 0) == (0, 8)
+
+
+def test_a_connection_whose_session_keeps_too_much_is_told_so_or_cut_off(
+    server: ServerThread, client: ServedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "KEPT_MAX", 330_000)
+    client.put_batch([Message("t", BODY, queue=0) for _ in range(8)])
+    reader = Raw(server)
+    reader.send(HELLO_FRAME)
+    assert reader.next()[0] == 0
+    for number in range(1, 6):
+        reader.send(request(number, "pull", "t", 0, 0, 1))
+        assert reader.next()[:2] == [1, number]
+    reader.send(request(6, "pull", "t", 0, 0, 1))
+    name, text = reader.goodbye()
+    assert (name, "too many replies" in text) == ("StoreBusy", True)
+    reader.socket.close()
+
+    stuck, _ = greeted(server, 1)
+    for number in range(1, 9):
+        stuck.send(request(number, "pull", "t", 0, 0, 5))
+        client.topics()
+    assert is_cut_off(stuck.socket)
+    stuck.socket.close()
+    assert client.bounds("t", 0) == (0, 8)
+    again, is_known = greeted(server, 1)
+    assert not is_known
+    again.socket.close()
+
+
+def test_sessions_without_a_connection_are_bounded_in_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions, "LOST_MAX", 2)
+    keys = [("", bytes([number]) * 16) for number in range(4)]
+
+    async def known() -> list[bool]:
+        held = sessions.Sessions(asyncio.get_running_loop())
+        for key in keys:
+            held.lost(held.get(key)[0])
+        found = [held.get(key)[1] for key in reversed(keys)]
+        held.end_all()
+        return found
+
+    assert asyncio.run(known()) == [True, True, False, False]
 
 
 @pytest.mark.parametrize("sent", [b"", HELLO_FRAME[:3], HELLO_FRAME[:-1]])

@@ -26,11 +26,15 @@ from kvstore import (
     StoreServed,
     TransactionEnded,
 )
+from kvstore.clock import SystemClock
 from kvstore.core.names import TIMER_TOPIC, TRANSACTION_HALF_TOPIC
 from kvstore.wire.addresses import Address, read_address, socket_of
+from tests.support.clock import VirtualClock
 from tests.support.served import ServerThread, serving
 from tests.support.stores import Opens, settings
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
+from tests.tiering.catalog.gate import gated
+from tests.tiering.catalog.moving import archived
 
 pytestmark = pytest.mark.group()
 
@@ -240,3 +244,32 @@ def test_messages_that_wait_are_kept_from_clients(client: ServedStore, topic: st
             call()
     assert client.cancel(delayed.message_id)
     assert client.commit(prepared).offset == 0
+
+
+def test_a_long_call_gives_up_when_the_server_ends(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    with archived(tmp_path / "s", clock, [[0], [1]], segments=3) as store:
+        gate = gated(store)
+        with serving(store, clock=SystemClock()) as server:
+            client = kvstore.connect(server.url)
+            gate.shut()
+            found: list[object] = []
+
+            def verify() -> None:
+                try:
+                    found.append(client.verify(archives=True))
+                except StoreClosed as e:
+                    found.append(str(e))
+
+            verifying = threading.Thread(target=verify)
+            verifying.start()
+            assert gate.waiting.acquire(timeout=PATIENCE)
+            stopping = threading.Thread(target=server.stop)
+            stopping.start()
+            until(lambda: server.is_ending)
+            gate.open()
+            verifying.join(PATIENCE)
+            stopping.join(PATIENCE)
+            client.close()
+        assert found == ["the server is ending; it gave up verifying archives"]
+        assert store.verify(archives=True).problems == []

@@ -35,6 +35,7 @@ from kvstore import (
 from kvstore.wire.call_table import REACHES, REPEATS
 from kvstore.wire.cluster_file import Cluster, ShardEntry, read_cluster
 from tests.support import inside
+from tests.support.certificates import make_certificate
 from tests.support.sharding import ServedShards, served_shards
 from tests.support.waiting import until
 
@@ -653,3 +654,12 @@ def test_a_list_without_urls_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text('[[shards]]\nname = "a"\ngrpc = "h:1"')
     with pytest.raises(CallerError, match="no url"):
         kvstore.connect(tmp_path / "c.toml")
+
+
+def test_tls_is_for_the_shards_that_have_it(shards: ServedShards, tmp_path: Path) -> None:
+    chain = make_certificate(tmp_path)[0]
+    lost = "kvmq+tls://127.0.0.1:1"
+    with kvstore.connect([*shards.urls, lost], tls=chain, reconnect_for=0.1) as store:
+        assert store.url.endswith(lost)
+    with pytest.raises(CallerError, match="has no TLS"):
+        kvstore.connect(shards.urls, tls=chain)

@@ -18,7 +18,7 @@ from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.rocketmq_door import RocketmqDoor
 from kvstore.serve.grpc.service_table import Services
 from kvstore.serve.server import Gathers
-from kvstore.wire.cluster_file import Cluster
+from kvstore.sharding.membership import Membership
 from tests.support import inside
 
 
@@ -33,7 +33,7 @@ class OpenDoor:
         tls: ssl.SSLContext | None = None,
         clock: Clock | None = None,
         gathers: Gathers = Gatherer,
-        cluster: tuple[Cluster, str] | None = None,
+        cluster: Membership | None = None,
     ) -> None:
         self._clock = store.config.clock if clock is None else clock
         self._gathers = gathers
@@ -52,7 +52,7 @@ class OpenDoor:
         store: Store,
         port: int,
         tls: ssl.SSLContext | None,
-        cluster: tuple[Cluster, str] | None,
+        cluster: Membership | None,
     ) -> tuple[RocketmqDoor, Gatherer]:
         gatherer = self._gathers(store)
         access = self.access

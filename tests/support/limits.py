@@ -64,6 +64,8 @@ LET_OUT: Final = {
     "serve.gatherer.QUEUED_MAX": "tests/serve/test_serving_limits.py",
     "serve.local_connection.CONNECTIONS_MAX": "tests/serve/test_serving_limits.py",
     "serve.connection_watch.UNFINISHED_MAX": "tests/serve/test_hostile_clients.py",
+    "serve.sessions.KEPT_MAX": "tests/serve/test_hostile_clients.py",
+    "serve.sessions.LOST_MAX": "tests/serve/test_hostile_clients.py",
     "serve.sessions.UNCONFIRMED_MAX": "tests/serve/test_serving_limits.py",
     "serve.sessions.UNDER_WAY_MAX": "tests/serve/test_serving_limits.py",
     "serve.http.page_sessions.SESSIONS_MAX": "tests/serve/http/test_http_door.py",

@@ -40,6 +40,7 @@ class ServerThread:
     ) -> None:
         self.store = store
         self._gathers = gathers
+        self._gatherer: Gatherer | None = None
         self.url = ""
         self._address = socket_of(store.path) if address is None else address
         clock = store.config.clock if clock is None else clock
@@ -64,12 +65,21 @@ class ServerThread:
         finally:
             self._ready.set()
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether it gives up calls that take long."""
+        return self._gatherer is not None and self._gatherer.is_ending
+
+    def _gathers_kept(self, store: Store) -> Gatherer:
+        self._gatherer = self._gathers(store)
+        return self._gatherer
+
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         door = partial(
             LocalDoor, self._address, access=self._access, limits=self._limits, tls=self._tls
         )
-        self._server = Server(self.store, [door], self._gathers)
+        self._server = Server(self.store, [door], self._gathers_kept)
         await self._server.run(lambda door: self._is_ready(door.url))
 
     def _is_ready(self, url: str) -> None:

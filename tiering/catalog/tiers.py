@@ -499,11 +499,18 @@ class Tiers:
         return self._cache.stats()
 
     def verify(
-        self, *, thorough: bool, look_again: Callable[[], None] = lambda: None
+        self,
+        *,
+        thorough: bool,
+        look_again: Callable[[], None] = lambda: None,
+        tell: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[ArchiveProblem]:
         """See `Archived.verify`."""
         live = [row for row in self.rows() if row.state == "live"]
-        found = [(row, told) for row in live for told in self._problems(row, thorough=thorough)]
+        found: list[tuple[ArchiveRow, str]] = []
+        for done, row in enumerate(live):
+            tell(done, len(live))
+            found += [(row, told) for told in self._problems(row, thorough=thorough)]
         if found:
             look_again()
         # An archive that was replaced, or went elsewhere, meanwhile has none.

@@ -12,7 +12,7 @@ while it is planned).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -171,9 +171,11 @@ def rebase(
     path: Path,
     files: Files,
     keys: KeyProvider | None,
+    check: Callable[[], None],
 ) -> WrittenArchive:
-    """Writes the planned part of an archive to a file, with positions from `base` on. Raises
-    ArchiveDamaged, KeyMissing, PlaceError, DiskFull.
+    """Writes the planned part of an archive to a file, with positions from `base` on. `check` is
+    called before each group of blocks, and may raise. Raises ArchiveDamaged, KeyMissing,
+    PlaceError, DiskFull.
     """
     settings = settings_like(archive.manifest, keys)
 
@@ -184,6 +186,7 @@ def rebase(
             here = taken.positions[done : done + count]
             done += count
             if (here >= 0).any():
+                check()
                 group = archive.read_group(place.members.first)
                 _add(writer, group, here, base, taken.topics)
             yield

@@ -139,7 +139,10 @@ class _Attach:
         self._source = source
         self._made = store.path / WORK / ATTACH
         notes = store.path / WORK / ATTACH_NOTES
-        self._publisher = Publisher(store, notes, source.tell, Pacing())
+        self._at = 0, 0
+        """The archives that were brought, and all; also what is told meanwhile."""
+        pacing = Pacing(self._tell, self._tell)
+        self._publisher = Publisher(store, notes, source.tell, pacing)
         self._intents = self._publisher.intents
         self._own = open_place(store.path / FOLDER, files=self._files, clock=store.config.clock)
         rows = {row.number: row for row in decode_rows(self._handover.rows())}
@@ -238,7 +241,8 @@ class _Attach:
         base = position
         try:
             for number, one in enumerate(coming):
-                self._source.tell("attaching archives", number, len(coming))
+                self._at = number, len(coming)
+                self._tell()
                 mine = {n: topics.get(n, topic) for n, topic in one.plan.topics.items()}
                 end = base + self._segments(one) * size
                 rows.append(
@@ -263,6 +267,10 @@ class _Attach:
             left_out=sum(one.manifest.messages for one in found) - messages,
         )  # fmt: skip
 
+    def _tell(self, size: int = 0) -> None:
+        """Tells the progress, whose receiver may raise to end the attach; `size` is for a pace."""
+        self._source.tell("attaching archives", *self._at)
+
     def _publish(self, one: _ArchivePart, base: int, end: int) -> ArchiveRow:
         """Writes an archive anew, and puts it into the store's folder."""
         said, keys = one.found.manifest, self._source.keys
@@ -273,7 +281,9 @@ class _Attach:
         self._files.make_dir(self._made)
         self._files.make_dir(self._store.path / FOLDER)
         path = self._made / f"{secrets.token_hex(8)}{SUFFIX}"
-        made = rebase(one.found.archive, one.plan, base, origin, path, self._files, keys)
+        made = rebase(
+            one.found.archive, one.plan, base, origin, path, self._files, keys, self._tell
+        )
         row = self._publisher.publish(made, "warm", self._own)
         self._files.remove(path)
         return row

@@ -29,7 +29,7 @@ from kvstore.wire.addresses import Address
 
 if TYPE_CHECKING:
     from kvstore.serve.door import MakesDoor
-    from kvstore.wire.cluster_file import Cluster
+    from kvstore.sharding.membership import Membership
     from tiering.policy.policy import Policy
 
 
@@ -92,7 +92,7 @@ class OpenTo(NamedTuple):
         self,
         addresses: Iterable[Address],
         policy: Policy | None,
-        cluster: tuple[Cluster, str] | None = None,
+        cluster: Membership | None = None,
     ) -> list[MakesDoor]:
         """Makes the doors that were asked for, those of the local protocol first, of a server that
         is in a cluster by its name.
@@ -119,9 +119,7 @@ class OpenTo(NamedTuple):
             return None
         return tls_context(self.config.files, certificate, key)
 
-    def _rocketmq_door(
-        self, host: str, port: int, cluster: tuple[Cluster, str] | None
-    ) -> MakesDoor:
+    def _rocketmq_door(self, host: str, port: int, cluster: Membership | None) -> MakesDoor:
         from kvstore.serve.grpc.rocketmq_door import RocketmqDoor
 
         return partial(

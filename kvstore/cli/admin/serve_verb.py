@@ -100,19 +100,23 @@ def serve(
     old segments are archived meanwhile, as by `kvmq tier run --watch`. Without --listen the socket
     is DIR/kvmq.sock, which only its owner may use. A door that other machines can reach takes
     --credentials and TLS. With --json a line for each door. With --shards several stores are served
-    by as many processes; --http and --grpc name the first one's port.
+    by as many processes; --listen, --http and --grpc name the first one's port.
     """
     addresses = [read_address(url) for url in urls] or [socket_of(folder)]
     _log_to_stderr(log_format)
     config = read_config(config_file, access)
     open_to = doors.read(config, addresses)
     if shards.number is not None:
-        if urls or policy_file is not None or shards.cluster_file is not None:
-            raise CallerError("--shards goes with none of --listen, --policy and --cluster")
+        if shards.cluster_file is not None:
+            raise CallerError("--shards goes without --cluster: the shards of DIR are one cluster")
         words = ["--log-format", log_format, *access.words()]
         words += ["--traces"] if traces else []
         words += [] if config_file is None else ["--config", str(config_file.absolute())]
-        plan = plan_shards(folder, shards.number, doors, words, create=create)
+        if policy_file is not None:
+            read_policy(policy_file)  # it says what is wrong once, not for each shard
+            words += ["--policy", str(policy_file.absolute())]
+        given = addresses if urls else []
+        plan = plan_shards(folder, shards.number, doors, given, words, create=create)
         supervise(plan, config, partial(_shard_ready, out))
         return
     if not create:

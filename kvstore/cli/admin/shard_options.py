@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,14 +25,16 @@ import msgspec
 import kvstore
 from kvstore import GroupConfig, TopicConfig
 from kvstore.cli.admin.door_options import DoorOptions
+from kvstore.cli.terminal.opening import environment_target
 from kvstore.cli.terminal.options import LocalPath, Option, one_argument
 from kvstore.config import StoreConfig
 from kvstore.core.names import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPICS
 from kvstore.errors import CallerError, StoreNotFound
 from kvstore.opening.store_folder import CLUSTER_FILE, COMMITLOG, INDEX, acquire, folder_lock
 from kvstore.process.signals import on_signal
+from kvstore.sharding.membership import Membership
 from kvstore.sharding.supervisor import Supervisor
-from kvstore.wire.addresses import socket_of
+from kvstore.wire.addresses import Address, socket_of
 from kvstore.wire.cluster_file import Cluster, ShardEntry, cluster_url, read_cluster
 
 _SHARD: Final = "shard-"
@@ -48,15 +50,21 @@ class ShardOptions(NamedTuple):
     name: str | None
     is_supervised: bool
 
-    def cluster(self) -> tuple[Cluster, str] | None:
-        """The cluster that this server is of, with its name in it; None if it is alone."""
+    def cluster(self) -> Membership | None:
+        """The cluster in which this server is a shard; None if it is alone. It connects to the
+        others with what the environment has for their URLs.
+        """
         if (self.cluster_file is None) != (self.name is None):
             raise CallerError("--cluster and --shard go together; one of them is missing")
         if self.cluster_file is None or self.name is None:
             return None
         cluster = read_cluster(self.cluster_file)
         cluster.named(self.name)
-        return cluster, self.name
+        found: dict[str, Any] = {}
+        for shard in cluster.shards:
+            if shard.url and shard.name != self.name:
+                found |= environment_target(shard.url)
+        return Membership(cluster, self.name, **found)
 
 
 class ServedShards(NamedTuple):
@@ -70,10 +78,16 @@ class ServedShards(NamedTuple):
 
 
 def plan_shards(
-    folder: Path, count: int, doors: DoorOptions, words: list[str], *, create: bool
+    folder: Path,
+    count: int,
+    doors: DoorOptions,
+    addresses: Sequence[Address],
+    words: list[str],
+    *,
+    create: bool,
 ) -> ServedShards:
-    """Plans the shards of a folder; `words` are the options that all of them get. `CallerError`,
-    `StoreNotFound`.
+    """Plans the shards of a folder; `addresses` are those of the first one beside its socket,
+    `words` the options that all of them get. `CallerError`, `StoreNotFound`.
     """
     folder = folder.absolute()
     if any((folder / part).exists() for part in (COMMITLOG, INDEX)):
@@ -95,6 +109,7 @@ def plan_shards(
         name: [
             sys.executable, "-m", "kvstore", "serve", str(folder / name), "--json", "--supervised",
             "--cluster", str(folder / CLUSTER_FILE), "--shard", name,
+            *_listen_words(folder / name, addresses, number),
             *_door_words(doors, number), *words, *(["--create"] if create else []),
         ]
         for number, name in enumerate(names)
@@ -114,6 +129,19 @@ def _place(place: tuple[str, int] | None, number: int) -> str | None:
             "one, and none can be left open"
         )
     return f"[{host}]:{port + number}" if ":" in host else f"{host}:{port + number}"
+
+
+def _listen_words(folder: Path, addresses: Sequence[Address], number: int) -> list[str]:
+    words = ["--listen", socket_of(folder).url]
+    for address in addresses:
+        if address.path is not None:
+            raise CallerError(
+                f"--listen {address.url}: each shard has a socket of its own, in its folder; "
+                "name a host and the port of the first shard"
+            )
+        _place((address.host, address.port), number)
+        words += ["--listen", address._replace(port=address.port + number).url]
+    return words
 
 
 def _door_words(doors: DoorOptions, number: int) -> list[str]:

@@ -133,7 +133,7 @@ class _Job:
         if not isinstance(arguments, dict) or operation not in _OPERATIONS | {_ATTACH}:
             raise CallerError(f"a server's worker has no call {shown(operation)}")
         if operation == _ATTACH:
-            return tiering.attach(self._server.store, progress=self._progress, **arguments)
+            return tiering.attach(self._server.store, progress=self._told, **arguments)
         worker, is_its_own = self._server.worker_of(policy, self._progress)
         try:
             if is_its_own:
@@ -148,7 +148,13 @@ class _Job:
         from tiering.errors import TieringStopped
 
         if self.is_stopped.is_set():
-            raise TieringStopped("the job was told to stop before it had begun")
+            raise TieringStopped("the job was told to stop")
+
+    def _told(self, what: str, done: int, total: int) -> None:
+        """The progress of work that no worker stops."""
+        self._check()
+        if self._progress is not None:
+            self._progress(what, done, total)
 
     def stop(self) -> None:
         self.is_stopped.set()

@@ -17,6 +17,7 @@ change that others make meanwhile is no problem.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -135,7 +136,8 @@ def verify(context: EngineContext, progress: Progress | None, *, archives: bool)
     waits.compare()
     verify_schedules(context, tell_wait)
     _check_places(index, names, reader.cold, report)
-    _check_archives(reader, archives, report)
+    told = partial(progress, "verifying archives") if progress is not None else _untold
+    _check_archives(reader, archives, report, told)
     if archives and reader.cold is not None:
         _check_held(context, names, reader.cold, report)
     report.seconds = log.clock.monotonic() - began
@@ -209,10 +211,16 @@ def _tell_location(
     report.add(Problem("index", what, -1, names.get(topic, ""), queue, location.first))
 
 
-def _check_archives(reader: Reader, thorough: bool, report: VerifyReport) -> None:
+def _untold(done: int, total: int) -> None:
+    """Progress that nobody asked for."""
+
+
+def _check_archives(
+    reader: Reader, thorough: bool, report: VerifyReport, tell: Callable[[int, int], None]
+) -> None:
     if reader.cold is not None:
         look_again = partial(reader.look_again, is_missing=True)
-        found = reader.cold.archived.verify(thorough=thorough, look_again=look_again)
+        found = reader.cold.archived.verify(thorough=thorough, look_again=look_again, tell=tell)
         for problem in found:
             report.add(Problem("archive", f"{problem.archive}: {problem.message}"))
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from kvstore.errors import MessageNotFound
 from kvstore.serve.grpc.protocol.wire import NUMBERS, Wire, message_class
+from kvstore.sharding.membership import Membership
 from kvstore.sharding.shards import Shards
 from kvstore.wire.cluster_file import Cluster, ShardEntry
 
@@ -28,15 +29,16 @@ _LOOK: Final = 2.0
 
 
 class Brokers:
-    """The brokers of a cluster; see the module. `cluster` has the name of this server with it."""
+    """The brokers of a cluster; see the module."""
 
-    def __init__(self, cluster: tuple[Cluster, str] | None) -> None:
+    def __init__(self, cluster: Membership | None) -> None:
+        self._cluster = cluster
         self._shards: list[ShardEntry] = []
         self._own = BROKER
         if cluster is not None:
-            self._own = cluster[1]
+            self._own = cluster.own
             self._shards = [
-                shard for shard in cluster[0].shards if shard.grpc or shard.name == self._own
+                shard for shard in cluster.cluster.shards if shard.grpc or shard.name == self._own
             ]
         self._lost: set[str] = set()
         self._others = [s for s in self._shards if s.url and s.name != self._own]
@@ -58,7 +60,9 @@ class Brokers:
         found: list[Wire] = []
         for shard in self._shards:
             if shard.name not in self._lost:
-                endpoints = came_by if shard.endpoint is None else _endpoints(*shard.endpoint)
+                endpoints = came_by
+                if shard.endpoint is not None:
+                    endpoints = _endpoints(*shard.endpoint, came_by)
                 found.append(message_class("Broker")(name=shard.name, endpoints=endpoints))
         return found
 
@@ -66,10 +70,11 @@ class Brokers:
         """As `Store.cancel`, of a message that one of the others has; they are asked by the local
         protocol. `MessageNotFound`; `ConnectionLost` if one that may have it can't be asked.
         """
-        if not self._others:
+        if self._cluster is None or not self._others:
             raise MessageNotFound(f"there is no message {message_id!r} here")
         if self._asked is None:
-            asked = Shards(Cluster(self._others), "the other shards", _LOOK)
+            proof, tls = self._cluster.credentials, self._cluster.tls
+            asked = Shards(Cluster(self._others), "the other shards", _LOOK, proof, tls)
             await asked.connect()
             self._asked = asked
         found: bool = await self._asked.call("cancel", (message_id,), {})
@@ -81,11 +86,19 @@ class Brokers:
             await self._asked.close()
 
 
-def _endpoints(host: str, port: int) -> Wire:
+def _endpoints(host: str, port: int, came_by: Wire) -> Wire:
+    found = message_class("Endpoints")()
     scheme = "DOMAIN_NAME"
     with suppress(ValueError):
-        scheme = "IPv6" if ipaddress.ip_address(host).version == 6 else "IPv4"
-    found = message_class("Endpoints")(scheme=_SCHEMES[scheme])
+        address = ipaddress.ip_address(host)
+        if address.is_unspecified:
+            # It listens to all addresses of its machine, and the client knows one of them.
+            found.CopyFrom(came_by)
+            for one in found.addresses:
+                one.port = port
+            return found
+        scheme = "IPv6" if address.version == 6 else "IPv4"
+    found.scheme = _SCHEMES[scheme]
     found.addresses.add(host=host, port=port)
     return found
 

@@ -19,15 +19,14 @@ from kvstore.serve.access.limits import ClientLimits
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.service_table import Services
 from kvstore.serve.http2.h2_server import H2Server
-from kvstore.wire.cluster_file import Cluster
+from kvstore.sharding.membership import Membership
 
 _BACKLOG: Final = 1024
 
 
 class RocketmqDoor:
     """The door; see the module and `serve.door`. `port` 0 takes a free one; `tls` is what
-    `serve.access.exposure.tls_context` makes. In a cluster, the list of its shards comes with the
-    name of this one.
+    `serve.access.exposure.tls_context` makes. `cluster` is the one in which it is a shard.
     """
 
     name = "RocketMQ's gRPC"
@@ -43,7 +42,7 @@ class RocketmqDoor:
         limits: ClientLimits,
         *,
         tls: ssl.SSLContext | None = None,
-        cluster: tuple[Cluster, str] | None = None,
+        cluster: Membership | None = None,
     ) -> None:
         self._host, self._port = host, port
         self._loop, self._store, self._gatherer = loop, store, gatherer

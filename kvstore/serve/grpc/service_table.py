@@ -47,7 +47,7 @@ from kvstore.serve.http2.grpc_call import (
     ServerStream,
     Unary,
 )
-from kvstore.wire.cluster_file import Cluster
+from kvstore.sharding.membership import Membership
 
 _SWEEP: Final = 10.0
 """Seconds between two looks for clients that are gone, and for messages that are held for long."""
@@ -71,7 +71,7 @@ class Services:
         access: AccessControl,
         client_limits: ClientLimits,
         limits: DoorLimits | None = None,
-        cluster: tuple[Cluster, str] | None = None,
+        cluster: Membership | None = None,
     ) -> None:
         self._access = access
         self._client_limits = client_limits

@@ -328,6 +328,10 @@ def _of_pairs(now: int) -> Iterator[tuple[Labelled, Callable[[GroupStats], float
     yield counter("passed_over", "Messages that filters refused."), lambda f: f.passed_over
     yield counter("expired", "Messages passed over as expired."), lambda f: f.expired
     yield gauge("lag_messages", "Messages still to be done."), lambda f: f.lag
+    yield (
+        gauge("lag_seconds", "Age of the oldest message still to be done; 0 if there is none."),
+        lambda f: 0 if f.oldest_at is None else max(0, now - f.oldest_at) / 1000,
+    )
     yield gauge("unread_messages", "Messages not yet handed out."), lambda f: f.unread
     yield gauge("in_flight_messages", "Messages handed out, not done."), lambda f: f.in_flight
     yield gauge("due_messages", "Messages in flight whose lock ran out."), lambda f: f.due

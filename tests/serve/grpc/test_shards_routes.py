@@ -11,10 +11,17 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from kvstore import Store
+from kvstore import NotAuthenticated, Store
+from kvstore.files import LocalFiles
+from kvstore.serve.access.access_control import AccessControl
+from kvstore.serve.access.credentials import sha256_of
+from kvstore.serve.access.exposure import tls_context
 from kvstore.serve.grpc.brokers import Brokers
 from kvstore.serve.grpc.protocol.wire import message_class
+from kvstore.sharding.membership import Membership
+from kvstore.wire.addresses import Address
 from kvstore.wire.cluster_file import Cluster, ShardEntry
+from tests.support.certificates import make_certificate
 from tests.support.free_ports import free_ports
 from tests.support.grpc_doors import OpenDoor
 from tests.support.rocketmq_client import RocketmqClient
@@ -45,7 +52,7 @@ def doors(shards: list[Store]) -> Iterator[list[OpenDoor]]:
     )
     with ExitStack() as opened:
         yield [
-            opened.enter_context(OpenDoor(store, port + n, cluster=(cluster, NAMES[n])))
+            opened.enter_context(OpenDoor(store, port + n, cluster=Membership(cluster, NAMES[n])))
             for n, store in enumerate(shards)
         ]
 
@@ -72,7 +79,7 @@ def test_a_client_sends_to_both_shards_and_receives_from_both(
 
 def test_a_shard_whose_host_is_none_keeps_no_other_from_being_looked_at() -> None:
     lost = [ShardEntry("b", grpc="b..c:80"), ShardEntry("c", grpc=f"127.0.0.1:{free_ports(1)}")]
-    brokers = Brokers((Cluster([ShardEntry("a"), *lost]), "a"))
+    brokers = Brokers(Membership(Cluster([ShardEntry("a"), *lost]), "a"))
     came_by = message_class("Endpoints")()
 
     async def looked() -> list[str]:
@@ -156,7 +163,7 @@ def test_a_recall_reaches_the_shard_that_has_the_message(
             ]
         )
         doors = [
-            opened.enter_context(OpenDoor(store, port + n, cluster=(cluster, NAMES[n])))
+            opened.enter_context(OpenDoor(store, port + n, cluster=Membership(cluster, NAMES[n])))
             for n, store in enumerate(shards)
         ]
         client = opened.enter_context(RocketmqClient(doors[0].endpoint, tmp_path))
@@ -168,3 +175,73 @@ def test_a_recall_reaches_the_shard_that_has_the_message(
         for one in sent:
             assert client.do("recall", topic="t", handle=one["handle"]) == one["id"]
         assert [store.timers().count for store in shards] == [0, 0]
+
+
+def test_shards_with_tls_and_credentials_tell_routes_and_recall_from_each_other(
+    shards: list[Store], tmp_path: Path
+) -> None:
+    chain, key = map(Path, make_certificate(tmp_path))
+    tls, token = tls_context(LocalFiles(), chain, key), "a token that shards have"
+    clients = tmp_path / "clients.toml"
+    clients.write_text(
+        f'[[clients]]\nname = "s"\ntoken_sha256 = "{sha256_of(token)}"\nadmin = ["*"]\n'
+    )
+    clients.chmod(0o600)
+    port = free_ports(2)
+    with ExitStack() as opened:
+        servers = [
+            opened.enter_context(
+                serving(
+                    store,
+                    Address(None, "127.0.0.1", 0, is_tls=True),
+                    AccessControl(clients, LocalFiles(), store.config.clock),
+                    tls_context(LocalFiles(), chain, key),
+                )
+            )
+            for store in shards
+        ]
+        cluster = Cluster(
+            [
+                ShardEntry(name, server.url, f"localhost:{port + n}")
+                for n, (name, server) in enumerate(zip(NAMES, servers, strict=True))
+            ]
+        )
+        doors = [
+            opened.enter_context(
+                OpenDoor(
+                    store, port + n, tls=tls, cluster=Membership(cluster, NAMES[n], token, chain)
+                )
+            )
+            for n, store in enumerate(shards)
+        ]
+        with pytest.raises(NotAuthenticated):
+            kvstore.connect([server.url for server in servers], tls=chain)
+        client = opened.enter_context(RocketmqClient(doors[0].endpoint, tmp_path))
+        request = request_of("QueryRoute")
+
+        def told() -> set[str]:
+            route = answer(client, "QueryRoute", request, roots=chain.read_text())
+            return {queue.broker.name for queue in route.message_queues}
+
+        until(lambda: told() == {"a", "b"})
+        client.do("producer", topics=["t"])
+        due = int(time.time()) + 600
+        sent = [client.do("send", topic="t", body="x", delivery_timestamp=due) for _ in range(4)]
+        assert [store.timers().count for store in shards] == [2, 2]
+        for one in sent:
+            assert client.do("recall", topic="t", handle=one["handle"]) == one["id"]
+        assert [store.timers().count for store in shards] == [0, 0]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+def test_a_shard_at_all_addresses_of_its_machine_is_told_at_the_one_that_the_client_knows(
+    host: str,
+) -> None:
+    shards = [ShardEntry("a", grpc=f"{host}:81"), ShardEntry("b", grpc=f"{host}:82")]
+    came_by = message_class("Endpoints")(scheme=3)
+    came_by.addresses.add(host="db.example.org", port=81)
+    found = Brokers(Membership(Cluster(shards), "a")).told(came_by)
+    assert [(b.endpoints.scheme, b.endpoints.addresses[0].host) for b in found] == [
+        (3, "db.example.org")
+    ] * 2
+    assert [b.endpoints.addresses[0].port for b in found] == [81, 82]

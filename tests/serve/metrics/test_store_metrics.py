@@ -93,10 +93,34 @@ def test_progress_of_a_group_is_read_at_the_scrape(opened: Opened, clock: Virtua
     assert found.value("kvmq_group_in_flight_messages", **pair) == 1
     assert found.value("kvmq_group_lag_messages", **pair) == 4
     assert found.value("kvmq_group_overdue_seconds", **pair) == 0
+    assert found.value("kvmq_group_lag_seconds", **pair) == 0
     clock.advance(13)
     assert found.scrape().value("kvmq_group_overdue_seconds", **pair) == 3
     assert found.value("kvmq_group_due_messages", **pair) == 1
     assert second.attempt == 1
+    assert found.value("kvmq_group_lag_seconds", **pair) == 13
+
+
+def test_the_lag_in_seconds_is_the_age_of_the_oldest_message_to_be_done(
+    opened: Opened, clock: VirtualClock
+) -> None:
+    store, found = opened()
+    store.create_topic("orders", queues=2)
+    store.create_group("billing")
+    pair = {"group": "billing", "topic": "orders"}
+    store.put("orders", b"x", queue=0)
+    clock.advance(10)
+    store.put_batch([Message("orders", b"x", queue=1)] * 2)
+    popped = {p.message.queue: p for p in store.pop("billing", "orders", limit=2, invisible_for=60)}
+    clock.advance(5)
+    assert found.scrape().value("kvmq_group_lag_seconds", **pair) == 15
+    store.ack(popped[0].receipt)
+    assert found.scrape().value("kvmq_group_lag_seconds", **pair) == 5
+    store.ack(popped[1].receipt)
+    assert found.scrape().value("kvmq_group_lag_seconds", **pair) == 5
+    (last,) = store.pop("billing", "orders")
+    store.ack(last.receipt)
+    assert found.scrape().value("kvmq_group_lag_seconds", **pair) == 0
 
 
 def test_figures_of_the_store_and_of_what_waits(opened: Opened, clock: VirtualClock) -> None:
@@ -350,6 +374,7 @@ def test_each_query_of_the_dashboard_uses_metrics_and_labels_that_are_exported()
         assert wanted <= labels, query
     assert used <= listed.keys()
     groups = {"lag", "in_flight", "dead_letter", "redelivered", "overdue", "popped", "done"}
+    assert "kvmq_group_lag_seconds" in used
     assert {f"kvmq_group_{g}" for g in groups} <= {
         re.sub("_(messages|seconds)(_total)?$", "", name) for name in used
     }
