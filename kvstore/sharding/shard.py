@@ -1,7 +1,8 @@
 """One shard: its link, and its answers with the numbers of the whole.
 
-Invariants: an answer of a shard is numbered as the whole is, and so are receipts named; a call that
-does not wait for a shard that is down ends within the seconds that it is given.
+Invariants: an answer of a shard is numbered as the whole is, and so is an error; receipts have the
+shard's name in front; a call that does not wait for a shard that is down ends within the seconds
+that it is given.
 """
 
 from __future__ import annotations
@@ -41,7 +42,11 @@ class Shard:
 
     async def ask(self, asked: ShardedCall) -> Any:
         """The answer, however long the shard is down; `ConnectionLost` after `reconnect_for`."""
-        return self.whole(await self.calls.call(asked.method, asked.args, asked.named))
+        try:
+            return self.whole(await self.calls.call(asked.method, asked.args, asked.named))
+        except StoreError as e:
+            self.whole(e)
+            raise
 
     async def ask_while_up(self, asked: ShardedCall, patience: float) -> Any:
         """The answer; `ConnectionLost` when the shard is down for so many seconds."""

@@ -4,14 +4,15 @@ The idea: of N shards, queue q is on shard q % N, and is there queue q // N. A c
 bound to the names of the store's signature, so that a shard's own take their places; the answer is
 numbered as the whole is. A receipt has the name of its shard in front. No sockets here.
 
-Invariants: pure functions, but that messages which came are numbered in place; the shard of a
-message follows from its queue, its group or its dedup id, and from nothing else.
+Invariants: pure functions, but that messages and errors which came are numbered in place; the shard
+of a message follows from its queue, its group or its dedup id, and from nothing else.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -24,7 +25,14 @@ from kvstore.api.store import Store
 from kvstore.config import QUEUES_DEFAULT
 from kvstore.core.popping.receipts import Popped
 from kvstore.engine.stats import StoreStats
-from kvstore.errors import CallerError
+from kvstore.errors import (
+    CallerError,
+    FilterIllegal,
+    MessageIllegal,
+    QueueNotEmpty,
+    StoreError,
+    TopicNotFound,
+)
 from kvstore.message import Message, PullResult, PutResult, StoredMessage
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.offsets import Lag
@@ -40,6 +48,12 @@ from kvstore.timing.schedule_rows import ScheduleInfo
 _NAMED: Final = "~"
 """Between a shard's name and its receipt."""
 _QUEUES: Final = ("queues", "write_queues", "read_queues")
+_NUMBERED: Final = re.compile(r"(?<!group )\bqueue (\d+)")
+"""A queue in the text of an error."""
+_LAST: Final = re.compile(r"(has no queue .*; it has 0 to )(\d+)$")
+_COUNTED: Final = re.compile(r"(queues (?:is )?|\bto have |topic has 1 to )(\d+)\b")
+"""The number of a topic's queues in the text of an error."""
+_WHERE: Final = re.compile(r"message (\d+) of \d+: ")
 
 
 @cache
@@ -160,6 +174,8 @@ def as_whole(value: Any, number: int, name: str, count: int) -> Any:
     """The answer of a shard with the numbers of the whole."""
     if type(value) is list:
         return [as_whole(one, number, name, count) for one in value]
+    if isinstance(value, StoreError):
+        return error_of_whole(value, number, count)
     if isinstance(value, StoredMessage | PutResult):
         value.queue = value.queue * count + number
     elif isinstance(value, Popped):
@@ -178,6 +194,34 @@ def as_whole(value: Any, number: int, name: str, count: int) -> Any:
         # Of lag, of messages that wait, and of schedules.
         return msgspec.structs.replace(value, queue=value.queue * count + number)  # type: ignore[attr-defined]  # it was asked for
     return value
+
+
+def error_of_whole(error: StoreError, number: int, count: int) -> StoreError:
+    """An error of a shard, which from now on names the queues of the whole."""
+
+    # A filter's error quotes the filter.
+    if not isinstance(error, FilterIllegal) and error.args and isinstance(error.args[0], str):
+        text = _NUMBERED.sub(lambda m: f"queue {int(m[1]) * count + number}", error.args[0])
+        text = _LAST.sub(lambda m: f"{m[1]}{(int(m[2]) + 1) * count - 1}", text)
+        text = _COUNTED.sub(lambda m: f"{m[1]}{int(m[2]) * count}", text)
+        error.args = (text, *error.args[1:])
+    if isinstance(error, QueueNotEmpty):
+        error.queue = error.queue * count + number
+    return error
+
+
+def error_of_part(error: StoreError, places: Sequence[int], count: int) -> StoreError:
+    """An error about a message of a shard's part, which from now on says the message's place in
+    the batch of so many. `places` are those of the part's messages.
+    """
+    text = str(error)
+    found = _WHERE.match(text)
+    if found is not None and int(found[1]) < len(places):
+        text = text[found.end() :]
+        error.args = (f"message {places[int(found[1])]} of {count}: {text}", *error.args[1:])
+    elif len(places) == 1 < count and isinstance(error, MessageIllegal | TopicNotFound):
+        error.args = (f"message {places[0]} of {count}: {text}", *error.args[1:])
+    return error
 
 
 # --- one answer of many ---

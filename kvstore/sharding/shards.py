@@ -48,6 +48,7 @@ from kvstore.sharding.shard_plan import (
     ShardedCall,
     check_reset,
     combined,
+    error_of_part,
     for_shard,
     is_queue,
     named_receipt,
@@ -322,6 +323,8 @@ class Shards:
         answers = await self._answers(asks, are_put=True)
         results: list[Any] = [None] * len(values)
         for (_, at), answer in zip(places, answers, strict=True):
+            if isinstance(answer, StoreError) and name == "messages":
+                error_of_part(answer, at, len(values))
             for n, i in enumerate(at):
                 results[i] = answer[n] if isinstance(answer, list) else answer
         self._check(asked, [shard for shard, _ in places], answers, results)

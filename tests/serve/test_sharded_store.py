@@ -201,6 +201,39 @@ def test_a_batch_that_one_shard_refuses_says_what_became_of_each_message(
         store.put_batch(["no message"])  # type: ignore[list-item]
 
 
+def test_errors_name_the_queues_of_the_whole(store: ShardedStore, shards: ServedShards) -> None:
+    with pytest.raises(CallerError, match=r"topic 't' has no queue 99 to put to; it has 0 to 5$"):
+        store.put("t", b"x", queue=99)
+    store.put("t", b"x", queue=3)
+    with pytest.raises(
+        kvstore.OffsetNotFound, match=r"queue 3 of 't' has no offset 99; .* 0 to 0$"
+    ):
+        store.get("t", 3, 99)
+    with pytest.raises(kvstore.QueueNotFound, match=r"'t' has no queue 6; it has 0 to 5$"):
+        store.bounds("t", QUEUES)
+    with pytest.raises(kvstore.QueueNotFound, match=r"'t' has no queue -1; it has 0 to 5$"):
+        store.bounds("t", -1)
+    with pytest.raises(CallerError, match=r"^message 2 of 3: .* no queue 7 to .* it has 0 to 5$"):
+        store.put_batch([Message("t", b"x", queue=n) for n in (7 - len(shards.stores),) * 2 + (7,)])
+    with pytest.raises(CallerError, match=f"queues is {12 * 10**6}; a topic has 1 to"):
+        store.create_topic("many", queues=12 * 10**6)
+    with pytest.raises(CallerError, match="read_queues is 6 and queues 12"):
+        store.create_topic("odd", queues=12, read_queues=6)
+    store.put_batch([Message("t", b"x", queue=queue) for queue in (0, 1, 2, 4, 5)])
+    with pytest.raises(kvstore.QueueNotEmpty, match=r"have [23] read queues, but") as caught:
+        store.alter_topic("t", queues=1, read_queues=1)
+    assert f"queue {caught.value.queue} holds offsets 0 to 0" in str(caught.value)
+    assert caught.value.queue >= len(shards.stores)
+
+
+def test_a_message_at_fault_is_named_by_its_place_in_the_whole_batch(store: ShardedStore) -> None:
+    bad = [Message("t", b"x", queue=n, delay=-1 if n == 5 else None) for n in range(QUEUES)]
+    with pytest.raises((PartlyDone, CallerError), match="message 5 of 6: delay is -1"):
+        store.put_batch(bad)
+    with pytest.raises((PartlyDone, CallerError), match="message 5 of 6: delay is -1"):
+        store.put_batch([*bad[3:4] * 5, bad[5]])
+
+
 def test_columns_are_put_and_pulled_with_the_queues_of_the_whole(store: ShardedStore) -> None:
     store.put_batch([Message("t", b"%d" % n, queue=5, keys=["k"]) for n in range(40)])
     pulled = store.pull_columns("t", 5, 0, columns=["queue", "body", "keys"])

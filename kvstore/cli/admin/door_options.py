@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from kvstore.serve.door import MakesDoor
     from kvstore.sharding.membership import Membership
     from tiering.policy.policy import Policy
+
+_PACKAGES: Final = {"google": "protobuf", "prometheus_client": "prometheus-client"}
+"""Modules whose packages have other names."""
 
 
 class HostAndPort(click.ParamType[tuple[str, int]]):
@@ -154,8 +157,11 @@ def _installed(option: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as e:
+        module = (e.name or "").partition(".")[0]
+        package = _PACKAGES.get(module, module)
         raise CallerError(
-            f"the door {option} takes {e.name}, which is not installed: pip install 'kvmq[serve]'"
+            f"the door {option} takes the package {package}, which is not installed: "
+            "pip install 'kvmq[serve]'"
         ) from e
 
 

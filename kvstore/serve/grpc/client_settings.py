@@ -4,12 +4,14 @@ The idea: the answer is the client's own settings, with the store's values in th
 server decides: how large a body may be, how often and after how long a message is tried again,
 whether a group is ordered, how long a poll waits.
 
-Invariant: an answer has every field without which a client fails: its limit on bodies is above 0,
-and so is the number of attempts.
+Invariants: an answer has every field without which a client fails: its limit on bodies is above 0,
+and so is the number of attempts. The steps of a backoff are whole seconds, rounded up: RocketMQ's
+Python client reads the seconds of a step, and nothing below them.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from kvstore.meta.groups import GroupInfo
@@ -52,4 +54,4 @@ def fill_consumer(settings: Wire, group: GroupInfo, limits: DoorLimits) -> None:
     policy.max_attempts = group.max_attempts
     policy.ClearField("strategy")
     for seconds in group.backoff or _BACKOFF:
-        set_seconds(policy.customized_backoff.next.add(), seconds)
+        set_seconds(policy.customized_backoff.next.add(), math.ceil(seconds))

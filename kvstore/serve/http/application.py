@@ -42,11 +42,15 @@ from kvstore.api.store import Store
 from kvstore.clock import Clock
 from kvstore.errors import (
     CallerError,
+    GroupNotFound,
     LimitExceeded,
     MessageNotFound,
+    NamespaceNotFound,
     NotAllowed,
     NotAuthenticated,
     OffsetNotFound,
+    QueueNotFound,
+    ScheduleNotFound,
     StoreError,
     TopicNotFound,
 )
@@ -92,11 +96,15 @@ _HEADERS: Final = (
 _CALLS: Final = frozenset(
     {"healthz", "readyz", "metrics", "sign-in", "sign-out", "live", "do", "static", *PAGES}
 )
+_NOT_THERE: Final = (
+    MessageNotFound, OffsetNotFound, QueueNotFound, TopicNotFound, GroupNotFound, ScheduleNotFound,
+    NamespaceNotFound,
+)  # fmt: skip
 _STATUS: Final = (
     (NotAuthenticated, 401),
     (NotAllowed, 403),
     (LimitExceeded, 429),
-    ((MessageNotFound, OffsetNotFound, TopicNotFound), 404),
+    (_NOT_THERE, 404),
     (CallerError, 400),
     (StoreError, 503),
 )

@@ -35,6 +35,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
             store.create_topic("t" if kind == "normal" else kind, queues=3, kind=kind)
         store.create_group("g", backoff=[1, 7], max_attempts=5)
         store.create_group("in-order", ordered=True)
+        store.create_group("soon", backoff=[0, 0.5, 1.2])
         yield store
 
 
@@ -140,6 +141,18 @@ def test_a_consumer_is_told_the_settings_of_its_group(client: RocketmqClient) ->
     assert settings.subscription.long_polling_timeout.seconds == 20
     assert (settings.subscription.fifo, ordered.subscription.fifo) == (False, True)
     assert len(ordered.backoff_policy.customized_backoff.next) == 18
+
+
+def test_a_backoff_below_a_second_is_told_as_a_whole_one(client: RocketmqClient) -> None:
+    """RocketMQ's Python client reads the seconds of a duration, and nothing below them."""
+    request = request_of("Telemetry")
+    request.settings.client_type = KINDS["PUSH_CONSUMER"]
+    request.settings.subscription.group.name = "soon"
+
+    settings = answer(client, "Telemetry", request).settings
+
+    steps = settings.backoff_policy.customized_backoff.next
+    assert [(step.seconds, step.nanos) for step in steps] == [(0, 0), (1, 0), (2, 0)]
 
 
 # --- sending ---

@@ -285,7 +285,9 @@ def test_every_change_does_what_its_button_says(guarded: Serving, store: Store) 
 
 @pytest.mark.parametrize(
     ("name", "body", "status"),
-    [("redrive", '{"group": "none"}', 400), ("redrive", "{}", 400), ("redrive", "[]", 400),
+    [("redrive", '{"group": "none"}', 404), ("pause", '{"name": "none"}', 404),
+     ("resume", '{"name": "none"}', 404), ("delete-schedule", '{"name": "none"}', 404),
+     ("redrive", "{}", 400), ("redrive", "[]", 400),
      ("redrive", '{"group": 3}', 400), ("redrive", "not JSON", 400), ("unknown", "{}", 404),
      ("cancel", '{"id": "0"}', 404), ("commit", '{"id": "x"}', 404),
      ("redrive", '{"group": "' + "x" * 70_000 + '"}', 413)],
@@ -507,10 +509,10 @@ def test_a_binary_body_is_shown_as_hex_and_a_large_one_in_part(
 
 @pytest.mark.parametrize(
     ("path", "status"),
-    [("/topic", 400), ("/topic?topic=none", 404), ("/group?group=none", 400),
-     ("/message?topic=orders&queue=0&offset=99", 404), ("/message?topic=orders&queue=9", 400),
+    [("/topic", 400), ("/topic?topic=none", 404), ("/group?group=none", 404),
+     ("/message?topic=orders&queue=0&offset=99", 404), ("/message?topic=orders&queue=9", 404),
      ("/message?topic=orders&queue=x", 400), ("/messages?id=x", 404), ("/nothing", 404),
-     ("/timers?after=x-y", 400), ("/in-flight?group=none", 400),
+     ("/timers?after=x-y", 400), ("/in-flight?group=none", 404),
      ("/in-flight?group=billing&topic=none", 404), ("/in-flight?group=billing&after=1-2", 400),
      ("/in-flight?group=billing&after=1-2-3-4-x", 400),
      ("/in-flight?group=billing&after=9999999999-2-3-4-5", 400),
