@@ -119,6 +119,12 @@ def message_to_put(
         group = _checked_group(system.message_group, limits)
     elif kind == "DELAY":
         deliver_at = _checked_delivery(system.delivery_timestamp, limits, now_ms)
+    if info.kind == "compacted" and not system.keys:
+        raise Refusal(
+            "ILLEGAL_MESSAGE_KEY",
+            f"the topic {topic!r} is of kind 'compacted', which keeps the newest message of each "
+            "key: give keys",
+        )
     if info.kind == "priority":
         # A queue's number is its priority.
         queue = min(max(system.priority, 0), info.write_queues - 1)
