@@ -74,6 +74,15 @@ cdef struct Row:
 cdef class PreparedBatch
 
 
+cdef inline int check_kind(PutRoute route, const Row *rows, Py_ssize_t i) except -1:
+    # A row that is put to a route with rules. It is keyed if it has hashes beside those of its ids.
+    cdef Py_ssize_t hashes = rows[i].hashes_end - (rows[i - 1].hashes_end if i else 0)
+    return route.check_kind(
+        rows[i].delayed, rows[i].grouped or rows[i].queue >= 0, rows[i].is_prepared,
+        hashes > 1 + (rows[i].dedup_size > 0),
+    )
+
+
 @cython.final
 cdef class Encoder:
     cdef object routes

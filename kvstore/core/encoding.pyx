@@ -147,7 +147,6 @@ cdef class Encoder:
         # Routes and sizes of a batch's checked messages, then their records.
         cdef Py_ssize_t i
         cdef PutRoute route, held = None
-        cdef bint ordered
         if None in batch.routes:
             named = [batch.rows[i].queue for i in range(batch.count)]
             queues = [None if queue < 0 else queue for queue in named]
@@ -164,8 +163,7 @@ cdef class Encoder:
                 refuse("the topic is the store's own")
             # A copy of a message that waited was checked when that was put.
             if route.rules and not batch.any_kind and not batch.rows[i].ends:
-                ordered = batch.rows[i].grouped or batch.rows[i].queue >= 0
-                route.check_kind(batch.rows[i].delayed, ordered, batch.rows[i].is_prepared)
+                check_kind(route, batch.rows, i)
             if batch.rows[i].queue >= route.write_queues:
                 refuse("a number out of its range")
             batch.rows[i].queue_key = route.queue_key(

@@ -26,7 +26,7 @@ cdef class PutRoute:
     cdef readonly int64_t dedup_window
     # The turn of the next message that names no queue.
     cdef uint64_t _turn
-    cdef int check_kind(self, bint delayed, bint ordered, bint prepared) except -1
+    cdef int check_kind(self, bint delayed, bint ordered, bint prepared, bint keyed) except -1
     cdef uint64_t queue_key(self, int64_t queue, bint grouped, uint32_t group_hash) noexcept
 
 

@@ -22,11 +22,13 @@ cdef enum:
     ONLY_ORDERED = 4
     ONLY_PREPARED = 8
     NO_PREPARED = 16
+    ONLY_KEYED = 32
 
 cdef dict _RULES = {
     "fifo": NO_DELAYED | ONLY_ORDERED | NO_PREPARED,
     "delay": ONLY_DELAYED | NO_PREPARED,
     "transaction": ONLY_PREPARED,
+    "compacted": ONLY_KEYED,
 }
 
 
@@ -56,13 +58,14 @@ cdef class PutRoute:
         self.dedup_window = -1 if dedup_window is None else dedup_window
         self.rules = _RULES.get(kind, 0) | (0 if takes_delays else NO_DELAYED)
 
-    cdef int check_kind(self, bint delayed, bint ordered, bint prepared) except -1:
+    cdef int check_kind(self, bint delayed, bint ordered, bint prepared, bint keyed) except -1:
         # Of a route with rules, if it takes a message: one that has a delay, or a place in an
-        # order (a group or a queue), or is prepared.
+        # order (a group or a queue), or is prepared, or has a key.
         cdef int against = (
             (NO_DELAYED if delayed else ONLY_DELAYED)
             | (0 if ordered else ONLY_ORDERED)
             | (NO_PREPARED if prepared else ONLY_PREPARED)
+            | (0 if keyed else ONLY_KEYED)
         )
         if self.rules & against:
             refuse("the topic's kind does not take the message")

@@ -5,7 +5,8 @@ that hangs holds up nobody else. The housekeeper looks for messages whose time t
 come, and puts their positions into the line of their group, from which its checkers take the next.
 An answer ends the transaction, or lets it wait for the next check, and so does no answer within
 `transaction_check_interval` of the question. While a group has no checker nobody is asked, and
-nothing is counted.
+nothing is counted. A message whose question was passed over, or waits in a line, is given up when
+it is too old; it is not looked at before that (`_AgeEnds`).
 
 Invariants:
 
@@ -13,6 +14,7 @@ Invariants:
   about a transaction that has ended meanwhile changes nothing.
 - A check is counted only if a checker was asked: time in the line counts for nothing.
 - Lines have positions, no messages, and a bounded number of them.
+- A message is given up at its time, whether or not its group has a checker.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import inspect
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush, nsmallest
 from typing import Final, Literal, NamedTuple
 
 from kvstore.clock import Clock
@@ -37,10 +40,10 @@ Answer = Literal["commit", "rollback", "unknown"]
 Ask = Callable[[StoredMessage], Answer]
 _INTERVAL: Final = 0.5
 """Seconds after which a checker's thread looks for questions by itself."""
-_LOOK_AGAIN: Final = 600.0
-"""Seconds between two looks at messages whose groups have no checker: they grow too old."""
 LINE_MAX: Final = 65_536
 """Messages in the line of one group."""
+AGE_ENDS_MAX: Final = 65_536
+"""Messages whose ages' ends are kept; beyond that the later half is found by another look."""
 _log = logging.getLogger("kvmq")
 
 
@@ -111,6 +114,53 @@ class _Asked(NamedTuple):
     until: float
 
 
+class _AgeEnds:
+    """When messages that were looked at are too old, ms: of the nearest of them, a bounded number.
+    The others are looked at again when the first of them is too old. One caller at a time adds and
+    takes.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int]] = []
+        """Ends and positions."""
+        self._kept: set[int] = set()
+        """The positions that have not been dropped: the heap may have more."""
+        self.others: int | None = None
+        """The first end of those that are not kept; None: all are."""
+
+    @property
+    def first(self) -> int | None:
+        """The first end of all."""
+        return self._heap[0][0] if self._heap else self.others
+
+    def add(self, end: int, position: int) -> None:
+        """Keeps when a message is too old, or notes that others are not kept."""
+        if position in self._kept:
+            return
+        if self.others is not None and end >= self.others:
+            return
+        self._kept.add(position)
+        heappush(self._heap, (end, position))
+        if len(self._heap) > AGE_ENDS_MAX:
+            nearest = nsmallest(AGE_ENDS_MAX // 2 + 1, self._heap)
+            # A sorted list is a heap.
+            self.others, _ = nearest.pop()
+            self._heap = nearest
+            self._kept.intersection_update(at for _, at in nearest)
+
+    def drop(self, position: int) -> None:
+        """Forgets a message that waits no more at its position."""
+        self._kept.discard(position)
+
+    def take(self, now: int) -> Iterator[int]:
+        """The positions of messages that are too old, each once."""
+        while self._heap and self._heap[0][0] <= now:
+            _, position = heappop(self._heap)
+            if position in self._kept:
+                self._kept.discard(position)
+                yield position
+
+
 class Checks:
     """Asks about transactions; see the module. `due` and `run` are a job of the housekeeper."""
 
@@ -129,7 +179,7 @@ class Checks:
         """Groups whose lines were full: more of their messages are due."""
         self._asked: dict[int, _Asked] = {}
         """The messages that are asked about, by their positions."""
-        self._again_at = self._clock.monotonic() + _LOOK_AGAIN
+        self._age_ends = _AgeEnds()
 
     def on_check(self, group: str, ask: Ask) -> Checker:
         """See `Store.on_check`."""
@@ -156,9 +206,12 @@ class Checks:
     # --- the job ---
 
     def due(self) -> bool:
-        """Whether a message is to be asked about, or an answer has not come in time."""
+        """Whether a message is to be asked about or too old, or an answer has not come in time."""
         now = self._clock.monotonic()
-        if now >= self._again_at or any(one.until <= now for one in tuple(self._asked.values())):
+        if any(one.until <= now for one in tuple(self._asked.values())):
+            return True
+        age_end = self._age_ends.first
+        if age_end is not None and age_end <= self._clock.now_ms():
             return True
         return self._transactions.is_due()
 
@@ -168,18 +221,27 @@ class Checks:
         """
         with self._turn:
             now = self._clock.monotonic()
-            if now >= self._again_at:
-                self._again_at = now + _LOOK_AGAIN
-                self._transactions.look_again()
             for position, asked in list(self._asked.items()):
                 if asked.until <= now:
                     self._answered(position, "unknown")
             try:
+                self._give_up_old()
                 for found in self._transactions.questions():
+                    self._age_ends.add(self._transactions.age_end(found), found.message.position)
                     self._line_up(found)
             except BaseException:
                 self._transactions.look_again()
                 raise
+
+    def _give_up_old(self) -> None:
+        """Gives up the messages that have grown too old since they were looked at."""
+        now = self._clock.now_ms()
+        for position in self._age_ends.take(now):
+            self._transactions.give_up_old(position, now)
+        others = self._age_ends.others
+        if others is not None and others <= now:
+            self._age_ends = _AgeEnds()
+            self._transactions.look_again()
 
     def _groups(self) -> set[str]:
         return {one.group for one in self._checkers if one.is_open}
@@ -240,6 +302,8 @@ class Checks:
             # The disk is full, or the store is being closed: it is asked about again.
             _log.error("the answer %r about a transaction could not be kept: %s", answer, str(e))
         self._asked.pop(position, None)
-        if not is_kept:
-            # Not before: a look passes over a message that is still asked about.
-            self._transactions.look_again()
+        if is_kept:
+            self._age_ends.drop(position)
+            return
+        # Not before: a look passes over a message that is still asked about.
+        self._transactions.look_again()

@@ -194,7 +194,13 @@ class PendingMessages:
         )  # fmt: skip
 
     def copy(
-        self, held: list[Held], due: list[int], *, is_needed: bool = False, ends: bool = True
+        self,
+        held: list[Held],
+        due: list[int],
+        added: list[bytes] | None = None,
+        *,
+        is_needed: bool = False,
+        ends: bool = True,
     ) -> int:
         """Puts copies of messages that wait, each to its topic or (due: not 0) to wait again; those
         that are damaged are left out. Returns how many were put. Copies that are needed go to a
@@ -202,13 +208,14 @@ class PendingMessages:
         """
         while held:
             try:
-                batch = self.copies(held, due, ends=ends)
+                batch = self.copies(held, due, added, ends=ends)
             except RecordDamaged as e:
                 at = next((i for i, one in enumerate(held) if one[3] == e.position), None)
                 if at is None:
                     raise
                 self._cannot(held[at][3], e)
                 held, due = held[:at] + held[at + 1 :], due[:at] + due[at + 1 :]
+                added = None if added is None else added[:at] + added[at + 1 :]
                 continue
             now = self._context.clock.now_ms() if is_needed else self._writer.begin_put()
             self._writer.put(batch, now)
@@ -263,10 +270,12 @@ class PendingMessages:
         self,
         segments: Iterable[int],
         with_others: Callable[[list[int]], list[int]] = lambda positions: positions,
+        kept: Callable[[int], bytes] | None = None,
     ) -> None:
         """Puts messages that still wait to the log's end, before segments with their records leave
         the log. The disk has them, and the ends of all waits, when it returns. `with_others` gives
-        positions, and those of messages that are moved with them.
+        positions, and those of messages that are moved with them; `kept` the properties that say
+        how the prepared message at a position was asked about.
         """
         topic = self._topics.find(self._topic)
         if topic is None:
@@ -278,7 +287,7 @@ class PendingMessages:
             for at in range(0, len(positions), AT_ONCE):
                 part = positions[at : at + AT_ONCE]
                 with self.lock:
-                    while not self._move(with_others(part)):
+                    while not self._move(with_others(part), kept):
                         pass
         if was_any:
             self._checkpoint()
@@ -293,7 +302,7 @@ class PendingMessages:
                 found += (columns.positions + segment * self._log.segment_size).tolist()
         return found
 
-    def _move(self, positions: list[int]) -> bool:
+    def _move(self, positions: list[int], kept: Callable[[int], bytes] | None) -> bool:
         """Puts those messages to the log's end that stand at these positions and still wait. False,
         with nothing put, if the topic of one was deleted meanwhile.
         """
@@ -307,8 +316,9 @@ class PendingMessages:
                 # A delayed message that is due is delivered in its turn; one that is to be asked
                 # about waits on.
                 due.append(max(one[4], now + 1) if self._is_prepared else one[4])
+        added = None if kept is None else [kept(one[3]) for one in held]
         try:
-            self.copy(held, due, is_needed=True)
+            self.copy(held, due, added, is_needed=True)
         except TopicNotFound:
             return False
         if due and self._is_prepared:

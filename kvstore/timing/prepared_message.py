@@ -123,15 +123,10 @@ def prepared_properties(group: str, member: Member | None) -> bytes:
     return _pairs(**{TRANSACTION_PREPARED: "true", PRODUCER_GROUP: group}, **of_set)
 
 
-def asked_properties(found: PreparedMessage) -> bytes:
-    """The properties of a copy that waits again, after it was asked about."""
-    return _pairs(
-        **{
-            TRANSACTION_PREPARED: "true",
-            TRANSACTION_CHECKS: found.checks + 1,
-            TRANSACTION_SINCE_MS: found.since,
-        }
-    )
+def waiting_properties(found: PreparedMessage, checks: int) -> bytes:
+    """The properties of a copy that waits on, after so many checks."""
+    asked = {TRANSACTION_CHECKS: checks} if checks else {}
+    return _pairs(**{TRANSACTION_PREPARED: "true"}, **asked, **{TRANSACTION_SINCE_MS: found.since})
 
 
 def rollback_properties(message: StoredMessage, why: str) -> bytes:

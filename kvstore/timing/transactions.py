@@ -51,13 +51,13 @@ from kvstore.timing.prepared_message import (
     WITH_THE_FIRST,
     Member,
     PreparedMessage,
-    asked_properties,
     due_of,
     member_of,
     prepared_of,
     prepared_properties,
     rollback_properties,
     topic_property,
+    waiting_properties,
 )
 from kvstore.timing.timer_rows import TimerRows
 
@@ -126,7 +126,8 @@ class Transactions:
             raise CallerError(
                 f"immunity is {shown(immunity)}; it must be 0 to {IMMUNITY_MAX:.0f} seconds"
             )
-        due = now + max(1, cut_ms(self._clock) + whole_ms(seconds))
+        wait = min(whole_ms(seconds), whole_ms(self._config.transaction_age))
+        due = now + max(1, cut_ms(self._clock) + wait)
         if set_id is None:
             held = [(prepared_properties(group, None), due)] * len(messages)
         else:
@@ -201,7 +202,13 @@ class Transactions:
 
     def leave(self, segments: Sequence[int]) -> None:
         """See `PendingMessages.leave`; the messages of a set are moved together."""
-        self.pending.leave(segments, self._with_sets)
+        self.pending.leave(segments, self._with_sets, self._kept_properties)
+
+    def _kept_properties(self, position: int) -> bytes:
+        """The properties by which the copy of a message that is moved keeps its checks and age."""
+        found = self._list.at(position)
+        # A message whose record is damaged is not moved.
+        return b"" if found is None else waiting_properties(found, found.checks)
 
     def _with_sets(self, positions: list[int]) -> list[int]:
         """Positions of prepared messages, with those of the sets that any of them are in: each set
@@ -244,7 +251,9 @@ class Transactions:
             return
         self._tell_cut(member)
         if is_new:
-            self._wait_again(rest, [WITH_THE_FIRST] * len(rest))
+            cut = prepared_of(last)
+            checks = 0 if cut is None else cut.checks
+            self._wait_again(rest, [WITH_THE_FIRST] * len(rest), [checks] * len(rest))
         elif last.topic == TRANSACTION_HALF_TOPIC:
             why = last.properties.get(TRANSACTION_ROLLBACK)
             if why is not None:  # else it is no record of ours
@@ -294,11 +303,21 @@ class Transactions:
         found = self._list.at(position)
         if found is None or found.check_at is None:
             return None
-        is_old = now - found.since > self._config.transaction_age * 1000
-        if is_old or found.checks >= self._config.transaction_checks:
+        if self.age_end(found) <= now or found.checks >= self._config.transaction_checks:
             self._give_up(self._list.members(found))
             return None
         return found
+
+    def age_end(self, found: PreparedMessage) -> int:
+        """When a message is too old, ms."""
+        return found.since + cut_ms(self._clock) + whole_ms(self._config.transaction_age)
+
+    def give_up_old(self, position: int, now: int) -> None:
+        """Gives up the message at a position, if it still waits there and is too old."""
+        with self.pending.lock:
+            found = self._list.at(position)
+            if found is not None and self.age_end(found) <= now:
+                self._give_up(self._list.members(found))
 
     def question(self, position: int) -> PreparedMessage | None:
         """The message at a position, if it still waits to be asked about."""
@@ -330,12 +349,16 @@ class Transactions:
                 self._end(members, answer)
                 return
             interval = whole_ms(self._config.transaction_check_interval)
-            due = self._clock.now_ms() + cut_ms(self._clock) + interval
-            self._wait_again(members, [due] + [WITH_THE_FIRST] * (len(members) - 1))
+            now = self._clock.now_ms()
+            next_check = now + cut_ms(self._clock) + interval
+            due = max(now + 1, min(next_check, self.age_end(found)))
+            times = [due] + [WITH_THE_FIRST] * (len(members) - 1)
+            self._wait_again(members, times, [one.checks + 1 for one in members])
 
-    def _wait_again(self, found: list[PreparedMessage], due: list[int]) -> None:
+    def _wait_again(self, found: list[PreparedMessage], due: list[int], checks: list[int]) -> None:
         held = [self._held(one) for one in found]
-        self.pending.put(self.pending.copies(held, due, [asked_properties(one) for one in found]))
+        added = [waiting_properties(*one) for one in zip(found, checks, strict=True)]
+        self.pending.put(self.pending.copies(held, due, added))
         self._rows.added(min(due))
 
 

@@ -50,6 +50,7 @@ LIMITS: Final = (
 )
 LET_OUT: Final = {
     "engine.upkeep._PARTS_MAX": "tests/engine/test_checkpoints.py",
+    "timing.checks.AGE_ENDS_MAX": "tests/timing/test_transaction_ages.py",
     "timing.checks.LINE_MAX": "tests/timing/test_transactions.py",
     "index.archived.FETCHED_MAX": "tests/tiering/catalog/test_same_answers.py",
     "consume.hand._UNSETTLED_MAX": "tests/consume/test_consumer.py",

@@ -22,6 +22,13 @@ REFUSED: Final[list[tuple[str, dict[str, Any], str]]] = [
     ("delay", {"message_group": "g", "queue": 0}, "is of kind 'delay'"),
     ("transaction", {}, "is of kind 'transaction', for prepared messages only: prepare it"),
     ("transaction", {"deliver_at": LATER}, "is of kind 'transaction'"),
+    (
+        "compacted",
+        {},
+        "is of kind 'compacted', which keeps the newest message of each key: give keys",
+    ),
+    ("compacted", {"deliver_at": LATER, "queue": 1}, "is of kind 'compacted'"),
+    ("compacted", {"keys": [], "message_id": "id"}, "is of kind 'compacted'"),
     ("undelayed", {"deliver_at": LATER}, "takes_delays=False: put it without a delay, or use"),
     ("undelayed", {"deliver_at": 1_000_000_000_000}, "takes_delays=False"),
 ]
@@ -32,7 +39,9 @@ TAKEN: Final[list[tuple[str, dict[str, Any]]]] = [
     ("delay", {"deliver_at": 1_000_000_000_000}),
     ("delay", {"message_group": "g", "deliver_at": LATER}),
     ("undelayed", {}),
-    *((kind, fields) for kind in ("normal", "priority", "compacted")
+    *((kind, fields) for kind in ("normal", "priority")
+      for fields in ({}, {"message_group": "g"}, {"queue": 1}, {"deliver_at": LATER})),
+    *(("compacted", {"keys": ["k"]} | fields)
       for fields in ({}, {"message_group": "g"}, {"queue": 1}, {"deliver_at": LATER})),
 ]  # fmt: skip
 
@@ -88,10 +97,23 @@ def test_a_delay_of_any_sort_is_one_for_the_kind(store: Store, asked: dict[str, 
             store.put(topic, b"x", queue=0, **asked)
 
 
+def test_an_id_of_its_own_is_no_key(store: Store) -> None:
+    """Nor is a dedup id, in a batch in which the message before has keys."""
+    store.alter_topic("compacted", dedup_window=60.0)
+    keyed = Message("compacted", b"x", keys=["a", "b"], dedup_id="1")
+    for one in (Message("compacted", b"x", dedup_id="2"), Message("compacted", b"", keys=[])):
+        with pytest.raises(MessageIllegal, match=r"^message 1 of 2: .* give keys"):
+            store.put_batch([keyed, one])
+    assert len(store.put_batch([keyed, keyed])) == 2
+
+
 def test_the_first_row_that_the_kind_does_not_take_is_named(store: Store) -> None:
     rows = pa.record_batch({"body": [b"x"] * 3, "deliver_at": [LATER, LATER, None]})
     with pytest.raises(MessageIllegal, match=r"^row 2 of 3: topic 'delay'"):
         store.put_columns("delay", rows)
+    keys = pa.record_batch({"body": [b"x"] * 3, "keys": [["k"], ["k", "l"], []]})
+    with pytest.raises(MessageIllegal, match=r"^row 2 of 3: topic 'compacted'"):
+        store.put_columns("compacted", keys)
     groups = pa.record_batch({"body": [b"x"] * 3, "message_group": ["g", None, "g"]})
     with pytest.raises(MessageIllegal, match=r"^row 1 of 3: topic 'fifo'"):
         store.put_columns("fifo", groups)
@@ -99,11 +121,14 @@ def test_the_first_row_that_the_kind_does_not_take_is_named(store: Store) -> Non
 
 @pytest.mark.parametrize("kind", ["normal", "priority", "compacted", "transaction"])
 def test_a_prepared_message_is_taken_and_committed(store: Store, kind: str) -> None:
-    prepared = store.prepare(kind, b"x", group="pay")
+    prepared = store.prepare(kind, b"x", group="pay", keys=["k"])
     assert store.commit(prepared).offset == 0
 
 
-@pytest.mark.parametrize(("kind", "says"), [("fifo", "none is prepared"), ("delay", "delayed")])
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [("fifo", "none is prepared"), ("delay", "delayed"), ("compacted", "give keys")],
+)
 def test_a_prepared_message_that_the_kind_does_not_take_is_refused(
     store: Store, kind: str, says: str
 ) -> None:
@@ -113,6 +138,11 @@ def test_a_prepared_message_that_the_kind_does_not_take_is_refused(
     messages = [Message("normal", b"x"), Message(kind, b"x", queue=0)]
     with pytest.raises(MessageIllegal, match=f"^message 1 of 2: topic '{kind}'"):
         store.prepare_batch(messages, group="pay")
+    block = store.transaction(group="pay")
+    block.put("normal", b"x")
+    block.put(kind, b"x")
+    with pytest.raises(MessageIllegal, match=f"topic '{kind}' is of kind"):
+        block.prepare()
     assert puts(store) == 0
 
 

@@ -474,6 +474,11 @@ def _check_kind(m: Message, route: PutRoute, is_prepared: bool) -> None:
             f"{topic} is of kind 'fifo', whose messages are in order: give the message_group, or "
             "the queue, in which this one has its place"
         )
+    if kind == "compacted" and not list(m.keys):
+        raise MessageIllegal(
+            f"{topic} is of kind 'compacted', which keeps the newest message of each key: give "
+            "keys, or put it to a topic of another kind"
+        )
     if delayed and not route.takes_delays:
         raise MessageIllegal(
             f"{topic} was made with takes_delays=False: put it without a delay, or use "

@@ -37,7 +37,7 @@ ALL = (*UNARY, "ReceiveMessage", "PullMessage", "Telemetry")
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     with kvstore.open(tmp_path_factory.mktemp("served")) as store:
-        for kind in ("normal", "fifo", "delay", "transaction", "priority"):
+        for kind in ("normal", "fifo", "delay", "transaction", "priority", "compacted"):
             store.create_topic("t" if kind == "normal" else kind, queues=2, kind=kind)
         store.create_topic("undelayed", queues=1, takes_delays=False)
         store.create_group("g")
@@ -237,6 +237,14 @@ def test_a_message_of_another_type_than_its_topics_is_refused(
     request = request_of("SendMessage", topic)
 
     assert code_of(client, "SendMessage", request) == "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE"
+
+
+def test_a_message_without_keys_is_refused_by_a_compacted_topic(client: RocketmqClient) -> None:
+    request = request_of("SendMessage", "compacted")
+    assert code_of(client, "SendMessage", request) == "ILLEGAL_MESSAGE_KEY"
+
+    request.messages[0].system_properties.keys.append("k")
+    assert code_of(client, "SendMessage", request) == "OK"
 
 
 def test_a_topic_that_takes_no_delays_refuses_a_delayed_message(client: RocketmqClient) -> None:

@@ -140,6 +140,12 @@ def message_to_put(
         _check_group(message.message_group, limits)
     elif message.deliver_at is not None:
         _check_delivery(message.deliver_at, limits, now_ms)
+    if info.kind == "compacted" and not message.keys:
+        raise Refusal(
+            "ILLEGAL_MESSAGE_KEY",
+            f"the topic {info.name!r} is of kind 'compacted', which keeps the newest message of "
+            "each key: give keys",
+        )
     if info.kind == "priority":
         # A queue's number is its priority.
         message.queue = min(max(sent.priority, 0), info.write_queues - 1)
