@@ -20,6 +20,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from bench.served import ending
+
 _HERE: Final = Path(__file__).resolve().parent / "peers"
 _POM: Final = _HERE / "rocketmq_proxy" / "pom.xml"
 _JARS: Final = _HERE / ".cache" / "rocketmq_proxy"
@@ -117,11 +119,8 @@ def _java(home: Path, mib: int, program: str, *given: str) -> Iterator[subproces
             command, cwd=home, stdout=log, stderr=log,
             env={**os.environ, "ROCKETMQ_HOME": str(home)},
         )  # fmt: skip
-    try:
+    with ending(process, 60.0):
         yield process
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 def _wait_for(program: str, process: subprocess.Popen[bytes], port: int) -> None:
