@@ -72,12 +72,14 @@ class Row(msgspec.Struct, frozen=True):
 
 _COLUMNS: Final = ["figure", "unit", *_SERVERS, "ratio", "target", ""]
 _LOADS: Final = 4 + len(RATES)
+_FULL_MESSAGES, _FULL_ROUNDS = 100_000, 3
+"""Ten minutes."""
 
 
 @click.command()
-@click.option("--messages", type=click.IntRange(min=1000), default=100_000, show_default=True,
-              help="Of each load.")  # fmt: skip
-@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--messages", type=click.IntRange(min=1000), default=_FULL_MESSAGES,
+              show_default=True, help="Of each load.")  # fmt: skip
+@click.option("--rounds", type=click.IntRange(min=1), default=_FULL_ROUNDS, show_default=True)
 @click.option("--size", type=click.IntRange(min=16), default=1024, show_default=True,
               help="Bytes of a body.")  # fmt: skip
 @click.option("--dir", "place", type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -103,7 +105,9 @@ def bench_serve(
     facts["RocketMQ"] = next(rocketmq_jars().glob("rocketmq-proxy-*.jar")).stem
     if writes:
         head = _HEAD.read_text(encoding="utf-8")
-        write_served(head, facts, _COLUMNS[1:], [(row.name, row.cells[1:]) for row in rows])
+        full = messages >= _FULL_MESSAGES and rounds >= _FULL_ROUNDS
+        lines = [(row.name, row.cells[1:]) for row in rows]
+        write_served(head, facts, _COLUMNS[1:], lines, full=full)
     if out.json:
         out.document({"facts": facts, "rows": rows})
     else:

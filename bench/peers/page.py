@@ -103,8 +103,10 @@ _IN_TIME: Final = "## Messages in time\n"
 _SERVED: Final = "## A server beside RocketMQ's proxy\n"
 _TOPICS: Final = "## Over the number of topics\n"
 _SHORT: Final = """
-**This was a short run, which shows that the comparison works; its figures must not be quoted.** It
-has no ratios and no targets, and some works may be missing. README keeps the figures of
+**This was a short run, which shows that the comparison works; its figures must not be quoted.**
+"""
+_LEFT_OUT: Final = """
+It has no ratios and no targets, and some works may be missing. README keeps the figures of
 [figures.md](figures.md) until there is a full run.
 """
 
@@ -121,7 +123,7 @@ def write(facts: dict[str, str], peers: Runs, results: Results, full: bool) -> N
     """
     text = (
         f"{_HEAD.read_text(encoding='utf-8')}\n## The run\n\n{_facts(facts)}"
-        f"{'' if full else _SHORT}"
+        f"{'' if full else _SHORT + _LEFT_OUT}"
         f"\n## Rates\n\n{_rates(ROWS, results, full)}\n"
         f"{f'## Targets{_targets(results)}' if full else ''}"
         f"{_IN_TIME}\n{_in_time({}, results, full)}"
@@ -139,9 +141,12 @@ def write_in_time(facts: dict[str, str], results: Results) -> None:
     _write_section(_IN_TIME, _in_time(facts, results, False))
 
 
-def write_served(head: str, facts: dict[str, str], names: list[str], rows: Rows) -> None:
+def write_served(
+    head: str, facts: dict[str, str], names: list[str], rows: Rows, *, full: bool
+) -> None:
     """Write the part about a server alone: a text, the facts of its run, and a table."""
-    _write_section(_SERVED, f"{head}\n{_facts(facts)}\n{_table(names, rows)}\n")
+    short = "" if full else _SHORT
+    _write_section(_SERVED, f"{head}\n{_facts(facts)}{short}\n{_table(names, rows)}\n")
 
 
 def _write_section(heading: str, text: str) -> None:
