@@ -64,8 +64,8 @@ bench: setup
 bench-peers: setup
 	$(BIN)/python -m bench.peers $(ARGS)
 
-# A served store beside RocketMQ's proxy, which Maven brings, by RocketMQ's protocol. For instance:
-# make bench-serve ARGS="--messages 20000 --rounds 1"
+# A served store beside RocketMQ's proxy, which Maven brings, by RocketMQ's protocol. Takes ten minutes; for a quick try:
+# make bench-serve ARGS="--messages 5000 --rounds 1". With ARGS="--page" it writes its part of docs/benchmarks.md.
 bench-serve: setup
 	$(BIN)/python -m bench.beside_rocketmq $(ARGS)
 

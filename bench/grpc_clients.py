@@ -1,4 +1,4 @@
-"""A served store and RocketMQ's clients: sending, receiving and acking, and a message's delay.
+"""A server and RocketMQ's clients: sending, receiving and acking, a message's delay, and memory.
 
 The server is another process. The load has 4 connections, and makes the requests of the official
 clients with all their metadata, but reads no more of the answers than it needs.
@@ -7,32 +7,39 @@ clients with all their metadata, but reads no more of the answers than it needs.
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
+import math
+import struct
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
-from statistics import quantiles
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-import kvstore
 from bench.figure import Figure, Options
 from bench.grpc_connection import GrpcConnection
+from bench.memory import anonymous_bytes
+from bench.served import Server, served
 from kvstore.serve.grpc.protocol.protocol_tables import MESSAGING
 from kvstore.serve.grpc.protocol.wire import message_class, set_ms, set_seconds
 
-CONNECTIONS: Final = 4
-_IN_FLIGHT: Final = 64
+RATES: Final = (8_000, 10_000)
+"""Messages a second whose delays are measured."""
+_CONNECTIONS: Final = 4
+_MANY: Final = 1_000
+"""Connections whose memory is measured."""
 _BATCH: Final = 32
+_IN_FLIGHT: Final = {1: 64, _BATCH: 8}
+"""Sends of one connection at a time, by the messages of a request."""
 _POLLS: Final = 4
 """Receives of one connection that are under way."""
-_RATES: Final = (8_000, 10_000)
 _LATENCY_SECONDS: Final = 8.0
 _TURN: Final = 0.001
-_ID: Final = b"0102FC00000001651E0B18C2DF"
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_UNDER_WAY: Final = 1_024
+"""Calls of one connection at a time, at most; servers refuse more than some thousands."""
+_STAMP: Final = struct.Struct(">d")
+_ID: Final = "0102FC00000001651E0B18C2DF"
+_SEND: Final = MESSAGING + "SendMessage"
+_ACK: Final = MESSAGING + "AckMessage"
 METADATA: Final[Mapping[str, str]] = {
     "x-mq-client-id": "bench@1@0@kvmq",
     "x-mq-language": "JAVA",
@@ -44,84 +51,85 @@ METADATA: Final[Mapping[str, str]] = {
 }
 
 
-class Server(NamedTuple):
-    """A server that is measured: its port, and its process."""
-
-    port: int
-    pid: int
-
-    def cpu(self) -> float:
-        """Seconds of processor time that it took so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[Server]:
-    """A new store with topic "t" and group "g", served."""
-    with kvstore.open(folder) as store:
-        store.create_topic("t", queues=8)
-        store.create_group("g")
-    command = [sys.executable, "-m", "kvstore", "serve", str(folder), "--json"]
-    command += ["--grpc", "127.0.0.1:0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        door = process.stdout.readline()
-        port = int(door.rpartition("127.0.0.1:")[2].partition('"')[0])
-        try:
-            yield Server(port, process.pid)
-        finally:
-            process.terminate()
-            process.wait(20)
-
-
 def run_send(folder: Path, options: Options) -> list[Figure]:
     """Messages of 1 KiB sent by 4 connections: one a request, 64 in flight, and 32 a request."""
-    count, size = options.messages or 60_000, options.size or 1024
-    figures = []
     with served(folder / "s") as server:
-        for batch, in_flight in ((1, _IN_FLIGHT), (_BATCH, 8)):
-            asyncio.run(send_all(server, 4_000, size, batch, in_flight))
-            cpu, begun = server.cpu(), time.perf_counter()
-            asyncio.run(send_all(server, count, size, batch, in_flight))
-            seconds = time.perf_counter() - begun
-            name = f"send, {batch} a request"
-            figures.append(Figure(name, count / seconds, "messages/s"))
-            used = 1e6 * (server.cpu() - cpu) / count
-            figures.append(Figure(f"cpu of {name}", used, "s/million", better="lower"))
-    return figures
+        return measure_send(server, options.messages or 60_000, options.size or 1024)
 
 
 def run_receive(folder: Path, options: Options) -> list[Figure]:
     """Messages of 1 KiB received 32 at a time and acked, by 4 connections."""
-    count, size = options.messages or 60_000, options.size or 1024
+    count = options.messages or 60_000
     with served(folder / "s") as server:
-        asyncio.run(send_all(server, count, size, _BATCH, 8))
-        cpu, begun = server.cpu(), time.perf_counter()
-        received, ended = asyncio.run(receive_all(server, count))
-        seconds = ended - begun
-        used = 1e6 * (server.cpu() - cpu) / received
-    return [
-        Figure("receive 32 + ack", received / seconds, "messages/s"),
-        Figure("cpu of receive 32 + ack", used, "s/million", better="lower"),
-    ]
+        asyncio.run(_send_all(server, count, options.size or 1024, _BATCH))
+        return measure_receive(server, count)
 
 
 def run_latency(folder: Path, options: Options) -> list[Figure]:
     """The time from a message's send to its receipt, at set rates, one message a request."""
     figures = []
-    for rate in _RATES:
+    for rate in RATES:
         with served(folder / f"s{rate}") as server:
-            delays = asyncio.run(_latency(server, rate, options.size or 1024))
-        cuts = quantiles(delays, n=100)
-        figures.append(
-            Figure(f"end to end at {rate}/s, p50", 1000 * cuts[49], "ms", better="lower")
-        )
-        figures.append(
-            Figure(f"end to end at {rate}/s, p99", 1000 * cuts[98], "ms", better="lower")
-        )
+            figures += measure_latency(server, rate, options.size or 1024)
     return figures
+
+
+def run_memory(folder: Path, options: Options) -> list[Figure]:
+    """The server's memory beside mapped files, while 1,000 connections are open that have sent."""
+    with served(folder / "s") as server:
+        return measure_memory(server, options.messages or 60_000, options.size or 1024)
+
+
+# --- what is measured, of any server ---
+
+
+def warm(server: Server, count: int, size: int) -> None:
+    """Sends so many messages, off the clock."""
+    asyncio.run(_send_all(server, count, size, 1))
+
+
+def measure_send(server: Server, count: int, size: int) -> list[Figure]:
+    """See `run_send`: `count` messages each way."""
+    figures = []
+    for batch in _IN_FLIGHT:
+        asyncio.run(_send_all(server, 4_000, size, batch))
+        cpu, begun = server.cpu(), time.perf_counter()
+        asyncio.run(_send_all(server, count, size, batch))
+        seconds = time.perf_counter() - begun
+        figures += _load(f"send, {batch} a request", count, seconds, server.cpu() - cpu)
+    return figures
+
+
+def measure_receive(server: Server, count: int) -> list[Figure]:
+    """See `run_receive`."""
+    cpu, begun = server.cpu(), time.perf_counter()
+    received, ended = asyncio.run(_receive_all(server, count))
+    return _load("receive 32 + ack", received, ended - begun, server.cpu() - cpu)
+
+
+def measure_latency(server: Server, rate: int, size: int) -> list[Figure]:
+    """See `run_latency`."""
+    delays = sorted(asyncio.run(_latency(server, rate, size)))
+    return [
+        Figure(
+            f"end to end at {rate:,}/s, p{percent}", 1000 * delays[len(delays) * percent // 100],
+            "ms", better="lower",
+        )
+        for percent in (50, 99)
+    ]  # fmt: skip
+
+
+def measure_memory(server: Server, count: int, size: int) -> list[Figure]:
+    """See `run_memory`: all connections together send `count` messages."""
+    used = asyncio.run(_memory(server, count, size))
+    return [Figure(f"memory, {_MANY:,} connections", used / 1e6, "MB", better="lower")]
+
+
+def _load(name: str, count: int, seconds: float, cpu: float) -> list[Figure]:
+    return [
+        Figure(name, count / seconds, "messages/s"),
+        Figure(f"cpu of {name}", 1e6 * cpu / count, "s/million", better="lower"),
+    ]
 
 
 # --- requests ---
@@ -134,7 +142,7 @@ def _send_request(size: int, batch: int) -> bytes:
         message.topic.name = "t"
         message.body = bytes(size)
         system = message.system_properties
-        system.message_id = f"{_ID.decode()}{n:08X}"
+        system.message_id = f"{_ID}{n:08X}"
         system.body_encoding = system.message_type = 1
         system.born_host = "bench"
         set_ms(system.born_timestamp, 1_795_631_321_290)
@@ -167,28 +175,27 @@ def _ack_request(handles: list[tuple[str, str]]) -> bytes:
 # --- loads ---
 
 
-async def _connected(server: Server, work: Callable[[GrpcConnection], Awaitable[Any]]) -> list[Any]:
-    """Does some work on each of the connections; what each returns."""
-    made = [await GrpcConnection.open(server.port, METADATA) for _ in range(CONNECTIONS)]
+@asynccontextmanager
+async def _connections(
+    server: Server, count: int = _CONNECTIONS
+) -> AsyncIterator[list[GrpcConnection]]:
+    """So many connections."""
+    made = [await GrpcConnection.open(server.port, METADATA) for _ in range(count)]
     try:
-        return await asyncio.gather(*(work(connection) for connection in made))
+        yield made
     finally:
         for connection in made:
             connection.close()
 
 
-async def send_all(server: Server, count: int, size: int, batch: int, in_flight: int) -> None:
-    """Sends so many messages, by `in_flight` requests of each connection at a time."""
-    request, path = _send_request(size, batch), MESSAGING + "SendMessage"
-
-    async def send(connection: GrpcConnection) -> None:
-        left = count // batch // CONNECTIONS
-        await connection.repeat(path, request, left, in_flight)
-
-    await _connected(server, send)
+async def _send_all(server: Server, count: int, size: int, batch: int) -> None:
+    """Sends so many messages."""
+    async with _connections(server) as made:
+        request, each = _send_request(size, batch), count // batch // len(made)
+        await asyncio.gather(*(one.repeat(_SEND, request, each, _IN_FLIGHT[batch]) for one in made))
 
 
-async def receive_all(server: Server, count: int) -> tuple[int, float]:
+async def _receive_all(server: Server, count: int) -> tuple[int, float]:
     """Receives and acks until so many came; how many did, and when the last ack was answered. Polls
     that wait then are not counted.
     """
@@ -200,14 +207,12 @@ async def receive_all(server: Server, count: int) -> tuple[int, float]:
             handles = [(m.message_id, m.receipt_handle) for m, _ in await _receive(connection)]
             if not handles:
                 return
-            await connection.call(MESSAGING + "AckMessage", _ack_request(handles))
+            await connection.call(_ACK, _ack_request(handles))
             done += len(handles)
             ended = time.perf_counter()
 
-    async def receive(connection: GrpcConnection) -> None:
-        await asyncio.gather(*(poll(connection) for _ in range(_POLLS)))
-
-    await _connected(server, receive)
+    async with _connections(server) as made:
+        await asyncio.gather(*(poll(one) for one in made * _POLLS))
     return done, ended
 
 
@@ -220,36 +225,51 @@ async def _receive(connection: GrpcConnection) -> list[tuple[Any, bytes]]:
 
 
 async def _latency(server: Server, rate: int, size: int) -> list[float]:
+    """Seconds from the moment at which each message was to be sent, which is in its body, to its
+    receipt: infinity where it did not come. The first tenth is left out.
+    """
     delays: list[float] = []
-    until = time.monotonic() + _LATENCY_SECONDS
+    begun, seconds = time.monotonic(), _LATENCY_SECONDS
+    count = int(seconds * rate / _CONNECTIONS)
     template = _send_request(size, 1)
-    at = template.index(bytes(size))
+    before, _, behind = template.partition(bytes(size))
 
     async def send(connection: GrpcConnection) -> None:
-        begun, sent = time.monotonic(), 0
-        while (now := time.monotonic()) < until:
-            due = int((now - begun) * rate / CONNECTIONS)
-            while sent < due:
-                stamp = b"%024.9f" % time.monotonic()
-                request = template[:at] + stamp + template[at + len(stamp) :]
-                connection.begin(MESSAGING + "SendMessage", request, _ignored)
-                sent += 1
-            await asyncio.sleep(_TURN)
+        for number in range(count):
+            due = begun + number * seconds / count
+            while time.monotonic() < due or connection.under_way >= _UNDER_WAY:
+                await asyncio.sleep(_TURN)
+            body = _STAMP.pack(due).ljust(size, b"\0")
+            connection.begin(_SEND, before + body + behind, _ignored)
 
     async def poll(connection: GrpcConnection) -> None:
-        while time.monotonic() < until:
+        while len(delays) < count * _CONNECTIONS:
             found = await _receive(connection)
             now = time.monotonic()
-            delays.extend(now - float(body[:24]) for _, body in found)
+            if not found and now > begun + seconds:
+                return
+            stamps = [_STAMP.unpack_from(body)[0] for _, body in found]
+            # Others are of a load before this one.
+            delays.extend(now - stamp for stamp in stamps if stamp >= begun)
             handles = [(system.message_id, system.receipt_handle) for system, _ in found]
             if handles:
-                connection.begin(MESSAGING + "AckMessage", _ack_request(handles), _ignored)
+                connection.begin(_ACK, _ack_request(handles), _ignored)
 
-    async def both(connection: GrpcConnection) -> None:
-        await asyncio.gather(send(connection), *(poll(connection) for _ in range(_POLLS)))
+    async with _connections(server) as made:
+        polls = [asyncio.ensure_future(poll(one)) for one in made * _POLLS]
+        await asyncio.gather(*map(send, made))
+        await asyncio.wait(polls, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.gather(*polls, return_exceptions=True)
+    lost = count * _CONNECTIONS - len(delays)
+    return delays[len(delays) // 10 :] + [math.inf] * lost
 
-    await _connected(server, both)
-    return delays[len(delays) // 10 :]
+
+async def _memory(server: Server, count: int, size: int) -> int:
+    """Bytes of memory while many connections are open, which have sent so many messages."""
+    async with _connections(server, _MANY) as made:
+        request, each = _send_request(size, 1), max(count // _MANY, 1)
+        await asyncio.gather(*(one.repeat(_SEND, request, each, 1) for one in made))
+        return anonymous_bytes(server.pid)
 
 
 def _ignored(_: list[bytes]) -> None:

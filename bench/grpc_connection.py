@@ -53,6 +53,11 @@ class GrpcConnection(asyncio.Protocol):
         """Ends it, with all of its calls."""
         self._transport.close()
 
+    @property
+    def under_way(self) -> int:
+        """How many calls are not answered yet."""
+        return len(self._ended)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
         assert isinstance(transport, asyncio.Transport)
@@ -78,6 +83,8 @@ class GrpcConnection(asyncio.Protocol):
 
     def begin(self, path: str, request: bytes, ended: Ended) -> None:
         """Begins a call; `ended` is given its answers when all are there."""
+        if self._transport.is_closing():
+            raise ConnectionError("the connection has ended")
         self._stream += 2
         stream = self._stream
         self._ended[stream], self._parts[stream] = ended, bytearray()
@@ -126,6 +133,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`: a load whose server is gone has no figures."""
+        self._ended.clear()
         for future in self._waiting:
             if not future.done():
                 future.set_exception(exc or ConnectionError("the server ended the connection"))

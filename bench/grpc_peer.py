@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from bench.grpc_clients import METADATA, Server
+from bench.grpc_clients import METADATA
 from bench.grpc_connection import GrpcConnection
 from bench.rocketmq_broker import Ports, free_ports, rocketmq_proxy, settings_text
+from bench.served import Server
 from kvstore.serve.grpc.protocol.protocol_tables import MESSAGING
 from kvstore.serve.grpc.protocol.wire import message_class
 
@@ -26,7 +27,7 @@ def rocketmq(folder: Path) -> Iterator[Server]:
     """The proxy, ready; RuntimeError if Maven can't bring it."""
     ports = free_ports()
     with rocketmq_proxy(folder, _configured(folder, ports), ports, _MIB) as proxy:
-        server = Server(ports.grpc, proxy.pid)
+        server = Server(proxy.pid, ports.grpc)
         asyncio.run(_say_settings(server))
         yield server
 

@@ -1,4 +1,4 @@
-"""One call in one fresh process, and processes that end by a kill.
+"""One call in one fresh process; with all that it starts; and processes that end by a kill.
 
 The idea: `spawn`, not `fork`: the child starts with nothing of ours in its memory.
 """
@@ -6,9 +6,11 @@ The idea: `spawn`, not `fork`: the child starts with nothing of ours in its memo
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -20,6 +22,23 @@ def isolated(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
         return pool.submit(call, *args, **kwargs).result()
+
+
+def contained(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """As `isolated`; then the processes that the call started and left are killed."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, initializer=os.setpgrp) as pool:
+        group = pool.submit(os.getpid).result()
+        try:
+            return pool.submit(call, *args, **kwargs).result()
+        finally:
+            end_group(group)
+
+
+def end_group(group: int) -> None:
+    """Kills the processes of a group, if there are any."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def killed(call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:

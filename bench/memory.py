@@ -1,4 +1,4 @@
-"""Resident memory of this process that is not a mapped file: what a store costs above its log."""
+"""Resident memory of a process that is not a mapped file: what a store costs above its log."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from typing import Self
 _INTERVAL = 0.02
 
 
-def anonymous_bytes() -> int:
-    """RssAnon: heap, stacks and arenas; pages of the mapped log are RssFile and RssShmem."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+def anonymous_bytes(pid: int | str = "self") -> int:
+    """RssAnon: heap, stacks and arenas; pages of the mapped log are RssFile and RssShmem.
+
+    The kernel may drop those at any time. `Private_Clean` and `Private_Dirty` of smaps_rollup would
+    count them, unless another process maps the log as well.
+    """
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
-    raise OSError("/proc/self/status has no RssAnon")
+    raise OSError(f"/proc/{pid}/status has no RssAnon")
 
 
 class Peak:

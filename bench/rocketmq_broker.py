@@ -20,6 +20,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from bench.served import ending
+
 _HERE: Final = Path(__file__).resolve().parent / "peers"
 _POM: Final = _HERE / "rocketmq_proxy" / "pom.xml"
 _JARS: Final = _HERE / ".cache" / "rocketmq_proxy"
@@ -35,6 +37,7 @@ class Ports(NamedTuple):
 
     names: int
     broker: int
+    replicas: int
     grpc: int
     remoting: int
 
@@ -43,6 +46,7 @@ class Ports(NamedTuple):
         """The settings of a `broker.conf` that say where the broker is, and its name server."""
         return {
             "listenPort": self.broker,
+            "haListenPort": self.replicas,
             "brokerIP1": "127.0.0.1",
             "namesrvAddr": f"127.0.0.1:{self.names}",
         }
@@ -51,7 +55,7 @@ class Ports(NamedTuple):
 def free_ports() -> Ports:
     """Ports that nobody uses now."""
     with ExitStack() as held:
-        doors = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
+        doors = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in Ports._fields]
         return Ports(*(one.getsockname()[1] for one in doors))
 
 
@@ -101,10 +105,10 @@ def rocketmq_proxy(
     given = ("-pm", "local", "-pc", str(proxy_conf), "-bc", str(broker_conf))
     with ExitStack() as started:
         names = started.enter_context(_java(home, _NAMES_MIB, _NAMES, "-c", str(names_conf)))
-        _wait_for(_NAMES, names, ports.names)
+        _wait_for(_log_of(home, _NAMES), names, ports.names)
         address = f"127.0.0.1:{ports.names}"
         running = started.enter_context(_java(home, mib, _PROXY, *given, "-n", address))
-        _wait_for(_PROXY, running, ports.grpc)
+        _wait_for(_log_of(home, _PROXY), running, ports.grpc)
         yield running
 
 
@@ -112,23 +116,26 @@ def rocketmq_proxy(
 def _java(home: Path, mib: int, program: str, *given: str) -> Iterator[subprocess.Popen[bytes]]:
     command = ["java", f"-Xms{mib}m", f"-Xmx{mib}m", f"-Duser.home={home}"]
     command += ["-cp", f"{home}/conf:{rocketmq_jars()}/*", program, *given]
-    with (home / f"{program}.log").open("wb") as log:
+    with _log_of(home, program).open("wb") as log:
         process = subprocess.Popen(
             command, cwd=home, stdout=log, stderr=log,
             env={**os.environ, "ROCKETMQ_HOME": str(home)},
         )  # fmt: skip
-    try:
+    with ending(process, 60.0):
         yield process
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
-def _wait_for(program: str, process: subprocess.Popen[bytes], port: int) -> None:
+def _log_of(home: Path, program: str) -> Path:
+    return home / f"{program}.log"
+
+
+def _wait_for(log: Path, process: subprocess.Popen[bytes], port: int) -> None:
     until = time.monotonic() + _STARTS
     while time.monotonic() < until and process.poll() is None:
         with socket.socket() as trial:
             if trial.connect_ex(("127.0.0.1", port)) == 0:
                 return
         time.sleep(0.2)
-    raise RuntimeError(f"{program} does not listen at port {port}")
+    ended = "" if process.poll() is None else f", it ended with {process.returncode}"
+    said = log.read_text(errors="replace")[-2000:]
+    raise RuntimeError(f"{log.stem} does not listen at port {port}{ended}: {said}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.figure import Figure, Options, Result, combine
-from bench.isolated import isolated
+from bench.isolated import contained
 from bench.scenarios import Scenario, derive, run_scenario
 
 
@@ -29,6 +29,6 @@ def run_all(
 def _once(scenario: Scenario, options: Options, place: Path | None) -> list[Figure]:
     folder = Path(tempfile.mkdtemp(prefix=f"bench-{scenario.name}-", dir=place))
     try:
-        return isolated(run_scenario, scenario, folder, options)
+        return contained(run_scenario, scenario, folder, options)
     finally:
         shutil.rmtree(folder)

@@ -83,6 +83,7 @@ SCENARIOS: Final = (
     Scenario("clients_send", "grpc_clients:run_send", size=1024),
     Scenario("clients_receive", "grpc_clients:run_receive", size=1024),
     Scenario("clients_latency", "grpc_clients:run_latency", runs=1, size=1024),
+    Scenario("clients_memory", "grpc_clients:run_memory", runs=1, size=1024),
 )
 
 DERIVED: Final = {("index_many", "index_few"): "index_size:compare"}

@@ -9,8 +9,6 @@ import asyncio
 import itertools
 import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,11 +21,12 @@ from typing import Any, Final
 import kvstore
 import kvstore.aio
 from bench.figure import Figure, Options
+from bench.served import Server, served
 from kvstore import Message
 from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.access.limits import ClientLimits
 from kvstore.serve.local_door import LocalDoor
-from kvstore.serve.server import Server
+from kvstore.serve.server import Server as StoreServer
 from kvstore.wire.addresses import socket_of
 
 _PROCESSES: Final = 4
@@ -35,24 +34,9 @@ _BATCH: Final = 32
 _IN_FLIGHT: Final = 32
 _POLLS: Final = 10_000
 _QUEUES: Final = 8
+_STARTS: Final = 60.0
+"""Seconds that clients, or a server, may take to start."""
 _spawn: Final = multiprocessing.get_context("spawn")
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[int]:
-    """A server of a new store with topic "t" and group "g"; its process id."""
-    with kvstore.open(folder) as store:
-        store.create_topic("t", queues=_QUEUES)
-        store.create_group("g")
-    command = [sys.executable, "-m", "kvstore", "serve", str(folder), "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        try:
-            yield process.pid
-        finally:
-            process.terminate()
-            process.wait(20)
 
 
 def run_puts(folder: Path, options: Options) -> list[Figure]:
@@ -98,8 +82,8 @@ def run_latency(folder: Path, options: Options) -> list[Figure]:
 def run_polls(folder: Path, options: Options) -> list[Figure]:
     """The processor time of a server in which 10,000 pops wait, on one connection."""
     seconds = 10.0
-    with served(folder / "s") as pid:
-        share = asyncio.run(_idle_share(folder / "s", pid, options.messages or _POLLS, seconds))
+    with served(folder / "s") as server:
+        share = asyncio.run(_idle_share(folder / "s", server, options.messages or _POLLS, seconds))
     return [Figure("10,000 idle long polls", share, "% of a core", 1.0, better="lower")]
 
 
@@ -144,7 +128,7 @@ def _pop_batches(folder: Path, count: int, size: int, start: Barrier) -> None:
 
 def _rate(folder: Path, count: int, client: Callable[..., None], size: int) -> float:
     """Messages a second of several processes that each do a part, from their common start on."""
-    start = _spawn.Barrier(_PROCESSES + 1)
+    start = _spawn.Barrier(_PROCESSES + 1, timeout=_STARTS)
     parts = [
         _spawn.Process(target=client, args=(folder, count // _PROCESSES, size, start))
         for _ in range(_PROCESSES)
@@ -155,6 +139,8 @@ def _rate(folder: Path, count: int, client: Callable[..., None], size: int) -> f
     begin = time.perf_counter()
     for part in parts:
         part.join()
+    if any(part.exitcode for part in parts):
+        raise RuntimeError("a client failed")
     return count / (time.perf_counter() - begin)
 
 
@@ -171,22 +157,17 @@ async def _put_in_flight(folder: Path, count: int, size: int) -> float:
         return count / (time.perf_counter() - begin)
 
 
-async def _idle_share(folder: Path, pid: int, polls: int, seconds: float) -> float:
+async def _idle_share(folder: Path, server: Server, polls: int, seconds: float) -> float:
     async with kvstore.aio.connect(folder) as store:
         waiting = [asyncio.ensure_future(store.pop("g", "t", wait=600)) for _ in range(polls)]
         await asyncio.sleep(5)
-        before = _cpu_seconds(pid)
+        before = server.cpu()
         await asyncio.sleep(seconds)
-        spent = _cpu_seconds(pid) - before
+        spent = server.cpu() - before
         for one in waiting:
             one.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
     return 100 * spent / seconds
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
@@ -198,13 +179,14 @@ def _server_beside(store: kvstore.Store) -> Iterator[None]:
         access = AccessControl(None, store.config.files, store.config.clock)
         limits = ClientLimits(access.limits, store.config.clock)
         door = partial(LocalDoor, socket_of(store.path), access=access, limits=limits)
-        server = Server(store, [door])
+        server = StoreServer(store, [door])
         made.extend((asyncio.get_running_loop(), server))
         await server.run(lambda _: ready.set())
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    ready.wait()
+    if not ready.wait(_STARTS):
+        raise RuntimeError("the server does not start")
     loop, server = made
     try:
         yield

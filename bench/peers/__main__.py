@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import resource
 import shlex
 import subprocess
-import sys
 import tempfile
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -17,6 +15,7 @@ from statistics import median
 
 import click
 
+from bench.isolated import end_group
 from bench.peers import page
 from bench.peers.installing import ROOT, Runner, runners
 from bench.peers.work import WORKS, Figures, Rows
@@ -61,16 +60,8 @@ def bench_peers(
     results = {
         name: {row: _medians(some) for row, some in by_row.items()} for name, by_row in runs.items()
     }
-    facts = {
-        "Begun": begun.isoformat(timespec="minutes"),
-        "Command": f"make bench-peers ARGS={shlex.quote(shlex.join(sys.argv[1:]))}",
-        "Messages, rounds": f"{messages:,}, {rounds}",
-        "Machine": f"{os.cpu_count()} processors, {platform.system()}"
-        f" {platform.release().partition('-')[0]}, {platform.machine()}; load {load:.1f} before",
-        "Python": platform.python_version(),
-        "Open files, at most": f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,}",
-        "Took": f"{(datetime.now(UTC) - begun).total_seconds() / 60:.0f} minutes",
-    }
+    facts = page.facts_of("make bench-peers", begun, load, f"{messages:,}, {rounds}")
+    facts["Open files, at most"] = f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,}"
     (ROOT / "bench/out").mkdir(parents=True, exist_ok=True)
     path = ROOT / "bench/out/peers.json"
     path.write_text(json.dumps({"facts": facts, "runs": runs}, indent=2), encoding="utf-8")
@@ -86,23 +77,33 @@ def _once(runner: Runner, work: str, messages: int, place: Path | None) -> Rows:
     """One work in a process of its own; where it fails, which is told, what it printed before."""
     with tempfile.TemporaryDirectory(prefix="kvmq-peer-", dir=place) as folder:
         try:
-            ran = subprocess.run(
-                [*runner.command, work, folder, str(messages)],
-                cwd=ROOT,
-                env={**os.environ, **runner.environment},
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT_S,
-                check=False,
-            )
+            returned, stdout, stderr = _ran(runner, work, folder, messages)
         except subprocess.TimeoutExpired as e:
             click.echo(f"{shlex.join(runner.command)} {work}: {e}", err=True)
             return {}
-    if ran.returncode:
-        click.echo(f"{shlex.join(runner.command)} {work}:\n{ran.stderr[-2000:]}", err=True)
-    last = ran.stdout.strip().rpartition("\n")[2]
+    if returned:
+        click.echo(f"{shlex.join(runner.command)} {work}:\n{stderr[-2000:]}", err=True)
+    last = stdout.strip().rpartition("\n")[2]
     rows: Rows = json.loads(last) if last.startswith("{") else {}
     return rows
+
+
+def _ran(runner: Runner, work: str, folder: str, messages: int) -> tuple[int, str, str]:
+    """How it ended, and what it printed; the servers that it started end with it."""
+    with subprocess.Popen(
+        [*runner.command, work, folder, str(messages)],
+        cwd=ROOT,
+        env={**os.environ, **runner.environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            printed = process.communicate(timeout=_TIMEOUT_S)
+        finally:
+            end_group(process.pid)
+        return (process.returncode, *printed)
 
 
 def _medians(runs: list[Figures]) -> Figures:

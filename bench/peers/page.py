@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -91,57 +98,93 @@ README_ROWS: Final = {
 }
 _README_BEGIN: Final = "| put, batches of 32"
 _HEAD: Final = HERE / "head.md"
-_IN_TIME: Final = "## Messages in time\n\n"
-_BEHIND_IN_TIME: Final = "## Over the number of topics\n"
+_PAGE: Final = ROOT / "docs/benchmarks.md"
+_IN_TIME: Final = "## Messages in time\n"
+_SERVED: Final = "## A server beside RocketMQ's proxy\n"
+_TOPICS: Final = "## Over the number of topics\n"
 _SHORT: Final = """
-**This was a short run, which shows that the comparison works; its figures must not be quoted.** It
-has no ratios and no targets, and some works may be missing. README keeps the figures of
+**This was a short run, which shows that the comparison works; its figures must not be quoted.**
+"""
+_LEFT_OUT: Final = """
+It has no ratios and no targets, and some works may be missing. README keeps the figures of
 [figures.md](figures.md) until there is a full run.
 """
 
 Runs = dict[str, tuple[tuple[str, ...], str]]
 """By peer: its command, and its version."""
 Results = dict[str, dict[str, Figures]]
+Rows = Sequence[tuple[str, Sequence[str]]]
+"""Of a table: titles and cells."""
 
 
 def write(facts: dict[str, str], peers: Runs, results: Results, full: bool) -> None:
-    """Write them all; targets and README's rows only from a full run."""
+    """Write them all but the part about a server, which stays; targets and README's rows only from
+    a full run.
+    """
     text = (
-        f"{_HEAD.read_text(encoding='utf-8')}\n{_facts(facts)}{'' if full else _SHORT}"
+        f"{_HEAD.read_text(encoding='utf-8')}\n## The run\n\n{_facts(facts)}"
+        f"{'' if full else _SHORT + _LEFT_OUT}"
         f"\n## Rates\n\n{_rates(ROWS, results, full)}\n"
         f"{f'## Targets{_targets(results)}' if full else ''}"
-        f"{_in_time({}, results, full)}"
-        f"## Over the number of topics\n\n{_sweep(results)}\n{_plots(results)}"
+        f"{_IN_TIME}\n{_in_time({}, results, full)}"
+        f"{_section(_PAGE.read_text(encoding='utf-8'), _SERVED)}"
+        f"{_TOPICS}\n{_sweep(results)}\n{_plots(results)}"
         f"\n## Versions and commands\n\n{_versions(peers)}"
     )
-    (ROOT / "docs/benchmarks.md").write_text(text, encoding="utf-8")
+    _PAGE.write_text(text, encoding="utf-8")
     if full:
         _write_readme(results)
 
 
 def write_in_time(facts: dict[str, str], results: Results) -> None:
     """Write the part about messages in time alone, with the facts of its own run."""
-    path = ROOT / "docs/benchmarks.md"
-    text = path.read_text(encoding="utf-8")
-    before, _, behind = text.partition(_IN_TIME)
-    if behind:
-        behind = behind[behind.index(_BEHIND_IN_TIME) :]
-    else:
-        before, found, behind = text.partition(_BEHIND_IN_TIME)
-        behind = found + behind
-    path.write_text(before + _in_time(facts, results, False) + behind, encoding="utf-8")
+    _write_section(_IN_TIME, _in_time(facts, results, False))
+
+
+def write_served(
+    head: str, facts: dict[str, str], names: list[str], rows: Rows, *, full: bool
+) -> None:
+    """Write the part about a server alone: a text, the facts of its run, and a table."""
+    short = "" if full else _SHORT
+    _write_section(_SERVED, f"{head}\n{_facts(facts)}{short}\n{_table(names, rows)}\n")
+
+
+def _write_section(heading: str, text: str) -> None:
+    """In the place of the page's old one, or before that of the topics."""
+    page = _PAGE.read_text(encoding="utf-8")
+    old = _section(page, heading)
+    at = page.index(old or _TOPICS)
+    _PAGE.write_text(f"{page[:at]}{heading}\n{text}{page[at + len(old) :]}", encoding="utf-8")
+
+
+def _section(page: str, heading: str) -> str:
+    """A section of the page, with its heading; empty if there is none."""
+    _, found, text = page.partition(heading)
+    return found + re.split(r"^(?=## )", text, maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def _in_time(facts: dict[str, str], results: Results, full: bool) -> str:
     """Its facts are given if it is of a run of its own."""
-    rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
-    own = f"Of a run of its own:\n\n| | |\n|---|---|\n{rows}\n" if facts else ""
-    return f"{_IN_TIME}{own}{_rates(TIME_ROWS, results, full)}\n"
+    own = f"Of a run of its own:\n\n{_facts(facts)}\n" if facts else ""
+    return f"{own}{_rates(TIME_ROWS, results, full)}\n"
+
+
+def facts_of(command: str, begun: datetime, load: float, amounts: str) -> dict[str, str]:
+    """The facts of a run that ends now; `load` is that of the machine before it began."""
+    return {
+        "Begun": begun.isoformat(timespec="minutes"),
+        "Command": f"{command} ARGS={shlex.quote(shlex.join(sys.argv[1:]))}",
+        "Messages, rounds": amounts,
+        "Machine": f"{os.cpu_count()} processors, {platform.system()}"
+        f" {platform.release().partition('-')[0]}, {platform.machine()}; load {load:.1f} before",
+        "Python": platform.python_version(),
+        "Took": f"{(datetime.now(UTC) - begun).total_seconds() / 60:.0f} minutes",
+    }
 
 
 def _facts(facts: dict[str, str]) -> str:
     rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
-    return f"## The run\n\n| | |\n|---|---|\n{rows}"
+    return f"| | |\n|---|---|\n{rows}"
 
 
 def shown(value: float) -> str:
@@ -152,7 +195,7 @@ def shown(value: float) -> str:
     return f"{value:.1f}"
 
 
-def _table(names: list[str], rows: list[tuple[str, list[str]]]) -> str:
+def _table(names: list[str], rows: Rows) -> str:
     head = f"| | {' | '.join(names)} |\n|---|{'---:|' * len(names)}\n"
     return head + "".join(f"| {title} | {' | '.join(cells)} |\n" for title, cells in rows)
 

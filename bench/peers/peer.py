@@ -9,6 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+from bench.memory import anonymous_bytes
+
 TAGS = ("created", "paid", "packed", "shipped", "delivered", "returned", "closed", "lost")
 
 
@@ -116,12 +118,7 @@ class Peer:
 
 def resident(pids: list[int]) -> int:
     """Bytes of memory of processes, without pages of files that they map."""
-    total = 0
-    for pid in map(str, pids) if pids else ["self"]:
-        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("RssAnon:"):
-                total += int(line.split()[1]) * 1024
-    return total
+    return sum(map(anonymous_bytes, pids)) if pids else anonymous_bytes()
 
 
 def on_disk(folder: Path) -> int:

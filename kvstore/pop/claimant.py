@@ -76,6 +76,11 @@ class Claimant:
         """By how much a pop advances its table's turn."""
 
     @property
+    def limit(self) -> int:
+        """How many messages it takes at most."""
+        return self.wanted.limit
+
+    @property
     def is_selective(self) -> bool:
         """Whether it wants only certain messages of its topic."""
         return self.wanted.queue is not None or self.wanted.matches is not None

@@ -144,7 +144,8 @@ class Poll:
     def _stand(self, group: int, topic: int) -> None:
         stand = self._stands.get((group, topic))
         if stand is None or stand.waiter not in stand.table.waiters:
-            waiter = Waiter(self._wake, selective=self._asked.is_selective)
+            asked = self._asked
+            waiter = Waiter(self._wake, asked.limit, selective=asked.is_selective)
             # Under the table's lock: a table that is let go has no waiters, and gets none.
             with self._tables.locked(group, topic) as table:
                 self._stands[group, topic] = _Stand(table, waiter)

@@ -61,7 +61,7 @@ class Popper:
     def _end(self, tables: list[InflightTable]) -> None:
         """Wakes the waiters of tables that are gone: they learn that the group or topic is."""
         for table in tables:
-            self.waiting.freed(table, len(table.waiters))
+            self.waiting.changed(table)
         for group in {table.group for table in tables}:
             self.waiting.made_room(group)
 
@@ -111,7 +111,7 @@ class Popper:
                 if offset < read[queue]:
                     self.tables.set_back(group.id, topic.id, queue, offset)
             self.waiting.made_room(group.id)
-            self.waiting.freed(table, len(table.waiters))
+            self.waiting.changed(table)
 
     @contextmanager
     def committing(self, commits: Collection[Commit]) -> Iterator[None]:
@@ -149,7 +149,7 @@ class Popper:
             for group, topic, queue, _ in commits:
                 tables[group, topic].forget_next(queue)
             for table in back:
-                self.waiting.freed(table, len(table.waiters))
+                self.waiting.changed(table)
 
     def _may_bring(self, tables: Tables, commit: Commit) -> bool:
         """Whether a pop may wait for messages that a commit makes unread."""

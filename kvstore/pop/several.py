@@ -150,7 +150,7 @@ class Several:
     ) -> None:
         self.group = group
         self.topics = topics
-        self._limit, self._max_bytes, self._invisible_for, queue, *rest = asked
+        self.limit, self._max_bytes, self._invisible_for, queue, *rest = asked
         self._filter, self._attempt_id = rest
         self.is_selective = self._filter is not None
         if queue is not None:
@@ -170,7 +170,7 @@ class Several:
         # A name that no topic has is an error before anything is locked.
         topics = list(self.topics.topics())
         if self._attempt_id is not None:
-            asked = self._asked(self._limit)
+            asked = self._asked(self.limit)
             held = [popped for topic in topics for popped in self._again(topic, asked) or ()]
             if held:
                 return held
@@ -192,7 +192,7 @@ class Several:
     def _claim_of(self, topic: Topic, out: list[Popped]) -> list[Popped] | None:
         """Claims messages of one topic, behind those of others."""
         try:
-            return self._claims(topic, self._asked(self._limit - len(out)))
+            return self._claims(topic, self._asked(self.limit - len(out)))
         except (ArchiveMissing, ArchiveUnavailable):
             raise
         except StoreError as e:
@@ -207,4 +207,4 @@ class Several:
             self.topics.last = topic.name
         out += found
         # With a limit of bytes, one topic alone can say what fits.
-        return len(out) >= self._limit or self._max_bytes is not None
+        return len(out) >= self.limit or self._max_bytes is not None

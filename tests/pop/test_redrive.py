@@ -292,7 +292,7 @@ def test_redrive_wakes_who_waits(store: Store, clock: VirtualClock) -> None:
     give_up(store, clock, 1)
     woken: list[int] = []
     table = inside.tables(store).get(store.group("g").id, store.topic("t").id)
-    waiter = Waiter(lambda: woken.append(1), selective=False)
+    waiter = Waiter(lambda: woken.append(1), 1, selective=False)
     inside.waiting(store).enter(table, waiter)
     store.redrive("g")
     assert woken == [1]

@@ -311,6 +311,29 @@ def test_who_ends_to_wait_hands_on_what_he_was_woken_for(store: Store) -> None:
         poll.end()
 
 
+def test_a_put_wakes_no_more_than_can_take_its_messages(store: Store) -> None:
+    woken: list[int] = []
+    asked = (4, None, 30.0, None, None, None)
+    polls = []
+    for number in range(6):
+        found, poll = inside.begin_pop(store)(partial(woken.append, number), "g", "t", LONG, *asked)
+        assert found == []
+        assert poll is not None
+        polls.append(poll)
+    assert polls[5].nap(until_due=True) < LONG  # it keeps watch, so no other is woken for that
+    store.put_batch([Message("t", b"%d" % n) for n in range(4)])
+    assert woken == [0]
+    assert sorted(bodies(polls[0].look())) == [b"0", b"1", b"2", b"3"]
+    polls[0].end()
+    woken.clear()
+    for poll in polls[1:]:
+        assert poll.look() == []
+    store.put_batch([Message("t", b"%d" % n) for n in range(5)])
+    assert len(woken) == 2
+    for poll in polls[1:]:
+        poll.end()
+
+
 def test_no_wake_up_is_lost_however_a_put_and_a_pop_meet(
     store: Store, pool: ThreadPoolExecutor
 ) -> None:

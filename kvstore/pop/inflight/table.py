@@ -41,12 +41,15 @@ _DUE: Final = LockKey._fields.index("due")
 
 
 class Waiter:
-    """One pop that waits. `selective`: it wants only certain messages of the topic."""
+    """One pop that waits. `limit`: it takes so many messages at most. `selective`: it wants only
+    certain messages of the topic.
+    """
 
-    __slots__ = ("selective", "wake")
+    __slots__ = ("limit", "selective", "wake")
 
-    def __init__(self, wake: Callable[[], None], *, selective: bool) -> None:
+    def __init__(self, wake: Callable[[], None], limit: int, *, selective: bool) -> None:
         self.wake = wake
+        self.limit = limit
         self.selective = selective
 
 

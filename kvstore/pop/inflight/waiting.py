@@ -1,9 +1,9 @@
 """Pops that found nothing wait here until a put, or a lock that runs out, wakes them.
 
 The idea: a waiter stands with its in-flight table. A put wakes as many waiters of each table of its
-topic as it brought messages (all of them if one asks for a certain queue or filter). If nobody
-waits, a put only finds that out. A waiter brings its own way to be woken: a thread has an event, a
-coroutine a future.
+topic as can take the messages that it brought (all of them if one asks for a certain queue or
+filter): the others would look in vain. If nobody waits, a put only finds that out. A waiter brings
+its own way to be woken: a thread has an event, a coroutine a future.
 
 Locks run out by the wall clock, but waiters sleep by a clock that is never stepped. So one of the
 waiters, any one, keeps watch: it sleeps `TICK` at a time, and wakes all when the two clocks have
@@ -167,6 +167,12 @@ class Waiting:
             with self._lock:
                 self._wake(table, count)
 
+    def changed(self, table: InflightTable) -> None:
+        """Wakes all waiters of a table: nobody knows how much became visible."""
+        if table.waiters:
+            with self._lock:
+                self._wake_all(table)
+
     def made_room(self, group: int) -> None:
         """Wakes the waiters that found too many of a group's messages locked."""
         self.short.discard(group)
@@ -175,19 +181,27 @@ class Waiting:
                 for tables in self.topics.values():
                     for table in tables:
                         if table.group == group:
-                            self._wake(table, len(table.waiters))
+                            self._wake_all(table)
 
     def everybody(self) -> None:
         """Wakes all waiters: much became visible at once."""
         with self._lock:
             for tables in self.topics.values():
                 for table in tables:
-                    self._wake(table, len(table.waiters))
+                    self._wake_all(table)
             for wake in self._expecting:
                 wake()
 
     def _wake(self, table: InflightTable, count: int) -> None:
-        asleep = table.asleep
-        for _ in range(len(asleep) if table.selective else min(count, len(asleep))):
-            waiter, _ = asleep.popitem(last=False)
+        """Wakes waiters that can take so many messages."""
+        if table.selective:
+            self._wake_all(table)
+        while count > 0 and table.asleep:
+            waiter, _ = table.asleep.popitem(last=False)
+            count -= waiter.limit
+            waiter.wake()
+
+    def _wake_all(self, table: InflightTable) -> None:
+        while table.asleep:
+            waiter, _ = table.asleep.popitem(last=False)
             waiter.wake()
