@@ -106,8 +106,8 @@ class Index:
         self._fresh_from = 1 << 32
         self._heads_lock = threading.Lock()
         self._version = 0
-        self._rows_lock = threading.Lock()
-        """Held while the rows of a frozen tail are in RocksDB, and the tail is there still."""
+        self.rows_lock = threading.Lock()
+        """Who holds it sees tails and rows of one moment, which can be added up."""
         self._sealed = 0
         self._next_archive = 0
         self.moves = 0
@@ -276,7 +276,7 @@ class Index:
             self.tags.put_new(batch)
             if parts is not None:
                 self.keys.writing(parts)
-            with self._rows_lock:
+            with self.rows_lock:
                 self.families.write(batch, sync=sync)
                 self.tags.written()
                 # From here on the rows are found in RocksDB. The notes about them change first;
@@ -326,14 +326,6 @@ class Index:
         with self._heads_lock:
             self._version += 1
         self.locations.changing()
-
-    @contextmanager
-    def as_of_now(self) -> Iterator[Tails]:
-        """Tails and rows of one moment, to be added up: meanwhile no entry goes from the first to
-        the others.
-        """
-        with self._rows_lock:
-            yield self.tails
 
     # --- lookups; `end` is the log position below which the caller may see ---
 

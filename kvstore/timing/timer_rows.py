@@ -95,17 +95,17 @@ class TimerRows:
 
     def count(self, topic: int) -> int:
         """How many messages of a topic wait, put until now."""
-        with self._index.as_of_now() as tails:
-            more = sum(self._of(tail).counts().get(topic, 0) for tail in tails.oldest_first())
+        with self._index.rows_lock:
+            more = sum(tail.counts().get(topic, 0) for tail in self._tails())
             row = self._families.get(self._family, timer_count_key(topic))
         return max(0, more + (0 if row is None else U64.unpack(row)[0]))
 
     def counts(self) -> dict[int, int]:
         """How many messages wait, by the id of their topic; without topics that have none."""
         found: dict[int, int] = {}
-        with self._index.as_of_now() as tails:
-            for tail in tails.oldest_first():
-                for topic, more in self._of(tail).counts().items():
+        with self._index.rows_lock:
+            for tail in self._tails():
+                for topic, more in tail.counts().items():
                     found[topic] = found.get(topic, 0) + more
             for key, value in self._families.rows(self._family, TIMERS_END):
                 topic, count = read_timer_count(key, value)
