@@ -298,6 +298,14 @@ class Store(Calls):
             poll.end()
             raise
 
+    def _appended_bytes(self, topics: Iterable[str]) -> dict[str, int]:
+        """The bytes of the records of each topic that came since the opening, with those that
+        recovery found; without the topics that are not there.
+        """
+        named = {name: used for name in topics if (used := self._engine.topics.find(name))}
+        sizes = self._engine.index.appended.of(used.base >> 32 for used in named.values())
+        return dict(zip(named, sizes, strict=True))
+
     def _put_now(self, messages: list[Message]) -> list[PutResult] | None:
         """As `put_batch`; None, with nothing done, if it may have to wait."""
         return self._engine.writer.put_now(messages)

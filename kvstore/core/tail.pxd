@@ -50,6 +50,9 @@ cdef class Tail:
     cdef QueueEntries *_queues
     cdef Py_ssize_t _queue_room
     cdef Py_ssize_t _viewed
+    # The bytes of each topic, and how many entries are in them.
+    cdef NumberMap _topic_bytes
+    cdef Py_ssize_t _weighed
     cdef NumberMap _last_keys
     cdef Py_ssize_t _keys_viewed
     cdef int _reserve(self, Py_ssize_t entries, Py_ssize_t keys) except -1

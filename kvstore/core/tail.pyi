@@ -139,6 +139,9 @@ class Tail:
         first.
         """
 
+    def topic_bytes(self) -> dict[int, int]:
+        """The bytes of the records of each topic, by its id."""
+
     def entry_columns(self) -> NDArray[np.int64]:
         """The entries by queue, and each queue's by offset: six rows, in the order of `add_found`.
         Of a tail that gets no more entries; other threads run meanwhile.

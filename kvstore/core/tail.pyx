@@ -72,6 +72,7 @@ cdef int _give_back(PreparedBatch batch, QueueOffsets offsets) except -1:
 cdef class Tail:
     def __cinit__(self, int64_t start):
         self.start = start
+        self._topic_bytes = NumberMap()
         self._queue_slots = NumberMap()
         self._last_keys = NumberMap()
         self.timers = PendingTail()
@@ -236,7 +237,8 @@ cdef class Tail:
             free(self._queues[slot].positions)
         self._queue_slots.empty()
         self._last_keys.empty()
-        self._viewed = self._keys_viewed = 0
+        self._topic_bytes.empty()
+        self._viewed = self._keys_viewed = self._weighed = 0
 
     def __contains__(self, uint64_t queue):
         return self._queue(queue) != NULL
@@ -300,6 +302,24 @@ cdef class Tail:
         return found
 
     # --- for a checkpoint, of a tail that gets no more entries ---
+
+    def topic_bytes(self):
+        cdef dict found = {}
+        cdef Py_ssize_t i
+        cdef Entry *entry
+        cdef int64_t *size
+        while self._weighed < self._count:
+            entry = self._entries + self._weighed
+            size = self._topic_bytes.there(entry.queue >> 32)
+            if size == NULL:
+                self._topic_bytes.put(entry.queue >> 32, entry.size)
+            else:
+                size[0] += entry.size
+            self._weighed += 1
+        for i in range(self._topic_bytes._room):
+            if self._topic_bytes._pairs[i].value >= 0:
+                found[self._topic_bytes._pairs[i].key] = self._topic_bytes._pairs[i].value
+        return found
 
     def entry_columns(self):
         cdef Py_ssize_t count = self._count, i

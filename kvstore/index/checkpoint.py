@@ -22,8 +22,10 @@ Invariants:
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import repeat
 from typing import Final, NamedTuple
 
@@ -326,3 +328,35 @@ class TagCodes:
         if int(codes[is_code].max()) >= len(known):
             raise FormatError(f"tag code {int(codes[is_code].max())} was never given")
         return np.where(is_code, known[np.where(is_code, codes, 0)], values)
+
+
+class AppendedBytes:
+    """The bytes of the records of each topic that came since the opening, with those that recovery
+    found: of the entries that checkpoints took, and of those in the tails that `tails` gives.
+    Threads share it.
+    """
+
+    def __init__(self, tails: Callable[[], tuple[Tail, Tail | None]]) -> None:
+        self._tails = tails
+        self._settled = Counter[int]()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def settled(self, tail: Tail | None) -> Iterator[None]:
+        """For the block in which a tail, whose entries RocksDB has, is let go of."""
+        sizes = {} if tail is None else tail.topic_bytes()
+        with self._lock:
+            self._settled.update(sizes)
+            yield
+
+    def of(self, topics: Iterable[int]) -> list[int]:
+        """The bytes of each of some topics."""
+        with self._lock:
+            parts = [self._settled, *(tail.topic_bytes() for tail in self._tails() if tail)]
+            return [sum(part.get(topic, 0) for part in parts) for topic in topics]
+
+    def forget(self, topics: Iterable[int]) -> None:
+        """Forgets topics that were deleted."""
+        with self._lock:
+            for topic in topics:
+                self._settled.pop(topic, None)

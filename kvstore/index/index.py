@@ -24,6 +24,7 @@ from kvstore.core.tail import Tail
 from kvstore.index import handover
 from kvstore.index.archived import Arriving, Queue, Row
 from kvstore.index.checkpoint import (
+    AppendedBytes,
     KeysValues,
     TagCodes,
     key_pairs,
@@ -103,6 +104,7 @@ class Index:
         entries in a tail: a store begins to put with an empty one.
         """
         self._topic_bytes = bytearray()
+        self.appended = AppendedBytes(lambda: self.tails)
         self._fresh_from = 1 << 32
         self._heads_lock = threading.Lock()
         self._version = 0
@@ -178,7 +180,8 @@ class Index:
         self.moves += 1
         active, frozen = self.tails
         if frozen is not None and self.checkpoint.position == active.start:
-            self.tails = Tails(active, None)
+            with self.appended.settled(frozen):
+                self.tails = Tails(active, None)
         self._is_unsure = False
 
     # --- the tail; under the log's lock ---
@@ -291,7 +294,8 @@ class Index:
                         self._cache_heads(queues, map(Head, ends, segments))
                 self.checkpoint = checkpoint
                 self.ahead = ahead
-                self.tails = Tails(self.tails.active, None)
+                with self.appended.settled(frozen):
+                    self.tails = Tails(self.tails.active, None)
 
     def _key_rows(self, batch: Batch, frozen: Tail) -> tuple[Parts | None, list[KeysValues]]:
         """The rows of parts with a tail's keys, but for their heads, which go into `batch`, and the
@@ -562,6 +566,7 @@ class Index:
             for topic in set(topics):
                 retire_topic(self.families, batch, topic)
             self._write_removal(batch)
+        self.appended.forget(topics)
 
     def gone(self) -> Gone:
         """The parts that left the log, to archives or for good."""

@@ -52,15 +52,18 @@ def test_what_a_failed_put_added_is_gone_in_every_way_of_looking(looked: bool) -
     if looked:
         assert tail.find_key(2 << 8) == [200, 300]
         assert tail.bounds(QUEUE, END) == (0, 4)
+        assert tail.topic_bytes() == {TOPIC: 400}
     batch = encoder().prepare([Message("t", b"x")], 0)
     tail.take_back(batch, QueueOffsets(lambda queue: 0), 200)
     assert len(tail) == 2
     assert tail.find_key(2 << 8) == []
     assert tail.bounds(QUEUE, END) == (0, 2)
+    assert tail.topic_bytes() == {TOPIC: 200}
     assert keys_of(tail) == [(TOPIC, 0, 1)]
     add(tail, [2])
     assert tail.find_key(2 << 8) == [200]
     assert tail.bounds(QUEUE, END) == (0, 3)
+    assert tail.topic_bytes() == {TOPIC: 300}
     assert keys_of(tail) == [(TOPIC, 0, 1), (TOPIC, 200, 2)]
     assert tail.entry_columns()[1].tolist() == [0, 1, 2]
 

@@ -257,10 +257,17 @@ class StoreMetrics(Collector):
         held = GaugeMetricFamily(
             "kvmq_topic_held_messages", "Messages that a topic holds.", labels=["topic"]
         )
+        appended = CounterMetricFamily(
+            "kvmq_topic_appended_bytes",
+            "Bytes of the records of a topic that came since the store was opened.",
+            labels=["topic"],
+        )
         for topic, figures in found.items():
             put.add_metric([topic], figures.put)
             held.add_metric([topic], figures.held)
-        yield from (put, held)
+        for topic, size in self._store._appended_bytes(found).items():
+            appended.add_metric([topic], size)
+        yield from (put, held, appended)
         yield _gauge(
             "kvmq_topics_left_out",
             "Topics without series of their own, as there are too many.",

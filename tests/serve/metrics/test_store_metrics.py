@@ -123,6 +123,30 @@ def test_the_lag_in_seconds_is_the_age_of_the_oldest_message_to_be_done(
     assert found.scrape().value("kvmq_group_lag_seconds", **pair) == 0
 
 
+def test_bytes_of_a_topic_are_those_of_its_records_before_and_behind_checkpoints(
+    opened: Opened,
+) -> None:
+    store, found = opened()
+    store.create_topics([TopicConfig(name="orders", queues=2), TopicConfig(name="visits")])
+    sizes = {"orders": 0, "visits": 0}
+    end = 0
+    for count in (1, 5, 3):
+        for topic in ("orders", "visits"):
+            store.put_batch([Message(topic, b"x" * 100)] * count)
+            end, before = store.stats().end_position, end
+            sizes[topic] += end - before
+            found.scrape()
+            assert found.value("kvmq_topic_appended_bytes_total", topic=topic) == sizes[topic]
+        store.checkpoint()
+    store.delete_topic("visits")
+    store.create_topic("visits")
+    store.put("visits", b"y")
+    found.scrape()
+    size = store.stats().end_position - end
+    assert found.value("kvmq_topic_appended_bytes_total", topic="visits") == size
+    assert found.value("kvmq_topic_appended_bytes_total", topic="orders") == sizes["orders"]
+
+
 def test_figures_of_the_store_and_of_what_waits(opened: Opened, clock: VirtualClock) -> None:
     store, found = opened()
     store.create_topic("orders")
