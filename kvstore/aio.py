@@ -79,6 +79,22 @@ def _awaited(
     return awaited
 
 
+def _as(
+    method: Callable[Concatenate[Any, P], R],
+) -> Callable[
+    [Callable[..., Coroutine[Any, Any, R]]],
+    Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+]:
+    """A class's own way to make a call, which has the signature of the store's."""
+
+    def signed(
+        own: Callable[..., Coroutine[Any, Any, R]],
+    ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+        return functools.update_wrapper(own, method, assigned=())
+
+    return signed
+
+
 def _ask_in(loop: asyncio.AbstractEventLoop, checker: AsyncAsk, message: StoredMessage) -> Answer:
     """Asks a coroutine function, which runs in another thread's loop."""
     asking = checker(message)
@@ -370,6 +386,7 @@ class Namespace(_Calls):
     async def _run(self, work: Callable[[], R]) -> R:
         return await self._store._run(work)
 
+    @_as(SyncStore.pop)
     async def pop(
         self, group: str, topic: str | Sequence[str], *args: Any, **more: Any
     ) -> list[Popped]:
@@ -453,9 +470,8 @@ class ServedStore(_WholeStore):
         """See `kvstore.Store.namespace`."""
         return Namespace(self, self._sync.namespace(name))
 
-    async def put(
-        self, topic: str, body: bytes | bytearray | memoryview, **fields: Any
-    ) -> PutResult:
+    @_as(SyncStore.put)
+    async def put(self, topic: str, body: Any, **fields: Any) -> PutResult:
         """See `kvstore.Store.put`. Puts of one turn of the loop go out together."""
         message = message_of(topic, body, fields)
         size = len(body) if isinstance(body, bytes | bytearray | memoryview) else 0
@@ -474,6 +490,7 @@ class ServedStore(_WholeStore):
         if result is not True:
             raise result
 
+    @_as(SyncStore.pop)
     async def pop(
         self, group: str, topic: str | Sequence[str], *args: Any, **more: Any
     ) -> list[Popped]:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import Any, Final
 
+from kvstore.api.store import Store
 from kvstore.client.exchange import Sent
 from kvstore.clock import Clock
 from kvstore.core.unique_ids import UniqueIds
@@ -23,6 +25,7 @@ from kvstore.wire.column_values import sendable
 from kvstore.wire.values import encode, encode_batch, pack_argument
 
 _NO_NAMES: Final = encode({})
+_OF_PUT: Final = signature(Store.put).parameters.keys()
 _LOOPBACK: Final = bytes([127, 0, 0, 1])
 
 
@@ -72,7 +75,11 @@ def result_of_call(sent: Sent) -> Any:
 
 
 def message_of(topic: str, body: Any, fields: Mapping[str, Any]) -> Message:
-    """The message of a `put`; there None stands for no properties."""
+    """The message of a `put`, where None stands for no properties; its TypeError for a field that
+    it does not have.
+    """
+    for name in fields.keys() - _OF_PUT:
+        raise TypeError(f"{Store.put.__qualname__}() got an unexpected keyword argument {name!r}")
     given = dict(fields)
     if given.get("properties", given) is None:
         del given["properties"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from kvstore.client.exchange import Sent
 from kvstore.errors import CallerError, StoreClosed, StoreError, shown
@@ -20,6 +20,19 @@ from kvstore.wire.values import read_question
 
 _ANSWERS: Final = ("commit", "rollback", "unknown")
 _log = logging.getLogger("kvmq")
+
+
+class RegisteredChecker(Protocol):
+    """The result of `on_check`, as `timing.checks.Checker`."""
+
+    group: str
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes questions."""
+
+    def close(self) -> None:
+        """Ends it, after the question it is at."""
 
 
 class ServedChecker:

@@ -22,7 +22,7 @@ from kvstore.api.namespace_view import Namespace
 from kvstore.api.store import Store
 from kvstore.client.exchange import Sent
 from kvstore.client.served_calls import Requests, message_of, result_of_call
-from kvstore.client.served_checker import ServedChecker
+from kvstore.client.served_checker import RegisteredChecker, ServedChecker
 from kvstore.consume.consumer import Consumes
 from kvstore.errors import CallerError
 from kvstore.message import PutResult
@@ -49,6 +49,22 @@ def _sent(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Serv
     return sent
 
 
+def _shared(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[ServedCalls, P], R]:
+    """A call of the store that is made of its other calls, and so is the same here."""
+    return method
+
+
+def _as(
+    method: Callable[Concatenate[Any, P], R],
+) -> Callable[[Callable[..., R]], Callable[Concatenate[ServedCalls, P], R]]:
+    """The way of this class to make a call, which has the signature of the store's."""
+
+    def signed(own: Callable[..., R]) -> Callable[Concatenate[ServedCalls, P], R]:
+        return update_wrapper(own, method, assigned=())
+
+    return signed
+
+
 class ServedCalls(Consumes):
     """The calls; `_call` sends one, and waits for its reply."""
 
@@ -62,22 +78,12 @@ class ServedCalls(Consumes):
 
     # --- putting ---
 
-    def put(self, topic: str, body: bytes | bytearray | memoryview, **fields: Any) -> PutResult:
+    @_as(Store.put)
+    def put(self, topic: str, body: Any, **fields: Any) -> PutResult:
         """See `kvstore.Store.put`."""
         return self.put_batch([message_of(topic, body, fields)])[0]
 
-    def prepare(
-        self,
-        topic: str,
-        body: bytes | bytearray | memoryview,
-        *,
-        group: str,
-        immunity: float | None = None,
-        **fields: Any,
-    ) -> PutResult:
-        """See `kvstore.Store.prepare`."""
-        message = message_of(topic, body, fields)
-        return self.prepare_batch([message], group=group, immunity=immunity)[0]
+    prepare = _shared(Store.prepare)
 
     def ack(self, receipt: str) -> None:
         """See `kvstore.Store.ack`."""
@@ -232,7 +238,7 @@ class ServedStore(ServedCalls):
         """See `kvstore.Store.namespace`."""
         return Namespace(cast(Calls, self), name)
 
-    def on_check(self, group: str, checker: Ask) -> ServedChecker:
+    def on_check(self, group: str, checker: Ask) -> RegisteredChecker:
         """See `kvstore.Store.on_check`; the function is called in this process."""
         sent = self._requests.make("on_check", (group,), {})
         return ServedChecker(self._link, group, checker, sent, self._answer)

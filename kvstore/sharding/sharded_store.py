@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kvstore.client.loop_link import LoopBridge, made_in_loop
-from kvstore.client.served_checker import ServedChecker
+from kvstore.client.served_checker import RegisteredChecker
 from kvstore.client.served_store import ServedStore
 from kvstore.client.served_target import closed
 from kvstore.client.socket_link import SocketLink
@@ -29,7 +29,7 @@ from kvstore.timing.checks import Ask
 class ShardCheckers:
     """The checkers of a group at all shards; see `Store.on_check`."""
 
-    def __init__(self, group: str, checkers: Sequence[ServedChecker]) -> None:
+    def __init__(self, group: str, checkers: Sequence[RegisteredChecker]) -> None:
         self.group = group
         self._checkers = checkers
 
@@ -74,9 +74,9 @@ class ShardedStore(ServedStore):
         link = cast(SocketLink, LoopBridge(calls.link, self._loop))
         return ServedStore(link, calls.requests, calls.url)
 
-    def on_check(self, group: str, checker: Ask) -> Any:
+    def on_check(self, group: str, checker: Ask) -> ShardCheckers:
         """See `kvstore.Store.on_check`; the function is called in this process."""
-        found = list[ServedChecker]()
+        found = list[RegisteredChecker]()
         try:
             for name in self.names:
                 found.append(self.shard(name).on_check(group, checker))
