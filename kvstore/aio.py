@@ -32,7 +32,7 @@ from kvstore.api.namespace_view import Namespace as SyncNamespace
 from kvstore.api.namespace_view import own_form, topics_in
 from kvstore.api.store import Store as SyncStore
 from kvstore.client.loop_link import LoopBridge, LoopCalls, LoopLink
-from kvstore.client.served_calls import message_of
+from kvstore.client.served_calls import message_of, signed_as
 from kvstore.client.served_store import ServedStore as SyncServedStore
 from kvstore.client.served_target import Credentials, Tls, read_target
 from kvstore.config import StoreConfig
@@ -77,22 +77,6 @@ def _awaited(
 
     functools.update_wrapper(awaited, method)
     return awaited
-
-
-def _as(
-    method: Callable[Concatenate[Any, P], R],
-) -> Callable[
-    [Callable[..., Coroutine[Any, Any, R]]],
-    Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
-]:
-    """A class's own way to make a call, which has the signature of the store's."""
-
-    def signed(
-        own: Callable[..., Coroutine[Any, Any, R]],
-    ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
-        return functools.update_wrapper(own, method, assigned=())
-
-    return signed
 
 
 def _ask_in(loop: asyncio.AbstractEventLoop, checker: AsyncAsk, message: StoredMessage) -> Answer:
@@ -386,7 +370,7 @@ class Namespace(_Calls):
     async def _run(self, work: Callable[[], R]) -> R:
         return await self._store._run(work)
 
-    @_as(SyncStore.pop)
+    @signed_as(SyncStore.pop)
     async def pop(
         self, group: str, topic: str | Sequence[str], *args: Any, **more: Any
     ) -> list[Popped]:
@@ -457,6 +441,7 @@ class ServedStore(_WholeStore):
         self._sync = sync
         """The calls that are made of several others use it in a thread."""
         self.url = calls.url
+        refuse_in_child(self)
 
     def __repr__(self) -> str:
         return f"<kvstore.aio.ServedStore {self.url}>"
@@ -470,7 +455,7 @@ class ServedStore(_WholeStore):
         """See `kvstore.Store.namespace`."""
         return Namespace(self, self._sync.namespace(name))
 
-    @_as(SyncStore.put)
+    @signed_as(SyncStore.put)
     async def put(self, topic: str, body: Any, **fields: Any) -> PutResult:
         """See `kvstore.Store.put`. Puts of one turn of the loop go out together."""
         message = message_of(topic, body, fields)
@@ -490,7 +475,7 @@ class ServedStore(_WholeStore):
         if result is not True:
             raise result
 
-    @_as(SyncStore.pop)
+    @signed_as(SyncStore.pop)
     async def pop(
         self, group: str, topic: str | Sequence[str], *args: Any, **more: Any
     ) -> list[Popped]:

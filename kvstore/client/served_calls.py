@@ -2,28 +2,32 @@
 
 The idea: threads and asyncio send the same requests; they differ in how they wait for replies.
 
-Invariant: a message that is put has an id before it is sent, so that a put whose reply was lost is
-not made twice.
+Invariants: a message that is put has an id before it is sent, so that a put whose reply was lost is
+not made twice; a forked child gives out other ids than its parent.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import update_wrapper
 from inspect import signature
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from kvstore.api.store import Store
 from kvstore.client.exchange import Sent
 from kvstore.clock import Clock
 from kvstore.core.unique_ids import UniqueIds
 from kvstore.message import Message
+from kvstore.process.forking import release_in_child
 from kvstore.record.put.explain import as_batch
 from kvstore.wire.call_table import HAVE_MESSAGES, HAVE_PROGRESS, read_result
 from kvstore.wire.column_values import sendable
 from kvstore.wire.values import encode, encode_batch, pack_argument
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _NO_NAMES: Final = encode({})
 _OF_PUT: Final = signature(Store.put).parameters.keys()
 _LOOPBACK: Final = bytes([127, 0, 0, 1])
@@ -34,7 +38,12 @@ class Requests:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self.forked()
+
+    def forked(self) -> None:
+        """See `process.forking.Holder`: the ids of a process are its own."""
         self._ids = UniqueIds(_LOOPBACK, os.getpid(), secrets.randbits(32))
+        release_in_child(self)
 
     def make(self, method: str, args: Sequence[Any], named: Mapping[str, Any]) -> Sent:
         """The request for a call; `CallerError` for arguments that can't be sent."""
@@ -84,3 +93,14 @@ def message_of(topic: str, body: Any, fields: Mapping[str, Any]) -> Message:
     if given.get("properties", given) is None:
         del given["properties"]
     return Message(topic, body, **given)
+
+
+def signed_as(
+    method: Callable[Concatenate[Any, P], Any],
+) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
+    """Gives a class's own way to make a call the signature of the store's."""
+
+    def signed(own: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
+        return update_wrapper(own, method, assigned=())
+
+    return signed

@@ -21,13 +21,12 @@ from kvstore.api.calls import Calls
 from kvstore.api.namespace_view import Namespace
 from kvstore.api.store import Store
 from kvstore.client.exchange import Sent
-from kvstore.client.served_calls import Requests, message_of, result_of_call
+from kvstore.client.served_calls import Requests, message_of, result_of_call, signed_as
 from kvstore.client.served_checker import RegisteredChecker, ServedChecker
 from kvstore.consume.consumer import Consumes
 from kvstore.errors import CallerError
 from kvstore.message import PutResult
 from kvstore.pop.nack import Nack
-from kvstore.process.forking import refuse_in_child
 from kvstore.record.validate import check_group
 from kvstore.timing.checks import Ask
 from kvstore.timing.transaction import Transaction
@@ -54,17 +53,6 @@ def _shared(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Se
     return method
 
 
-def _as(
-    method: Callable[Concatenate[Any, P], R],
-) -> Callable[[Callable[..., R]], Callable[Concatenate[ServedCalls, P], R]]:
-    """The way of this class to make a call, which has the signature of the store's."""
-
-    def signed(own: Callable[..., R]) -> Callable[Concatenate[ServedCalls, P], R]:
-        return update_wrapper(own, method, assigned=())
-
-    return signed
-
-
 class ServedCalls(Consumes):
     """The calls; `_call` sends one, and waits for its reply."""
 
@@ -78,7 +66,7 @@ class ServedCalls(Consumes):
 
     # --- putting ---
 
-    @_as(Store.put)
+    @signed_as(Store.put)
     def put(self, topic: str, body: Any, **fields: Any) -> PutResult:
         """See `kvstore.Store.put`."""
         return self.put_batch([message_of(topic, body, fields)])[0]
@@ -227,7 +215,6 @@ class ServedStore(ServedCalls):
         self.url = url
         self._link = link
         self._requests = requests
-        refuse_in_child(self)
 
     @property
     def path(self) -> Path:

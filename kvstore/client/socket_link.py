@@ -7,7 +7,9 @@ their system calls.
 
 Invariants: as long as a thread waits for a reply, one of them reads, or was woken to do so; a
 connection that breaks is made again by the reading thread, for `reconnect_for` seconds, and no
-other thread notices; an interrupt in a thread costs its own call alone.
+other thread notices; an interrupt in a thread costs its own call alone. A forked child closes its
+copy of the socket, sends nothing by it, and connects anew at its first call, in a session of its
+own.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from kvstore.client.exchange import (
 from kvstore.client.served_target import Target, closed, unreachable
 from kvstore.client.tls_socket import TlsSocket
 from kvstore.clock import Clock
-from kvstore.errors import StoreError
+from kvstore.errors import StoreError, StoreForked
 from kvstore.process.forking import release_in_child
 from kvstore.process.locks import Signal
 from kvstore.wire.frames import REPLY_MAX, FrameReader
@@ -54,7 +56,13 @@ class SocketLink:
         self._target = target
         self._clock = clock
         self._reconnect_for = reconnect_for
-        self._exchange = Exchange(target.proof)
+        self._closed = Signal()
+        self._begin_session()
+        self._connect()
+
+    def _begin_session(self) -> None:
+        """A new session, with nothing under way and no connection."""
+        self._exchange = Exchange(self._target.proof)
         self._lock = threading.Lock()
         """Around the exchange, the queue and the socket."""
         self._reading = threading.Lock()
@@ -64,10 +72,8 @@ class SocketLink:
         self._reader = FrameReader(REPLY_MAX)
         self._unsaid = 0
         """Bytes that came since something was written."""
-        self._closed = Signal()
         self._has_room = Signal()
         release_in_child(self)
-        self._connect()
 
     @property
     def folder(self) -> str:
@@ -280,6 +286,16 @@ class SocketLink:
             self._has_room.set()
 
     def forked(self) -> None:
-        """See `process.forking.Holder`: the connection is the parent's."""
-        if self._socket is not None:
-            self._socket.close()
+        """See `process.forking.Holder`: the session, its calls and its locks are the parent's."""
+        connection, before, was_closed = self._socket, self._exchange, self._closed.is_set()
+        for sent in before.outstanding.values():
+            # Nobody is woken: those who waited are threads of the parent.
+            sent.error = StoreForked(f"{sent.method} was called before the fork, by the parent")
+            sent.is_done = True
+        self._closed = Signal()
+        if was_closed:
+            self._closed.set()
+        self._begin_session()
+        self._exchange.folder = before.folder
+        if connection is not None:
+            connection.close()

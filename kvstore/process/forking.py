@@ -1,10 +1,11 @@
-"""Forking: the child of a process with open stores gets none of them.
+"""Forking: the child of a process with open stores gets none of them, and connections of its own.
 
 The idea: threads, locks and RocksDB do not survive a fork, and two processes that write one store
 would give out the same offsets. So right after a fork, in the child, each object that a caller
 holds (`Store`, `aio.Store`, `tiering.Worker`) becomes one whose every call raises `StoreForked`,
-and each part that holds a file open closes it there. No call of the parent checks anything for
-this.
+and each part that holds a file open closes it there. A connection that needs no thread begins anew
+in the child (`client.socket_link`); the others are refused as stores are, since their loop stayed
+behind. No call of the parent checks anything for this.
 
 Invariants: nothing that the parent uses is written, unlocked or closed for it; nothing here waits
 for a lock, since its holder may be a thread that the child does not have; calls that are added to a
@@ -48,7 +49,9 @@ def refuse_in_child(handle: object) -> None:
 
 
 def release_in_child(holder: Holder) -> None:
-    """Calls `holder.forked` in a child that is forked from now on."""
+    """Calls `holder.forked` in a child that is forked from now on. One that goes on there says so
+    again in `forked`, for the children of the child.
+    """
     _holders.add(holder)
 
 
@@ -100,6 +103,7 @@ class _Refused:
     """The base class that a handle gets in a child, before its own class."""
 
     path: Any
+    _url: str | None
 
     def __getattribute__(self, name: str) -> Any:
         if name not in _ALLOWED and not name.startswith("__"):
@@ -138,6 +142,12 @@ class _RefusedAsync(_Refused):
 
 
 def _refuse(handle: _Refused) -> NoReturn:
+    url = type(handle)._url
+    if url is not None:
+        raise StoreForked(
+            f"the connection to {url} was made in the process of which this one is a fork, and its "
+            "loop stayed there: connect again in this process"
+        )
     raise StoreForked(
         f"{type(handle).path} was opened in another process, of which this one "
         "is a fork: only that one may use it. Open a store in the process that uses it, after the "
@@ -146,19 +156,23 @@ def _refuse(handle: _Refused) -> NoReturn:
 
 
 def _forked() -> None:
-    named = [(handle, getattr(handle, "path", "the store")) for handle in _handles]
-    for handle, path in named:
+    named = [
+        (handle, getattr(handle, "path", "the store"), getattr(handle, "url", None))
+        for handle in _handles
+    ]
+    for handle, path, url in named:
         kind = type(handle)
         first = _RefusedAsync if iscoroutinefunction(getattr(kind, "close", None)) else _Refused
-        facts = {"__module__": kind.__module__, "path": path}
+        facts = {"__module__": kind.__module__, "path": path, "_url": url}
         handle.__class__ = type(kind.__name__, (first, kind), facts)
-    for holder in list(_holders):
+    # A child of the child has nothing to do with those that release everything here.
+    holders = list(_holders)
+    _handles.clear()
+    _holders.clear()
+    for holder in holders:
         holder.forked()
     for call in _calls:
         call()
-    # The holders have released everything: a child of the child has nothing to do.
-    _handles.clear()
-    _holders.clear()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -72,7 +72,9 @@ class ShardedStore(ServedStore):
         """
         calls = self._shards.shard(name).calls
         link = cast(SocketLink, LoopBridge(calls.link, self._loop))
-        return ServedStore(link, calls.requests, calls.url)
+        store = ServedStore(link, calls.requests, calls.url)
+        refuse_in_child(store)
+        return store
 
     def on_check(self, group: str, checker: Ask) -> ShardCheckers:
         """See `kvstore.Store.on_check`; the function is called in this process."""

@@ -1,0 +1,175 @@
+"""A connection on both sides of a fork: the child connects anew, and the parent notices nothing.
+
+Each test forks in a process of its own, which never had a store open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import kvstore
+import kvstore.aio
+from kvstore import StoreClosed, StoreForked
+from kvstore.files import LocalFiles
+from kvstore.serve.access.exposure import tls_context
+from kvstore.wire.addresses import Address
+from tests.support.certificates import make_certificate
+from tests.support.children import Teller, fail, in_child
+from tests.support.served import serving
+from tests.support.sharding import served_shards
+
+_PATIENCE: Final = 30
+"""Seconds after which a child that hangs is ended."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[kvstore.Store]:
+    """A store with the topic `t` and the group `g`."""
+    with kvstore.open(tmp_path / "s") as store:
+        store.create_topic("t", queues=1)
+        store.create_group("g")
+        yield store
+
+
+@pytest.fixture
+def url(store: kvstore.Store) -> Iterator[str]:
+    """The store, served."""
+    with serving(store) as server:
+        yield server.url
+
+
+def forked(tell: Teller, work: Callable[[], object]) -> None:
+    """Does some work in a fork of this process, and waits for its end."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(_PATIENCE)
+        try:
+            work()
+        except BaseException:
+            fail(tell)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def _used_on_both_sides(tell: Teller, url: str, tls: Path | None) -> None:
+    store = kvstore.connect(url, tls=tls)
+    path = store.path
+    popped = list[kvstore.Popped]()
+    waiting = threading.Thread(target=lambda: popped.extend(store.pop("g", "t", wait=20)))
+    waiting.start()
+
+    def child() -> None:
+        assert store.path == path
+        tell(store.put("t", b"of the child", queue=0).message_id)
+        forked(tell, lambda: tell(store.put("t", b"of its child", queue=0).message_id))
+        tell(store.put("t", b"of the child", queue=0).message_id)
+        store.close()
+        _is_closed(store)
+
+    forked(tell, child)
+    waiting.join(_PATIENCE)
+    assert [one.message.body for one in popped] == [b"of the child"]
+    tell(store.put("t", b"of the parent", queue=0).message_id)
+    assert store.bounds("t", 0) == (0, 4)
+    store.ack(popped[0].receipt)
+    store.close()
+    forked(tell, lambda: _is_closed(store))
+
+
+def _is_closed(store: kvstore.ServedStore) -> None:
+    with pytest.raises(StoreClosed):
+        store.topics()
+
+
+def test_a_connection_goes_on_in_the_parent_and_begins_anew_in_the_child(url: str) -> None:
+    """A pop of the parent that waits at the fork gets the child's message. All ids differ."""
+    _assert_apart(in_child(_used_on_both_sides, url, None))
+
+
+def test_a_child_speaks_tls_anew(store: kvstore.Store, tmp_path: Path) -> None:
+    chain, key = map(Path, make_certificate(tmp_path))
+    address = Address(None, "127.0.0.1", 0, is_tls=True)
+    with serving(store, address, tls=tls_context(LocalFiles(), chain, key)) as server:
+        _assert_apart(in_child(_used_on_both_sides, server.url, chain))
+
+
+def _assert_apart(ids: list[str]) -> None:
+    assert len(set(ids)) == 4
+    assert len({one[:20] for one in ids}) == 3, "each process has a source of ids of its own"
+
+
+def _preloaded(tell: Teller, url: str) -> None:
+    os.environ["STORE"] = url
+    app = importlib.import_module("examples.flask_orders").app
+
+    def serve(order: str) -> None:
+        with app.test_client() as client:
+            assert client.post(f"/orders/{order}", data=b"x").status_code == 202
+            assert client.get(f"/orders/{order}").json == {"state": "taken"}
+
+    for order in ("1", "2"):
+        forked(tell, partial(serve, order))
+    serve("3")
+
+
+def test_a_web_server_may_load_its_application_before_it_forks(url: str) -> None:
+    """As `gunicorn --preload` does: the application has connected by then."""
+    in_child(_preloaded, url)
+
+
+def _checker_stays(tell: Teller, url: str) -> None:
+    with kvstore.connect(url) as store:
+        checker = store.on_check("p", lambda message: "commit")
+
+        def child() -> None:
+            assert not checker.is_open
+            checker.close()
+            assert store.on_check("p", lambda message: "commit").is_open
+
+        forked(tell, child)
+        assert checker.is_open
+
+
+def test_a_checker_answers_in_the_process_that_registered_it(url: str) -> None:
+    in_child(_checker_stays, url)
+
+
+def _refused(tell: Teller, url: str, shards: list[str]) -> None:
+    async def main() -> None:
+        awaited = await kvstore.aio.connect(url)
+        several = kvstore.connect(shards)
+
+        def child() -> None:
+            with pytest.raises(StoreForked, match="connect again in this process"):
+                several.topics()
+            with pytest.raises(StoreForked, match="connect again in this process"):
+                asyncio.run(call())
+            several.close()
+            with kvstore.connect(shards) as own:
+                assert own.topics() == []
+
+        async def call() -> None:
+            await awaited.topics()
+
+        forked(tell, child)
+        assert len(await awaited.topics()) == 1
+        assert several.topics() == []
+        several.close()
+        await awaited.close()
+
+    asyncio.run(main())
+
+
+def test_connections_with_a_loop_are_refused_in_a_child(url: str, tmp_path: Path) -> None:
+    with served_shards(tmp_path, 2) as shards:
+        in_child(_refused, url, shards.urls)
