@@ -282,8 +282,7 @@ class Index:
             with self.rows_lock:
                 self.families.write(batch, sync=sync)
                 self.tags.written()
-                # From here on the rows are found in RocksDB. The notes about them change first;
-                # then the tail may go.
+                # The rows are found now. The notes about them change first; then the tail may go.
                 self._changing()
                 self.locations.changed(heads[0])
                 if parts is not None:
@@ -292,8 +291,7 @@ class Index:
                     queues, ends, segments = (column[at : at + _HEADS_AT_ONCE] for column in heads)
                     with self._heads_lock:
                         self._cache_heads(queues, map(Head, ends, segments))
-                self.checkpoint = checkpoint
-                self.ahead = ahead
+                self.checkpoint, self.ahead = checkpoint, ahead
                 with self.appended.settled(frozen):
                     self.tails = Tails(self.tails.active, None)
 
