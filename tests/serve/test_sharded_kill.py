@@ -19,11 +19,12 @@ import pytest
 
 import kvstore
 from kvstore import Message, Popped, ShardedStore
+from kvstore.sharding import shards
 from kvstore.wire.cluster_file import ShardEntry, read_cluster
 from tests.support.contents import read_queue
 from tests.support.free_ports import free_ports
 from tests.support.rocketmq_client import RocketmqClient
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 SHARDS = 3
 KILLS = 6
@@ -59,8 +60,10 @@ def supervised(tmp_path: Path) -> Iterator[tuple[Path, dict[str, int]]]:
 
 
 def test_nothing_acknowledged_is_lost_when_shards_are_killed_and_clients_go_on(
-    supervised: tuple[Path, dict[str, int]],
+    supervised: tuple[Path, dict[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A busy machine may take longer to start a shard again than callers wait for one.
+    monkeypatch.setattr(shards, "DOWN_WAIT", PATIENCE)
     folder, pids = supervised
     acknowledged: list[list[str]] = [[], [], []]
     handled: Counter[str] = Counter()
