@@ -102,12 +102,13 @@ class Calls(ColumnCalls, PopCalls, RenewalCalls, TimingCalls, TransactionCalls, 
 
     def get(self, topic: str, queue: int, offset: int) -> StoredMessage:
         """The message at an offset of a queue; `OffsetNotFound` (with the bounds) if it holds none
-        there.
+        there. `get`, `pull`, `pull_columns` and `query` refuse the topics in which delayed and
+        prepared messages wait (`CallerError`); `timers` and `transactions` list these.
         """
         engine = self._engine
         if engine.is_closed:
             self._check_open()
-        return engine.reader.get(engine.topics.get(topic), queue, offset)
+        return engine.reader.get(engine.topics.of_callers(topic), queue, offset)
 
     def pull(
         self,
@@ -128,7 +129,7 @@ class Calls(ColumnCalls, PopCalls, RenewalCalls, TimingCalls, TransactionCalls, 
         self._check_open()
         return pull(
             self._engine.reader,
-            self._engine.topics.get(topic),
+            self._engine.topics.of_callers(topic),
             queue,
             offset,
             limit,
@@ -148,7 +149,8 @@ class Calls(ColumnCalls, PopCalls, RenewalCalls, TimingCalls, TransactionCalls, 
         `begin` and `end` bound the store time, ms, both included.
         """
         self._check_open()
-        return self._engine.finder.query(self._engine.topics.get(topic), key, begin, end, limit)
+        asked = self._engine.topics.of_callers(topic)
+        return self._engine.finder.query(asked, key, begin, end, limit)
 
     def read_at(self, position: int) -> StoredMessage:
         """The message whose record begins at a position of the log; `MessageNotFound`,

@@ -81,7 +81,7 @@ class ColumnCalls:
         self._check_open()
         return pull_columns(
             self._engine.reader,
-            self._engine.topics.get(topic),
+            self._engine.topics.of_callers(topic),
             queue,
             offset,
             limit,

@@ -154,8 +154,8 @@ class Topic:
         if self.route.holds_pending:
             raise CallerError(
                 f"delayed or prepared messages wait in the topic {shown(self.name)}, which the "
-                "store keeps for itself: nobody pops, alters or deletes it; list what waits with "
-                "timers or transactions, and end it with cancel, commit or rollback"
+                "store keeps for itself: nobody reads, pops, alters or deletes it; list what waits "
+                "with timers or transactions, and end it with cancel, commit or rollback"
             )
 
     def key_level_at(self, position: int) -> int:

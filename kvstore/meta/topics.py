@@ -154,11 +154,12 @@ class Topics:
         return found
 
     def of_callers(self, name: str) -> Topic:
-        """A topic that callers may alter and delete; `CallerError` for one in which messages wait:
-        none of these would be found again.
+        """A topic that callers may read, alter and delete; `CallerError` for one in which messages
+        wait: nobody reads these before their time, and all of them are found again.
         """
         found = self.get(name)
-        found.check_of_callers()
+        if found.route.holds_pending:
+            found.check_of_callers()
         return found
 
     def for_put(self, name: str) -> Topic:

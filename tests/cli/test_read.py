@@ -72,6 +72,18 @@ def test_what_is_not_there_is_a_typed_error(
     assert plain.err.count("\n") == 1
 
 
+def test_a_message_that_waits_is_not_read_in_the_topic_in_which_it_waits(
+    kvmq: Kvmq, folder: Path
+) -> None:
+    kvmq("put", folder, "orders", "--delay", 3600, "--body", "not yet")
+    topic = "rmq_sys_wheel_timer"
+    for words in (("get", folder, topic, "--offset", 0), ("pull", folder, topic),
+                  ("query", folder, topic, "k")):  # fmt: skip
+        ran = kvmq(*words, "--json")
+        assert (ran.code, ran.out, ran.error["error"]) == (1, "", "CallerError")
+    assert "not yet" in kvmq("timer", "list", folder, "orders", "--json").out
+
+
 def test_get_wants_exactly_one_handle(kvmq: Kvmq, folder: Path) -> None:
     assert kvmq("get", folder, "orders").code == 2
     assert kvmq("get", folder, "orders", "--offset", 1, "--position", 0).code == 2

@@ -22,6 +22,7 @@ from kvstore.index.keys import (
 )
 from tests.support import inside
 from tests.support.clock import VirtualClock
+from tests.support.contents import read_queue
 from tests.support.costs import Costs
 from tests.support.stores import SEGMENT, killed, opened, settings
 
@@ -95,11 +96,7 @@ def test_a_row_of_a_message_that_waits_no_more_is_found(filled: Store, family: s
         "rmq_sys_wheel_timer" if family == TIMERS else "RMQ_SYS_TRANS_HALF_TOPIC"
     )
     assert topic is not None
-    gone = next(
-        m
-        for m in filled.pull(topic.name, 0, 0, limit=100).messages
-        if m.body and m.position not in there
-    )
+    gone = next(m for m in read_queue(filled, topic.name, 0) if m.body and m.position not in there)
     due = int(gone.properties["TIMER_OUT_MS" if family == TIMERS else "TRAN_CHECK_MS"])
     value = rows(filled, family)[0][1][:4] + gone.size.to_bytes(4, "big")
     found = problems(filled, (family, timer_key(due, gone.position), value))

@@ -239,6 +239,10 @@ def test_messages_that_wait_are_kept_from_clients(client: ServedStore, topic: st
         lambda: client.alter_topic(topic, key_index="off"),
         lambda: client.pop("g", topic),
         lambda: client.pop("g", topic, wait=5),
+        lambda: client.get(topic, 0, 0),
+        lambda: client.pull(topic, 0, 0),
+        lambda: client.pull_columns(topic, 0, 0),
+        lambda: client.query(topic, "k"),
     ):
         with pytest.raises(CallerError, match="messages wait in the topic"):
             call()

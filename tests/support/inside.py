@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import kvstore.aio
-from kvstore import Store
+from kvstore import PullResult, Store, StoredMessage
 from kvstore.clock import SystemClock
 from kvstore.engine.engine import Engine
 from kvstore.engine.repeats import Repeats
@@ -42,6 +42,7 @@ from kvstore.pop.progress import ProgressHistory
 from kvstore.process.background import ThreadStats
 from kvstore.process.locks import Signal
 from kvstore.read.find import Finder
+from kvstore.read.pull import pull
 from kvstore.read.reader import Reader
 from kvstore.record.put.put_routes import PutRoutes
 from kvstore.serve.gatherer import Gatherer
@@ -73,6 +74,18 @@ class Step:
 
 def engine(store: Store) -> Engine:
     return store._engine
+
+
+def pull_waiting(store: Store, topic: str, queue: int, offset: int, limit: int) -> PullResult:
+    """As `Store.pull`, of a topic in which messages wait."""
+    engine = store._engine
+    return pull(engine.reader, engine.topics.get(topic), queue, offset, limit, None, None)
+
+
+def query_waiting(store: Store, topic: str, key: str, limit: int) -> list[StoredMessage]:
+    """As `Store.query`, of a topic in which messages wait."""
+    engine = store._engine
+    return engine.finder.query(engine.topics.get(topic), key, None, None, limit)
 
 
 def log(store: Store) -> CommitLog:

@@ -339,12 +339,26 @@ def test_the_topics_in_which_messages_wait_stay_as_they_are(tmp_path: Path, topi
 
 
 @pytest.mark.parametrize("topic", [TIMER_TOPIC, TRANSACTION_HALF_TOPIC])
-def test_messages_that_wait_are_not_popped(tmp_path: Path, topic: str) -> None:
+def test_messages_that_wait_are_neither_popped_nor_read(tmp_path: Path, topic: str) -> None:
     with kvstore.open(tmp_path / "s", SMALL) as store:
         store.create_topic("t", queues=1)
         store.create_group("g")
-        store.put("t", b"x", delay=3600)
-        store.prepare("t", b"y", group="pay")
+        put = store.put("t", b"x", delay=3600, keys=["k"])
+        prepared = store.prepare("t", b"y", group="pay", keys=["k"])
+        for is_written in (False, True):
+            if is_written:
+                store.checkpoint()
+            for key in ("k", put.message_id, prepared.message_id):
+                assert store.query("t", key) == []
+                with pytest.raises(CallerError, match="messages wait in the topic"):
+                    store.query(topic, key)
+            for read in (store.get, store.pull, store.pull_columns):
+                with pytest.raises(CallerError, match="list what waits with timers or transac"):
+                    read(topic, 0, 0)
+            assert store.find(prepared.message_id).body == b"y"
+            assert store.timer(put.message_id).message.body == b"x"
+        with pytest.raises(CallerError, match="messages wait in the topic"):
+            store.pull(topic, 0, 0, filter="a")
         for wait in (0.0, 5.0):
             with pytest.raises(CallerError, match="messages wait in the topic"):
                 store.pop("g", topic, wait=wait)
@@ -360,6 +374,11 @@ def test_messages_that_wait_are_not_popped(tmp_path: Path, topic: str) -> None:
                 await other.put("t", b"y", delay=3600)
                 with pytest.raises(CallerError, match="messages wait in the topic"):
                     await other.pop("g", topic, wait=5)
+                for read in (other.get, other.pull, other.pull_columns):
+                    with pytest.raises(CallerError, match="messages wait in the topic"):
+                        await read(topic, 0, 0)
+                with pytest.raises(CallerError, match="messages wait in the topic"):
+                    await other.query(topic, "k")
 
         asyncio.run(run())
 

@@ -526,6 +526,23 @@ def test_a_wrong_address_says_what_is_wrong(served: Serving, path: str, status: 
     assert "Traceback" not in answer.text
 
 
+@pytest.mark.parametrize("topic", ["rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC"])
+def test_pages_show_no_message_of_a_topic_in_which_messages_wait(
+    served: Serving, store: Store, topic: str
+) -> None:
+    store.put("orders", b"not yet", delay=3600.0, keys=["later"])
+    store.prepare("orders", b"not yet", group="pay", keys=["later"])
+    page = served.ask(f"/topic?topic={topic}")
+    assert page.status == 200
+    assert "not yet" not in page.text
+    for path in (f"/messages?topic={topic}&queue=0&offset=0", f"/messages?topic={topic}&key=later",
+                 f"/message?topic={topic}&queue=0&offset=0"):  # fmt: skip
+        answer = served.ask(path, accept="text/html")
+        assert answer.status == 400
+        assert "messages wait in the topic" in answer.text
+        assert "not yet" not in answer.text
+
+
 def test_pages_of_very_many_topics_are_bounded(served: Serving, store: Store) -> None:
     for n in range(150):
         store.create_topic(f"many-{n:03}", queues=100)

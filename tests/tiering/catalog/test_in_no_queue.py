@@ -18,6 +18,7 @@ from tests.fixtures import unpack_fixture
 from tests.reference.encode import blank
 from tests.rocketmq.logs import NOW, make_store, record
 from tests.support.clock import VirtualClock
+from tests.support.contents import query_any
 from tiering import Policy, Worker
 
 POLICY = Policy(max_bytes=1, warm="archive", watermarks=None, clock_doubt=0.0)
@@ -39,7 +40,7 @@ def loose(store: Store, positions: list[int]) -> dict[Any, Any]:
         for name in (found.position_id, found.message_id):
             out["find", name] = outcome(store.find, name)
         for key in found.keys:
-            out["key", key] = store.query(found.topic, key)
+            out["key", key] = query_any(store, found.topic, key)
     return out
 
 
