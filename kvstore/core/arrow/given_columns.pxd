@@ -85,5 +85,6 @@ cdef class GivenColumns:
 
 
 cdef Found text_at(const Column *column, int64_t row, Span *text) noexcept nogil
+cdef bint is_beyond(const Column *column, int64_t number) noexcept nogil
 cdef Found number_at(const Column *column, int64_t row, int64_t *number) noexcept nogil
 cdef Found list_at(const Column *column, int64_t row, int64_t *begin, int64_t *end) noexcept nogil

@@ -17,7 +17,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport (
-    INT64_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
+    INT64_MAX, INT64_MIN, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
 )
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset, strcmp, strlen
@@ -366,10 +366,24 @@ cdef object _object_at(const Column *column, int64_t row, str name):
     if found == OUTSIDE:
         _untrue(name)
     if column.layout == NUMBERS and column.dictionary == NULL:
+        if is_beyond(column, number):
+            return _beyond(column, row)
         return number
     if name == "body":
         return PyBytes_FromStringAndSize(<const char *>text.at, text.size)
     return PyUnicode_DecodeUTF8(<const char *>text.at, text.size, "surrogateescape")
+
+
+cdef bint is_beyond(const Column *column, int64_t number) noexcept nogil:
+    # Whether a number that `number_at` gave is one that 64 bits with a sign don't hold.
+    return number == INT64_MIN and (column.letter == b"L" or column.unit == b"s")
+
+
+cdef object _beyond(const Column *column, int64_t row):
+    cdef int64_t at = column.begin + row
+    if column.letter == b"L":
+        return (<const uint64_t *>column.items)[at]
+    return 1000 * int((<const int64_t *>column.items)[at])
 
 
 cdef bint _has_list(
@@ -446,7 +460,7 @@ cdef Found _viewed(const Column *column, const uint8_t *view, Span *text) noexce
 
 
 cdef Found number_at(const Column *column, int64_t row, int64_t *number) noexcept nogil:
-    # One that 63 bits cannot hold is given as -1, which no column may have.
+    # One that 64 bits with a sign don't hold is given as the least, which no field may have.
     cdef const uint8_t *items = column.items
     cdef char letter = column.letter
     cdef uint64_t wide
@@ -462,7 +476,7 @@ cdef Found number_at(const Column *column, int64_t row, int64_t *number) noexcep
         number[0] = (<const uint32_t *>items)[at]
     elif letter == b"L":
         wide = (<const uint64_t *>items)[at]
-        number[0] = <int64_t>wide if wide <= <uint64_t>INT64_MAX else -1
+        number[0] = <int64_t>wide if wide <= <uint64_t>INT64_MAX else INT64_MIN
     elif letter == b"s":
         number[0] = (<const int16_t *>items)[at]
     elif letter == b"S":
@@ -471,10 +485,11 @@ cdef Found number_at(const Column *column, int64_t row, int64_t *number) noexcep
         number[0] = (<const int8_t *>items)[at]
     else:
         number[0] = items[at]
-    if number[0] < 0:
-        number[0] = -1
-    elif column.unit == b"s":
-        number[0] = number[0] * 1000 if number[0] <= INT64_MAX // 1000 else -1
+    if column.unit == b"s":
+        if -(INT64_MAX // 1000) <= number[0] <= INT64_MAX // 1000:
+            number[0] *= 1000
+        else:
+            number[0] = INT64_MIN
     elif column.unit == b"u":
         number[0] //= 1000
     elif column.unit == b"n":

@@ -12,13 +12,13 @@ their buffers, and take as much memory as those; any other value is a `FormatErr
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
 from libc.string cimport memcpy
 
 from kvstore.core.arrow.column_batch cimport Bytes, ColumnBatch, OutColumn
 from kvstore.core.arrow.given_columns cimport (
-    ABSENT, Chunk, Column, Found, GivenColumns, LISTS_32, NO_VALUE, OUTSIDE, VALUE, list_at,
-    number_at, text_at,
+    ABSENT, Chunk, Column, Found, GivenColumns, LISTS_32, NO_VALUE, OUTSIDE, VALUE, is_beyond,
+    list_at, number_at, text_at,
 )
 from kvstore.core.buffers cimport grown
 from kvstore.core.records cimport Span
@@ -123,11 +123,17 @@ def columns_to_send(GivenColumns given not None, list ids not None):
 
 
 cdef int _refuse_row(GivenColumns given, Py_ssize_t row) except -1:
-    # A row with a text or a list that its column does not have.
+    # A row with a text or a list that its column does not have, or a number that can't be sent.
     try:
-        given.message("", row)
+        message = given.message("", row)
     except MessageIllegal as e:
         raise MessageIllegal(f"row {row} of {given.count}: {e}") from None
+    for name in ("queue", "flags", "born_at", "deliver_at", "expires_at"):
+        number = getattr(message, name)
+        if number is not None and not -INT64_MAX <= number <= INT64_MAX:
+            raise MessageIllegal(
+                f"row {row} of {given.count}: {name} is {number}; it must be a number of 63 bits"
+            )
     raise MessageIllegal(f"row {row} of {given.count}: its columns contradict each other")
 
 
@@ -162,6 +168,8 @@ cdef int64_t _add_numbers(OutColumn out, const Column *column, int64_t count) ex
         return -1
     for i in range(count):
         found = number_at(column, i, &value)
+        if found == VALUE and is_beyond(column, value):
+            return i
         if found == VALUE:
             out.add_number(value)
         elif found == NO_VALUE:
