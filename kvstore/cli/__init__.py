@@ -70,6 +70,7 @@ PHRASES: Final = (
     ("exist_ok=True", "--exist-ok"),
     ("takes_delays=False", "--takes-no-delays"),
     ("StoreConfig(any_time=True)", "any_time = true in the file of --config"),
+    ("call it of store.shard(name), or name that", "name that"),
     ("or open it here with read_only=True", "or use a verb that only reads"),
     (
         "open it without read_only=True to create or adopt one",

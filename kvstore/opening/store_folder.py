@@ -88,9 +88,10 @@ def _look(path: Path, config: StoreConfig) -> FolderKind:
     if has_log(path, config):
         return FolderKind.OURS_WITHOUT_INDEX if is_marked(path, config) else FolderKind.LOG_ONLY
     if files.size(path / CLUSTER_FILE) is not None:
+        shards = f"it has shards, which {path / CLUSTER_FILE} lists"
         raise StoreNotFound(
-            f"{path} is no store: it has shards, which {path / CLUSTER_FILE} lists; serve them by "
-            f"`kvmq serve {path} --shards N`, and use kvstore.connect({str(path)!r})"
+            f"{path} is no store: {shards}; name the folder of one, or use "
+            f"kvstore.connect({str(path)!r}) while `kvmq serve {path} --shards N` serves them"
         )
     return FolderKind.NOTHING
 

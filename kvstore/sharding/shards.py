@@ -249,8 +249,8 @@ class Shards:
 
     def _about_one(self, method: str) -> AcrossShards:
         return AcrossShards(
-            f"{method} is about the log of one shard; call it of store.shard(name), with one of "
-            f"{', '.join(self._by_name)}, or name that shard's folder"
+            f"{method} is about the log of one shard of {', '.join(self._by_name)}: call it of "
+            "store.shard(name), or name that shard's folder"
         )
 
     # --- messages and offsets ---

@@ -81,6 +81,11 @@ def read_url(url: str | Path) -> tuple[Address, Proof | None]:
     except ValueError:
         # Its text may quote the credentials.
         raise _no_url(url) from None
+    if parts.scheme in (UNIX, TCP, TLS) and (parts.query or parts.fragment):
+        raise CallerError(
+            "the URL goes on behind its host or path with `?` or `#` (not shown here), which mean "
+            "nothing; credentials stand in front of the host: TOKEN@ or ACCESS_KEY:SECRET@"
+        )
     if parts.scheme == UNIX and not parts.netloc and parts.path:
         return _unix(Path(unquote(parts.path))), None
     is_tcp = parts.scheme in (TCP, TLS) and not parts.path.strip("/")

@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -66,6 +66,20 @@ def test_a_second_start_and_a_verb_that_needs_the_store_say_who_serves(
         ran = kvmq(*words, "--json")
         assert (ran.code, ran.error["error"]) == (1, "StoreServed"), ran.err
         assert "kvmq.sock" in ran.error["message"]
+    second = kvmq("serve", str(served), "--json").error["message"]
+    assert "a store has one server: connect to that server, or end it first" in second
+    assert "only reads" not in second
+
+
+def test_a_server_without_credentials_says_so_when_it_is_to_read_them_again(
+    folder: Path, process: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    ran = process("serve", folder, "--create")
+    assert ran.stdout is not None
+    assert ran.stderr is not None
+    ran.stdout.readline()
+    ran.send_signal(signal.SIGHUP)
+    assert b"no file of credentials to read again" in ran.stderr.readline()
 
 
 def test_a_folder_without_a_store_and_an_open_address_are_refused(
@@ -73,6 +87,7 @@ def test_a_folder_without_a_store_and_an_open_address_are_refused(
 ) -> None:
     ran = kvmq("serve", str(tmp_path / "none"), "--json")
     assert (ran.code, ran.error["error"]) == (1, "StoreNotFound")
+    assert ran.error["message"].endswith("`kvmq serve --create` makes one")
     ran = kvmq("serve", str(tmp_path / "s"), "--create", "--listen", "kvmq://0.0.0.0:7", "--json")
     assert (ran.code, ran.error["error"]) == (1, "ExposureRefused")
 

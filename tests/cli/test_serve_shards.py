@@ -111,6 +111,10 @@ def test_verbs_reach_all_shards_of_a_folder(shards: Shards, kvmq: Kvmq) -> None:
         assert store.get("t", 1, 0).body == b"hello"
     ran = kvmq("verify", str(shards.folder), "--json")
     assert (ran.code, ran.error["error"]) == (1, "AcrossShards")
+    assert ran.error["message"].endswith("of shard-0, shard-1: name that shard's folder")
+    ran = kvmq("tier", "list", str(shards.folder), "--json")
+    assert (ran.code, ran.error["error"]) == (1, "StoreNotFound")
+    assert "name the folder of one, or use" in ran.error["message"]
 
 
 def test_shards_end_when_their_supervisor_is_killed(shards: Shards) -> None:

@@ -256,6 +256,8 @@ def test_arguments_that_would_give_a_secret_away_are_refused(tmp_path: Path) -> 
         (f"kvmq+tls://a:{secret}@h:99999", {}),
         (f"kvmq+tls://a:{secret}@[h:7", {}),
         (f"http://a:{secret}@h:7", {}),
+        (f"kvmq+tls://h:7?token={secret}", {}),
+        (f"kvmq+tls://h:7#{secret}", {}),
         (f"kvmq+tls://{secret}@h:7", {"credentials": secret}),
         ("kvmq://127.0.0.1:7", {"credentials": (secret, 5)}),
         ("kvmq://127.0.0.1:7", {"credentials": secret * 100}),

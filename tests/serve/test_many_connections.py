@@ -112,7 +112,7 @@ def connected(port: int, count: int, first: Callable[[int], bytes]) -> list[sock
 
 @pytest.mark.parametrize(
     ("door", "first", "bytes_max"),
-    [("local protocol", hello, 8 << 10), ("RocketMQ's gRPC", lambda n: PREFACE, 8 << 10)],
+    [("local protocol", hello, 8 << 10), ("gRPC door", lambda n: PREFACE, 8 << 10)],
 )
 def test_ten_thousand_connections_cost_little_and_others_are_served(
     server: Serving, many: int, door: str, first: Callable[[int], bytes], bytes_max: int

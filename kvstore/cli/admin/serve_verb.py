@@ -38,7 +38,9 @@ from kvstore.cli.terminal.opening import (
 from kvstore.cli.terminal.options import Access, access_options, policy_option_at_need, read_policy
 from kvstore.cli.terminal.output import Output, output_option
 from kvstore.cli.tier.server_worker import ServerWorker
-from kvstore.errors import CallerError, ConfigError
+from kvstore.config import StoreConfig
+from kvstore.errors import CallerError, ConfigError, StoreLocked, StoreServed
+from kvstore.opening.recovery import Progress
 from kvstore.process.signals import on_signal
 from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.door import Door
@@ -120,19 +122,33 @@ def serve(
         supervise(plan, config, partial(_shard_ready, out))
         return
     if not create:
-        require_store(folder)
+        require_store(folder, "`kvmq serve --create` makes one")
     _allow_many_files()
     _lessen_buffers()
     policy = None if policy_file is None else read_policy(policy_file)
     makers = open_to.makers(addresses, policy, shards.cluster())
     gathers = _traced_gatherer() if traces else Gatherer
     with out.progress() as report:
-        store = kvstore.open(folder, config, progress=report)
+        store = _opened(folder, config, report)
     with store, ServerWorker(store, policy) as worker:
         server = Server(store, makers, gathers, worker)
         asyncio.run(_serve(out, server, store, open_to.access, ends=shards.is_supervised))
         _log.info("drained; closing the store")
     _log.info("closed")
+
+
+def _opened(folder: Path, config: StoreConfig, progress: Progress) -> kvstore.Store:
+    """The store; `StoreLocked` says what to do before it can be served."""
+    try:
+        return kvstore.open(folder, config, progress=progress)
+    except StoreLocked as e:
+        holder, _, _ = str(e).partition("; ")
+        if isinstance(e, StoreServed):
+            why = f" at {e.url}, and a store has one server: connect to that server, or end it"
+        else:
+            why = ", which must close it"
+        e.args = (f"{holder}{why} first",)
+        raise
 
 
 def _traced_gatherer() -> Gathers:
@@ -173,6 +189,9 @@ def _orphaned(loop: asyncio.AbstractEventLoop, server: Server) -> None:
 
 
 def _read_again(access: AccessControl) -> None:
+    if not access.has_credentials:
+        _log.info("SIGHUP: this server has no file of credentials to read again")
+        return
     try:
         access.reload()
     except ConfigError as e:

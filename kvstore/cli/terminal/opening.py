@@ -114,12 +114,13 @@ def read_config(file: Path | None, access: Access | None = None) -> StoreConfig:
     return config if access is None else access.of(config)
 
 
-def require_store(folder: Path) -> None:
-    """Raises `StoreNotFound` unless a store is there, or several are."""
+def require_store(
+    folder: Path, makes: str = "`kvmq topic create` and `kvmq put --create` make one"
+) -> None:
+    """Raises `StoreNotFound` unless a store is there, or several; `makes` says what makes one."""
     if not any((folder / part).exists() for part in (COMMITLOG, INDEX, CLUSTER_FILE)):
         raise StoreNotFound(
-            f"there is no store in {folder}: it has neither commitlog nor index in it; "
-            "`kvmq topic create` and `kvmq put --create` make one"
+            f"there is no store in {folder}: it has neither commitlog nor index in it; {makes}"
         )
 
 

@@ -29,7 +29,7 @@ class RocketmqDoor:
     `serve.access.exposure.tls_context` makes. `cluster` is the one in which it is a shard.
     """
 
-    name = "RocketMQ's gRPC"
+    name = "gRPC door"
 
     def __init__(
         self,
