@@ -45,7 +45,8 @@ class ServedStore(Protocol):
 
 
 class ServedWorker:
-    """The calls of `Worker` on a store that another process serves.
+    """The calls of `Worker` on a store that another process serves, but `start`: a server that is
+    started with a policy works by itself.
 
     >>> with kvstore.connect("data") as store:  # doctest: +SKIP
     ...     tiering.ServedWorker(store, Policy(hot_for=60, warm="/srv/archive")).run_once()
