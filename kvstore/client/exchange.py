@@ -4,7 +4,9 @@ The idea: no sockets here. A connection asks for the hello and what is to be sen
 bodies of frames that came; so threads and asyncio share all rules of docs/protocol.md.
 
 Invariants: a request is sent to one server once, however often the connection breaks; to a new
-server it is sent again only as the table of calls allows; a reply belongs to one request.
+server it is sent again only as the table of calls allows; a reply belongs to one request. Messages
+that come by a pop whose caller has given up go back, unless they can be had again by its
+`attempt_id`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from kvstore.errors import (
     StoreError,
     shown,
 )
-from kvstore.wire.call_table import repeat_of
+from kvstore.wire.call_table import read_result, repeat_of
 from kvstore.wire.failures import make_error
 from kvstore.wire.frames import (
     BYE,
@@ -61,14 +63,24 @@ _WELCOME_MAX: Final = 8 << 20
 
 
 class Sent:
-    """A request: what is sent, and what came back. `changed` is called when something came."""
+    """A request: what is sent, and what came back. `changed` is called when something came.
+    `is_undone`: it is a pop whose messages go back if its caller gives up.
+    """
 
     __slots__ = (
-        "changed", "error", "events", "has_events", "is_done", "method", "number", "parts",
-        "result", "was_sent",
+        "changed", "error", "events", "has_events", "is_done", "is_undone", "method", "number",
+        "parts", "result", "was_sent",
     )  # fmt: skip
 
-    def __init__(self, method: str, given: bytes, named: bytes, *, has_events: bool) -> None:
+    def __init__(
+        self,
+        method: str,
+        given: bytes,
+        named: bytes,
+        *,
+        has_events: bool = False,
+        is_undone: bool = False,
+    ) -> None:
         self.method = method
         self.parts = b"".join((_encode(method), given, named))
         self.number = 0
@@ -77,6 +89,7 @@ class Sent:
         self.result: msgspec.Raw | None = None
         self.error: Exception | None = None
         self.has_events = has_events
+        self.is_undone = is_undone
         self.events: deque[Any] = deque()
         self.changed: Callable[[], object] | None = None
 
@@ -107,6 +120,10 @@ class Exchange:
         self._unconfirmed_bytes = 0
         self.outstanding: dict[int, Sent] = {}
         self._outstanding_bytes = 0
+        self._given_up: dict[int, Sent] = {}
+        """Pops whose callers have gone, and that the server has not answered."""
+        self._undos: list[bytes] = []
+        """Frames that give back what came for these, and are to be sent."""
         self.folder = ""
         """The served store's, as the last welcome said."""
 
@@ -115,6 +132,7 @@ class Exchange:
     def hello(self) -> bytes:
         """The first frame of a connection."""
         self._unconfirmed_bytes = 0
+        self._undos.clear()  # their requests are outstanding
         proof = None if self._proof is None else self._proof.sent()
         return framed(HELLO, NAME, VERSION, self._key, self._received, proof)
 
@@ -135,6 +153,9 @@ class Exchange:
 
     def _go_on(self, last: int, cut: set[int]) -> list[bytes]:
         frames: list[bytes] = []
+        for number in list(self._given_up):
+            if number > last or number in cut:
+                del self._given_up[number]
         for number, sent in self.outstanding.items():
             if number > last or number in cut:
                 sent.was_sent = True
@@ -143,6 +164,7 @@ class Exchange:
 
     def _begin_anew(self) -> list[bytes]:
         self._received = 0
+        self._given_up.clear()
         frames: list[bytes] = []
         for sent in list(self.outstanding.values()):
             if sent.was_sent and repeat_of(sent.method) == "never":
@@ -183,6 +205,49 @@ class Exchange:
             self._forget(sent)
             sent.end(Cancelled("the call was cancelled while there was no connection"))
 
+    def give_up(self, sent: Sent, error: StoreError | None = None) -> bytes:
+        """Takes a request back whose caller has gone, done or not; returns the frames that are to
+        be sent, if there is a connection. A pop that is not done ends now, with the error or
+        `Cancelled`.
+        """
+        if sent.is_done:
+            return self._undo(sent)
+        if sent.number not in self.outstanding:
+            return b""
+        if sent.is_undone:
+            self._forget(sent)
+            if sent.was_sent:
+                self._given_up[sent.number] = sent
+            sent.end(error or Cancelled("the call was cancelled by its caller"))
+            if not sent.was_sent:
+                return b""
+        return cancel_frame(sent)
+
+    def give_up_pops(self, error: StoreError) -> bytes:
+        """Gives up all pops that are under way."""
+        return b"".join(
+            self.give_up(sent, copy.copy(error))
+            for sent in list(self.outstanding.values())
+            if sent.is_undone
+        )
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether answers are to come to pops whose callers have gone."""
+        return bool(self._given_up)
+
+    def _undo(self, sent: Sent) -> bytes:
+        """A request that gives back what a pop has brought, if it has brought any."""
+        if not sent.is_undone or sent.result is None:
+            return b""
+        receipts = [popped.receipt for popped in read_result(sent.method, sent.result)]
+        sent.result = None
+        if not receipts:
+            return b""
+        undo = Sent("undo_pop", _encode([receipts]), _encode({}))
+        self.add(undo)
+        return undo.frame(again=False)
+
     def _forget(self, sent: Sent) -> None:
         if self.outstanding.pop(sent.number, None) is not None:
             self._outstanding_bytes -= len(sent.parts)
@@ -208,6 +273,10 @@ class Exchange:
         self._unconfirmed_bytes += len(body)
         sent = self.outstanding.get(number)
         if sent is None:
+            given_up = self._given_up.pop(number, None)
+            if given_up is not None and kind == REPLY:
+                given_up.result = value
+                self._undos.append(self._undo(given_up))
             return  # its caller has given up
         if kind == EVENT:
             sent.events.append(value)
@@ -223,12 +292,15 @@ class Exchange:
         else:
             sent.end(FormatError(f"the server sent a frame of kind {kind}"))
 
-    def confirmation(self) -> bytes:
-        """A frame that confirms what came, if it is time for one; else nothing."""
+    def answers(self) -> bytes:
+        """The frames that are to be sent for what came: one that confirms it, if it is time for
+        one, and those that give back what nobody waits for.
+        """
+        frames, self._undos = b"".join(self._undos), []
         if self._unconfirmed_bytes < CONFIRM_BYTES:
-            return b""
+            return frames
         self._unconfirmed_bytes = 0
-        return framed(RECEIVED, self._received)
+        return framed(RECEIVED, self._received) + frames
 
 
 _HEAD_MAX: Final = 64

@@ -89,6 +89,8 @@ class LoopLink:
         self._is_closed = False
         self._connecting: asyncio.Task[None] | None = None
         self._no_room: deque[asyncio.Future[None]] = deque()
+        self._given_back = asyncio.Event()
+        """No pop whose caller has gone waits for its answer; of a link that is being closed."""
 
     @property
     def folder(self) -> str:
@@ -109,13 +111,13 @@ class LoopLink:
 
     async def call(self, sent: Sent) -> None:
         """Sends a request, and returns when it is done, or has an event. A cancelled call is taken
-        back.
+        back, see `give_up`.
         """
         await self.begin(sent)
         try:
             await self.wait(sent)
         except asyncio.CancelledError:
-            self.cancel(sent)
+            self.give_up(sent)
             raise
 
     async def begin(self, sent: Sent) -> None:
@@ -146,7 +148,7 @@ class LoopLink:
         await future
 
     def cancel(self, sent: Sent) -> None:
-        """Takes a request back, if it is not done."""
+        """Takes a request back, if it is not done; its caller waits for the answer."""
         if sent.is_done:
             return
         if self.is_up:
@@ -154,6 +156,18 @@ class LoopLink:
         else:
             self._exchange.take_back(sent)
             self._make_room()
+
+    def give_up(self, sent: Sent) -> None:
+        """Takes a request back whose caller has gone. Messages that a pop has brought, or
+        brings yet, go back to the server.
+        """
+        if not sent.is_undone:
+            self.cancel(sent)
+            return
+        frames = self._exchange.give_up(sent)
+        if frames and self.is_up:
+            self._write(frames)
+        self._make_room()
 
     # --- the stream ---
 
@@ -176,9 +190,11 @@ class LoopLink:
         except StoreError as e:
             self.lost(stream, e)
             return
-        confirmation = self._exchange.confirmation()
-        if confirmation:
-            self._write(confirmation)
+        answers = self._exchange.answers()
+        if answers:
+            self._write(answers)
+        if not self._exchange.has_given_up:
+            self._given_back.set()
         self._make_room()
 
     def lost(self, stream: _Stream, why: StoreError | OSError) -> None:
@@ -186,6 +202,7 @@ class LoopLink:
         if stream is not self._stream:
             return
         self._stream = None
+        self._given_back.set()
         self._out.clear()
         stream.end()
         error = unreachable(self.address, why) if isinstance(why, OSError) else why
@@ -276,18 +293,33 @@ class LoopLink:
             self._connecting.cancel()
             with suppress(asyncio.CancelledError, StoreError):
                 await self._connecting
+        error = closed(self.address.url)
+        if self.is_up:
+            self._write(self._exchange.give_up_pops(error))
+        self._fail(error)
         stream = self._stream
-        if stream is not None and stream.transport is not None:
-            self._flush()
-            stream.transport.write(bye_frame())
-            stream.transport.close()
-            self._stream = None
-        self._fail(closed(self.address.url))
-        if stream is not None:
+        if stream is None:
+            return
+        try:
+            await asyncio.sleep(0)  # calls that were cancelled in this turn give up now
+            await self._pops_back()
+            if stream is self._stream and stream.transport is not None:
+                self._flush()
+                stream.transport.write(bye_frame())
+                stream.transport.close()
+                self._stream = None
             # TLS ends by an answer of the server.
             with suppress(TimeoutError):
                 await asyncio.wait_for(stream.gone.wait(), _CLOSE_WITHIN)
+        finally:
             stream.end()
+
+    async def _pops_back(self) -> None:
+        """Waits for the answers to pops whose callers have gone: they may bring messages."""
+        if self.is_up and self._exchange.has_given_up:
+            self._given_back.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._given_back.wait(), _CLOSE_WITHIN)
 
 
 class LoopCalls:
@@ -368,7 +400,7 @@ class LoopBridge:
     def cancel(self, sent: Sent) -> None:
         """See `SocketLink.cancel`."""
         with suppress(RuntimeError):  # the loop is closed, and nothing is under way
-            self._loop.call_soon_threadsafe(self._link.cancel, sent)
+            self._loop.call_soon_threadsafe(self._link.give_up, sent)
 
     def close(self) -> None:
         """The link's owner closes it, in the loop."""

@@ -67,7 +67,8 @@ class Requests:
         packed = {name: pack_argument(value) for name, value in by_name.items()}
         names = encode(packed) if packed else _NO_NAMES
         has_events = has_progress or method == "on_check"
-        return Sent(method, encode(given), names, has_events=has_events)
+        is_undone = method == "pop" and by_name.get("attempt_id") is None
+        return Sent(method, encode(given), names, has_events=has_events, is_undone=is_undone)
 
     def _new_ids(self, count: int) -> list[str]:
         return self._ids.make(self._clock.now_ms(), count)

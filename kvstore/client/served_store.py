@@ -200,7 +200,7 @@ class Link(Protocol):
         """Returns when a request is done, or has an event."""
 
     def cancel(self, sent: Sent) -> None:
-        """Takes a request back, if it is not done."""
+        """Takes a request back whose caller has gone."""
 
     def close(self) -> None:
         """Ends the session."""

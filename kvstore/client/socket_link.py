@@ -25,7 +25,6 @@ from kvstore.client.exchange import (
     Exchange,
     Sent,
     bye_frame,
-    cancel_frame,
     is_final,
     is_refusal,
 )
@@ -38,6 +37,7 @@ from kvstore.process.locks import Signal
 from kvstore.wire.frames import REPLY_MAX, FrameReader
 
 _READ: Final = 256 << 10
+_CLOSE_WITHIN: Final = 1.0
 _LOOK: Final = 1.0
 """Seconds after which a waiting thread looks by itself whether anybody reads."""
 _UNSAID: Final = 1 << 20
@@ -130,10 +130,13 @@ class SocketLink:
                 self._appoint()
 
     def cancel(self, sent: Sent) -> None:
-        """Takes a request back, if it is not done."""
+        """Takes a request back whose caller has gone. Messages that a pop has brought, or
+        brings yet, go back to the server.
+        """
         with self._lock:
-            if self._socket is not None and not sent.is_done:
-                self._queue.append(cancel_frame(sent))
+            frames = self._exchange.give_up(sent)
+            if frames and self._socket is not None:
+                self._queue.append(frames)
         self._write()
 
     def _appoint(self) -> None:
@@ -190,9 +193,9 @@ class SocketLink:
             was_full = self._exchange.is_full
             for body in self._reader.feed(data):
                 self._exchange.take(body)
-            confirmation = self._exchange.confirmation()
-            if confirmation:
-                self._queue.append(confirmation)
+            answers = self._exchange.answers()
+            if answers:
+                self._queue.append(answers)
             self._unsaid += len(data)
             if was_full and not self._exchange.is_full:
                 self._has_room.set()
@@ -260,6 +263,7 @@ class SocketLink:
                 self._queue = deque(self._exchange.welcome(bodies.popleft()))
                 for body in bodies:
                     self._exchange.take(body)
+                self._queue.append(self._exchange.answers())
                 self._reader = reader
                 self._socket = connection
         except OSError as e:
@@ -277,6 +281,7 @@ class SocketLink:
         if self._closed.is_set():
             return
         self._closed.set()
+        self._get_pops_back()
         with suppress(OSError), self._writing:
             if self._socket is not None:
                 self._socket.sendall(bye_frame())
@@ -284,6 +289,27 @@ class SocketLink:
         with self._lock:
             self._exchange.fail(closed(self.address.url))
             self._has_room.set()
+
+    def _get_pops_back(self) -> None:
+        """Gives up the pops that are under way, and waits for their answers: they may bring
+        messages.
+        """
+        until = self._clock.monotonic() + _CLOSE_WITHIN
+        with self._lock:
+            self._queue.append(self._exchange.give_up_pops(closed(self.address.url)))
+        self._write()
+        while self._exchange.has_given_up and (left := until - self._clock.monotonic()) > 0:
+            if not self._reading.acquire(timeout=_PAUSE):
+                continue
+            try:
+                connection = self._socket
+                if connection is None:
+                    return
+                connection.settimeout(left)
+                self._read()
+            finally:
+                self._reading.release()
+        self._write()
 
     def forked(self) -> None:
         """See `process.forking.Holder`: the session, its calls and its locks are the parent's."""

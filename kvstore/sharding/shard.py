@@ -8,9 +8,11 @@ that it is given.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any, Final
 
 from kvstore.client.loop_link import LoopCalls
+from kvstore.client.served_calls import result_of_call
 from kvstore.errors import (
     ConnectionLost,
     GroupNotFound,
@@ -50,16 +52,22 @@ class Shard:
 
     async def ask_while_up(self, asked: ShardedCall, patience: float) -> Any:
         """The answer; `ConnectionLost` when the shard is down for so many seconds."""
-        asking = asyncio.get_running_loop().create_task(self.ask(asked))
-        down = 0.0
+        sent, down = self.calls.requests.make(asked.method, asked.args, asked.named), 0.0
+        # It has no task of its own: what came when the caller is cancelled would be lost with that.
         try:
-            while not (await asyncio.wait({asking}, timeout=_LOOK))[0]:
+            while not sent.is_done:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK):
+                        if not sent.number:
+                            await self.link.begin(sent)
+                        await self.link.wait(sent)
                 down = 0.0 if self.link.is_up else down + _LOOK
-                if down >= patience:
+                if down >= patience and not sent.is_done:
                     raise ConnectionLost(f"the shard {self.name} at {self.calls.url} is down")
-            return asking.result()
-        finally:
-            asking.cancel()
+        except BaseException:
+            self.link.give_up(sent)
+            raise
+        return self.whole(result_of_call(sent))
 
     def whole(self, found: Any) -> Any:
         """The shard's answer with the numbers of the whole."""

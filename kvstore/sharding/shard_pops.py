@@ -46,8 +46,10 @@ class ShardPops:
         self._loop = asyncio.get_running_loop()
         self._giving_back: set[asyncio.Task[None]] = set()
 
-    def close(self) -> None:
-        """Ends the work that nobody waits for."""
+    async def close(self) -> None:
+        """Ends the work that nobody waits for; what is to go back has a moment for that."""
+        if self._giving_back:
+            await asyncio.wait(self._giving_back, timeout=_CANCELLED)
         for task in list(self._giving_back):
             task.cancel()
 

@@ -119,8 +119,8 @@ class Shards:
 
     async def close(self) -> None:
         """Ends the sessions with all shards."""
+        await self._pops.close()
         await asyncio.gather(*(shard.calls.close() for shard in self.shards))
-        self._pops.close()
 
     def shard(self, name: str) -> Shard:
         """The shard of a name; `CallerError`."""

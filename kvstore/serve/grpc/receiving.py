@@ -11,11 +11,13 @@ INVALID_RECEIPT_HANDLE, and the rest of the request is done.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from kvstore.api.store import Store
+from kvstore.core.popping.receipts import Popped
 from kvstore.errors import GroupNotFound, ReceiptIllegal, StoreClosed
 from kvstore.pop.ack import AckResult
 from kvstore.read.sql import SqlFilter, sql
@@ -78,10 +80,10 @@ class Receiving:
             # Of this client: another one must not get the messages by the same id.
             attempt_id = f"{caller.client_id} {request.attempt_id}"
         try:
-            found = await self._gatherer.pop(*asked, attempt_id=attempt_id)
+            found = await self._pop(*asked, attempt_id=attempt_id)
         except GroupNotFound:
             await self.make_group(group)
-            found = await self._gatherer.pop(*asked, attempt_id=attempt_id)
+            found = await self._pop(*asked, attempt_id=attempt_id)
         receipts = [popped.receipt for popped in found]
         if found and request.auto_renew:
             self._renewals.hold(caller.client_id, receipts)
@@ -107,10 +109,20 @@ class Receiving:
             if receipts and not is_sent:
                 self._take_back(receipts, attempt_id)
 
+    async def _pop(self, *asked: Any, attempt_id: str | None) -> list[Popped]:
+        call = self._gatherer.pop(*asked, attempt_id=attempt_id)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            if call.done() and not call.cancelled() and call.exception() is None:
+                # It had ended, and this turn of the loop would have passed its messages on.
+                self._take_back([popped.receipt for popped in call.result()], attempt_id)
+            raise
+
     def _take_back(self, receipts: list[str], attempt_id: str | None) -> None:
         """Takes back an answer that its client did not take."""
         self._renewals.end(receipts)
-        if attempt_id is None:
+        if receipts and attempt_id is None:
             # Not awaited: this task is being cancelled.
             self._gatherer.call("undo_pop", receipts)
 
