@@ -20,9 +20,11 @@ from typing import Any, Final
 import msgspec
 
 from kvstore.errors import (
+    CallerError,
     Cancelled,
     ConnectionLost,
     FormatError,
+    MessageTooLarge,
     NotAuthenticated,
     ProtocolMismatch,
     StoreError,
@@ -188,12 +190,17 @@ class Exchange:
         return self._outstanding_bytes >= OUTSTANDING_MAX
 
     def add(self, sent: Sent) -> None:
-        """Adds a request, to be sent behind all that were added before."""
+        """Adds a request, to be sent behind all that were added before. `MessageTooLarge` for one
+        that has no room in a frame; `CallerError`, if it has no messages.
+        """
         if len(sent.parts) + _HEAD_MAX > REQUEST_MAX:
-            raise FormatError(
+            text = (
                 f"the arguments of {sent.method} take {len(sent.parts)} bytes; a request has "
                 f"{REQUEST_MAX} at most: use several"
             )
+            if repeat_of(sent.method) == "ids":
+                raise MessageTooLarge(text, len(sent.parts), REQUEST_MAX)
+            raise CallerError(text)
         sent.number = self._next
         self._next += 1
         self.outstanding[sent.number] = sent

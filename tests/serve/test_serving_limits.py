@@ -15,7 +15,7 @@ import pytest
 
 import kvstore
 import kvstore.aio
-from kvstore import FormatError, Message, MessageTooLarge, Store, StoreBusy
+from kvstore import CallerError, Message, MessageTooLarge, Store, StoreBusy
 from kvstore.client import exchange
 from kvstore.serve import client_requests, gatherer, local_connection, sessions
 from tests.serve.test_frames import HELLO_FRAME, Raw, request
@@ -99,8 +99,11 @@ def test_a_request_larger_than_a_frame_is_not_sent(
 ) -> None:
     monkeypatch.setattr(exchange, "REQUEST_MAX", 1000)
     with serving(store) as server, kvstore.connect(server.url) as client:
-        with pytest.raises(FormatError, match="use several"):
-            client.put("t", bytes(1000))
+        with pytest.raises(MessageTooLarge, match="use several") as refused:
+            client.put_batch([Message("t", bytes(500)), Message("t", bytes(500))])
+        assert refused.value.size > refused.value.limit == 1000
+        with pytest.raises(CallerError, match="use several"):
+            client.find("x" * 1000)
         assert client.put("t", bytes(100), queue=0).offset == 0
 
 
