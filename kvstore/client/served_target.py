@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 from kvstore.client.tls_socket import TlsSocket
 from kvstore.errors import CallerError, ConnectionLost, StoreClosed, shown
 from kvstore.files import local_path
-from kvstore.wire.addresses import TLS, Address, reachable, read_url
+from kvstore.opening.store_folder import served_url
+from kvstore.wire.addresses import TCP, TLS, UNIX, Address, reachable, read_address, read_url
 from kvstore.wire.proof import Proof, read_proof
 
 CONNECT_WITHIN: Final = 10.0
@@ -50,6 +51,7 @@ class Target(NamedTuple):
 def read_target(url: str | Path, credentials: Credentials | None, tls: Tls | None) -> Target:
     """The target of the arguments of `kvstore.connect`; `CallerError`."""
     address, proof = read_url(url)
+    address = _where_served(url, address)
     if credentials is not None:
         if proof is not None:
             raise CallerError(f"{address.url} has credentials in its URL and beside it; give one")
@@ -63,6 +65,14 @@ def read_target(url: str | Path, credentials: Credentials | None, tls: Tls | Non
     if tls is not None:
         raise CallerError(f"{address.url} has no TLS, and tls is given; use {TLS}://host:port")
     return Target(address, proof)
+
+
+def _where_served(url: str | Path, address: Address) -> Address:
+    """The address that the lock of a folder names, if there is no socket in the folder."""
+    if address.path is None or str(url).startswith(f"{UNIX}:") or address.path.is_socket():
+        return address
+    said = served_url(address.path.parent)
+    return read_address(said) if said.startswith((f"{TCP}:", f"{TLS}:", f"{UNIX}:")) else address
 
 
 def _context(tls: Tls | None) -> ssl.SSLContext:

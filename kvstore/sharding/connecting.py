@@ -61,10 +61,11 @@ def connect(
     of an open store, with the same results and errors.
 
     `url` is `kvmq+unix:///path/kvmq.sock`, `kvmq://host:port`, `kvmq+tls://host:port`, or the
-    served folder. A list of URLs, a cluster file, or a folder with shards gives a `ShardedStore`
-    (docs/sharding.md). `credentials` are a token, or an access key and its secret; a URL may have
-    them instead, as `TOKEN@` or `ACCESS_KEY:SECRET@` in front of the host. `tls` is an
-    `ssl.SSLContext`, or the file (PEM) with the certificates to trust, instead of the system's.
+    served folder: by the socket in it, or else where its lock says. A list of URLs, a cluster file,
+    or a folder with shards gives a `ShardedStore` (docs/sharding.md). `credentials` are a token, or
+    an access key and its secret; a URL may have them instead, as `TOKEN@` or `ACCESS_KEY:SECRET@`
+    in front of the host. `tls` is an `ssl.SSLContext`, or the file (PEM) with the certificates to
+    trust, instead of the system's.
 
     A connection that breaks is made again by itself; calls wait for that for up to `reconnect_for`
     seconds, and none is made twice (docs/serve.md). Raises `ConnectionLost` if nobody serves there,

@@ -17,6 +17,7 @@ import kvstore.aio
 from kvstore import (
     AddressInUse,
     CallerError,
+    ConnectionLost,
     ExposureRefused,
     Message,
     MessageIllegal,
@@ -104,6 +105,20 @@ def test_urls_are_read_as_they_are_written(tmp_path: Path) -> None:
     ):
         assert read_address(address.url) == address
     assert read_address(str(tmp_path)) == socket_of(tmp_path)
+
+
+def test_a_folder_that_is_served_at_a_port_alone_is_found_by_its_lock(store: Store) -> None:
+    async def first() -> Path:
+        async with kvstore.aio.connect(store.path) as other:
+            return other.path
+
+    with serving(store, Address(None, "127.0.0.1", 0)) as server:
+        for folder in (store.path, str(store.path)):
+            with kvstore.connect(folder) as client:
+                assert (client.url, client.path) == (server.url, store.path)
+        assert asyncio.run(first()) == store.path
+        with pytest.raises(ConnectionLost, match=r"kvmq\.sock"):
+            kvstore.connect(socket_of(store.path).url)
 
 
 def test_what_was_taken_is_made_before_the_server_ends(store: Store) -> None:
