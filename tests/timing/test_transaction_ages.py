@@ -97,6 +97,20 @@ def test_a_message_behind_a_checker_that_hangs_is_given_up_at_its_time(
     assert sorted(given_up(store)) == [b"asked", b"in line"]
 
 
+def test_a_message_that_is_asked_about_shortly_before_is_given_up_at_its_time(
+    store: Store, clock: VirtualClock
+) -> None:
+    """The next check would be thirty seconds later."""
+    store.on_check("pay", lambda message: "unknown")
+    prepared = store.prepare("t", b"x", group="pay", immunity=AGE - 10.0)
+    upkeep(store, clock, AGE - 10.0)
+    until(lambda: store.prepared(prepared.message_id).checks == 1)
+    upkeep(store, clock, 9.999)
+    assert given_up(store) == []
+    upkeep(store, clock, 0.001)
+    assert given_up(store) == [b"x"]
+
+
 def test_a_checker_that_comes_later_is_asked_about_what_waits(
     store: Store, clock: VirtualClock
 ) -> None:
