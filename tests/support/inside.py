@@ -198,7 +198,8 @@ def ask_about_transactions(store: Store) -> None:
         checks.run()  # behind a turn of the housekeeper, if one is under way
         for _ in range(10_000):
             lines = [checks._lines.get(one.group) for one in checks._checkers if one.is_open]
-            if not checks._asked and not any(lines):
+            # In this order: a question is asked before it leaves its line.
+            if not any(lines) and not checks._asked:
                 break
             SystemClock().sleep(0.001)
         is_over = not checks.due()
