@@ -23,6 +23,7 @@ import msgspec
 
 from kvstore.client.loop_link import LoopCalls, LoopLink
 from kvstore.client.served_target import Credentials, Tls, read_target
+from kvstore.clock import SystemClock
 from kvstore.core.arrow.given_columns import GivenColumns
 from kvstore.core.arrow.pulled_columns import PulledColumns
 from kvstore.core.arrow.put_rows import columns_of_results
@@ -39,10 +40,12 @@ from kvstore.errors import (
     shown,
 )
 from kvstore.message import Bounds, PulledBatch, PullResult, PullStatus, PutResult
+from kvstore.meta.topics import TopicInfo
 from kvstore.pop.inflight.listing import InFlightMessage, InFlightPage
 from kvstore.pop.nack import Nack
 from kvstore.record.put.explain import as_batch
 from kvstore.record.validate import listed
+from kvstore.sharding.batch_check import BatchCheck
 from kvstore.sharding.shard import LACKING, Shard, worst
 from kvstore.sharding.shard_plan import (
     ShardedCall,
@@ -106,6 +109,7 @@ class Shards:
         self._count = len(self.shards)
         self._turns = itertools.count()
         self._loop = asyncio.get_running_loop()
+        self._check_batch = BatchCheck(self._topic, SystemClock())
         self._pops = ShardPops(self._count, self._up, self._receipts, self._patience)
 
     async def connect(self) -> None:
@@ -274,7 +278,21 @@ class Shards:
                 with_others[0] if with_others else next(iter(parts)) if is_set else up[0].number
             )
             parts[number] = sorted([*parts.get(number, []), *free])
-        return await self._in_parts(asked, "messages", messages, parts)
+        first = list[int | None]()
+        if len(parts) > 1:
+            is_prepared = asked.method == "prepare_batch"
+            missing = await self._check_batch.check(messages, is_prepared=is_prepared)
+            # A shard that makes topics by itself may take messages of one that is not there. It is
+            # asked alone first, so that nothing is put if it refuses.
+            of_missing = (
+                n for n, at in parts.items() if any(messages[i].topic in missing for i in at)
+            )
+            first = list(itertools.islice(of_missing, 1)) if missing else []
+        return await self._in_parts(asked, "messages", messages, parts, first)
+
+    async def _topic(self, name: str) -> TopicInfo:
+        found: TopicInfo = await self._any(ShardedCall("topic", (name,), {}))
+        return found
 
     async def _columns(self, asked: ShardedCall) -> PulledBatch | SentColumns:
         """Columns become messages here, for each has a shard of its own."""
@@ -311,16 +329,22 @@ class Shards:
         name: str,
         values: Sequence[Any],
         parts: Mapping[int | None, Sequence[int]],
+        first: Sequence[int | None] = (),
     ) -> list[Any]:
-        """Asks shards by their numbers with some of the values each; the answers in the order of
-        the values. `PartlyDone` if some shards did not do it.
+        """Asks shards by their numbers with some of the values each, those of `first` before the
+        others; the answers in the order of the values. `PartlyDone` if some shards did not do it;
+        if one of `first` did not, the others are not asked.
         """
-        places = [(self.shards[n or 0], at) for n, at in parts.items()]
+        order = [*first, *(n for n in parts if n not in first)]
+        places = [(self.shards[n or 0], parts[n]) for n in order]
         asks = [
             (shard, asked.but(**{name: [for_shard(values[i], self._count) for i in at]}))
             for shard, at in places
         ]
-        answers = await self._answers(asks, are_put=True)
+        early = await self._answers(asks[: len(first)], are_put=True)
+        if any(map(_is_error, early)):
+            places, asks = places[: len(first)], []
+        answers = early + await self._answers(asks[len(first) :], are_put=True)
         results: list[Any] = [None] * len(values)
         for (_, at), answer in zip(places, answers, strict=True):
             if isinstance(answer, StoreError) and name == "messages":

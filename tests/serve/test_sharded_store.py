@@ -32,6 +32,7 @@ from kvstore import (
     TopicExists,
     TopicNotFound,
 )
+from kvstore.sharding import batch_check
 from kvstore.wire.call_table import REACHES, REPEATS
 from kvstore.wire.cluster_file import Cluster, ShardEntry, read_cluster
 from tests.support import inside
@@ -190,8 +191,8 @@ def test_the_results_of_a_batch_over_shards_are_in_its_order(
 def test_a_batch_that_one_shard_refuses_says_what_became_of_each_message(
     store: ShardedStore, shards: ServedShards
 ) -> None:
-    bad = [Message("t", b"x", queue=0), Message("t", b"y", queue=1, delay=-1)]
-    with pytest.raises(PartlyDone) as caught:
+    bad = [Message("t", b"x", queue=0), Message("t", bytes((4 << 20) + 1), queue=1)]
+    with pytest.raises(PartlyDone, match="message 1 of 2: the body has") as caught:
         store.put_batch(bad)
     good, refused = caught.value.results
     assert isinstance(good, kvstore.PutResult)
@@ -199,6 +200,66 @@ def test_a_batch_that_one_shard_refuses_says_what_became_of_each_message(
     assert store.get("t", 0, good.offset).body == b"x"
     with pytest.raises(kvstore.MessageIllegal):
         store.put_batch(["no message"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind"),
+    [(Message("t", b"x", queue=1, delay=-1), kvstore.MessageIllegal),
+     (Message("t", b"x", queue=1, tag=""), kvstore.MessageIllegal),
+     (Message("t", "text", queue=1), kvstore.MessageIllegal),  # type: ignore[arg-type]  # see the test
+     (Message("t", b"x", queue=QUEUES + 1), kvstore.MessageIllegal),
+     (Message("t", b"x", queue=1, dedup_id="d"), kvstore.MessageIllegal),
+     (Message("f", b"x", queue=1, delay=5), kvstore.MessageIllegal),
+     (Message("none", b"x", queue=1), TopicNotFound)],
+)  # fmt: skip
+def test_no_part_of_a_batch_with_a_message_at_fault_is_put(
+    store: ShardedStore, shards: ServedShards, bad: Message, kind: type[CallerError]
+) -> None:
+    store.create_topic("f", queues=QUEUES, kind="fifo")
+    good = [Message("t", b"x", queue=queue) for queue in range(QUEUES)]
+    for _ in range(2):
+        with pytest.raises(kind, match=f"message {QUEUES} of {QUEUES + 1}: ") as caught:
+            store.put_batch([*good, bad])
+        assert type(caught.value) is kind
+    assert sum(shards.ends("t")) == 0
+    with pytest.raises(CallerError):
+        store.prepare_batch([*good, bad], group="p")
+    assert store.transactions().count == 0
+    store.put_batch(good)
+    assert sum(shards.ends("t")) == QUEUES
+
+
+def test_topics_that_changed_are_checked_as_they_are(
+    store: ShardedStore, shards: ServedShards
+) -> None:
+    batch = [Message("t", b"x", queue=queue) for queue in range(2 * QUEUES)]
+    with pytest.raises(CallerError, match=f"it has 0 to {QUEUES - 1}$"):
+        store.put_batch(batch)
+    for one in shards.stores:
+        one.alter_topic("t", queues=2 * QUEUES // len(shards.stores))
+    assert [put.queue for put in store.put_batch(batch)] == list(range(2 * QUEUES))
+
+
+def test_a_check_that_remembers_one_topic_refuses_no_good_batch(
+    store: ShardedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_check, "KNOWN_MAX", 1)
+    store.create_topic("u", queues=QUEUES)
+    batch = [Message(topic, b"x", queue=queue) for queue in range(QUEUES) for topic in ("t", "u")]
+    for n in range(3):
+        assert {put.offset for put in store.put_batch(batch)} == {n}
+    with pytest.raises(kvstore.MessageIllegal, match="delay is -1"):
+        store.put_batch([*batch, Message("u", b"x", queue=0, delay=-1)])
+    assert store.bounds("t", 0) == (0, 3)
+
+
+def test_a_batch_to_a_topic_that_shards_make_by_themselves_is_put(tmp_path: Path) -> None:
+    with (
+        served_shards(tmp_path, 2, kvstore.StoreConfig(auto_create_topics=True)) as shards,
+        kvstore.connect(shards.urls) as store,
+    ):
+        batch = [Message("new", b"x", queue=queue) for queue in range(4)]
+        assert [put.offset for put in store.put_batch(batch)] == [0] * 4
 
 
 def test_errors_name_the_queues_of_the_whole(store: ShardedStore, shards: ServedShards) -> None:

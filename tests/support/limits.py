@@ -61,6 +61,7 @@ LET_OUT: Final = {
     "client.exchange.REQUEST_MAX": "tests/serve/test_serving_limits.py",
     "client.loop_batches._BYTES_MAX": "tests/serve/test_loop_batches.py",
     "client.loop_batches._COUNT_MAX": "tests/serve/test_loop_batches.py",
+    "sharding.batch_check.KNOWN_MAX": "tests/serve/test_sharded_store.py",
     "serve.client_requests.REPLY_MAX": "tests/serve/test_serving_limits.py",
     "serve.gatherer.QUEUED_MAX": "tests/serve/test_serving_limits.py",
     "serve.local_connection.CONNECTIONS_MAX": "tests/serve/test_serving_limits.py",
