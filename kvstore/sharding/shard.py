@@ -8,7 +8,8 @@ that it is given.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from kvstore.client.loop_link import LoopCalls
@@ -44,11 +45,8 @@ class Shard:
 
     async def ask(self, asked: ShardedCall) -> Any:
         """The answer, however long the shard is down; `ConnectionLost` after `reconnect_for`."""
-        try:
+        with self._numbered():
             return self.whole(await self.calls.call(asked.method, asked.args, asked.named))
-        except StoreError as e:
-            self.whole(e)
-            raise
 
     async def ask_while_up(self, asked: ShardedCall, patience: float) -> Any:
         """The answer; `ConnectionLost` when the shard is down for so many seconds."""
@@ -67,7 +65,16 @@ class Shard:
         except BaseException:
             self.link.give_up(sent)
             raise
-        return self.whole(result_of_call(sent))
+        with self._numbered():
+            return self.whole(result_of_call(sent))
+
+    @contextmanager
+    def _numbered(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreError as e:
+            self.whole(e)
+            raise
 
     def whole(self, found: Any) -> Any:
         """The shard's answer with the numbers of the whole."""
