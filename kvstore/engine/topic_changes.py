@@ -7,7 +7,7 @@ their history, and all that `Topics.removing` and `Groups.removing` add.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -66,13 +66,35 @@ def delete(
     also: Callable[[Batch], None] = lambda batch: None,
 ) -> int:
     """Deletes topics and groups in one batch, to which `also` adds more. Returns how many
-    delayed and prepared messages went with the topics.
+    delayed and prepared messages went with the topics, those of other topics among them that were
+    prepared together with some of these.
     """
     topic_ids = {engine.topics.of_callers(name).id for name in topics}
     group_ids = {engine.groups.get(name).id for name in groups}
     if topics:
         # Most of the tail now, before other threads have to wait.
         engine.upkeep.checkpoint()
+    in_sets = 0
+    while True:
+        # Without locks, which others take behind that of transactions.
+        in_sets += engine.transactions.roll_back_sets(topic_ids)
+        with suppress(_SetPrepared):
+            return in_sets + _delete(engine, topics, groups, topic_ids, group_ids, also)
+
+
+class _SetPrepared(Exception):
+    """A set was prepared meanwhile with messages of a topic that is to be deleted."""
+
+
+def _delete(
+    engine: Engine,
+    topics: list[str],
+    groups: list[str],
+    topic_ids: set[int],
+    group_ids: set[int],
+    also: Callable[[Batch], None],
+) -> int:
+    """See `delete`, of topics without sets of prepared messages; `_SetPrepared`."""
     with (
         # First, and for those ids: a pop holds a table's lock when it asks for a topic.
         engine.popping.tables.deleting(group_ids, topic_ids),
@@ -81,8 +103,13 @@ def delete(
         ExitStack() as undo,
     ):
         batch = engine.index.families.batch()
-        gone = engine.topics.put_removal(batch, topics)
+        gone = engine.topics.close(topics)
         undo.callback(engine.topics.kept, gone)
+        if engine.transactions.has_sets(topic_ids):
+            raise _SetPrepared
+        if topics:
+            engine.upkeep.checkpoint()
+        engine.topics.put_removal(batch, gone)
         leaving = engine.groups.put_removal(batch, groups)
         ids = [info.id for info in gone]
         if set(ids) != topic_ids or {info.id for info in leaving} != group_ids:
@@ -92,8 +119,6 @@ def delete(
             )
         engine.offsets.put_removal(batch, ids)
         also(batch)
-        if topics:
-            engine.upkeep.checkpoint()
         waiting = sum(map(engine.timer_rows.count, ids))
         waiting += sum(map(engine.prepared_rows.count, ids))
         engine.index.retire_topics(batch, ids)

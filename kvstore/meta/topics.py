@@ -218,7 +218,7 @@ class Topics:
 
     @property
     def lock(self) -> threading.RLock:
-        """Held from `put_new` to `written`, and from `put_removal` to `deleted`."""
+        """Held from `put_new` to `written`, and from `close` to `deleted`."""
         return self._lock
 
     def create(self, configs: Sequence[TopicConfig], *, exist_ok: bool = False) -> list[TopicInfo]:
@@ -347,22 +347,25 @@ class Topics:
         self._remember(new)
         self.changed()
 
-    def put_removal(self, batch: Batch, names: Iterable[str]) -> list[TopicInfo]:
-        """Puts the removal of topics into a batch: their records stay out of the index from now on,
-        and go with their segments. `TopicNotFound` for the first that is not there.
-
-        From here on no caller finds them: every read of a row waits for the lock. Nor is anything
-        put there, until `kept`.
+    def close(self, names: Iterable[str]) -> list[TopicInfo]:
+        """Topics that are to be deleted; `TopicNotFound` for the first that is not there. From here
+        on no caller finds them: every read of a row waits for the lock. Nor is anything put there,
+        until `kept`.
         """
         infos = [self.get(name).info for name in dict.fromkeys(names)]
         self._close(infos, 0)
+        return infos
+
+    def put_removal(self, batch: Batch, infos: Iterable[TopicInfo]) -> None:
+        """Puts the removal of closed topics, of which no tail has entries, into a batch: their
+        records stay out of the index from now on, and go with their segments.
+        """
         end = U64.pack(self._log_end())
         for info in infos:
             batch.delete(TOPICS, info.name.encode())
             batch.put(META, _DROPPED + info.name.encode(), end)
             for remove in self.removing:
                 remove(batch, info)
-        return infos
 
     def _close(self, infos: Iterable[TopicInfo], queues: int) -> None:
         """Closes all queues of topics but so many. A put that begins now waits for the lock."""
@@ -373,7 +376,7 @@ class Topics:
         self.while_nobody_puts(lambda: self.closed.keep(ids, queues))
 
     def kept(self, infos: Iterable[TopicInfo]) -> None:
-        """Lets the topics of `put_removal`, whose batch was not written, take messages again."""
+        """Lets closed topics take messages again, which were not deleted."""
         self.closed.open([info.id for info in infos])
 
     def deleted(self, infos: Iterable[TopicInfo]) -> None:

@@ -10,6 +10,7 @@ Invariant: a message that is found waiting waits in this store, not only in its 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -37,10 +38,11 @@ from kvstore.timing.prepared_message import (
     member_of,
     prepared_of,
 )
-from kvstore.timing.timer_rows import Place, TimerRows, check_page
+from kvstore.timing.timer_rows import START, Place, TimerRows, check_page
 
 _TOPICS: Final = (TRANSACTION_HALF_TOPIC, TRANSACTION_DISCARD_TOPIC)
 """The topics in which prepared messages wait, and in which those stay that were given up."""
+_AT_ONCE: Final = 1000
 
 
 class Ended(NamedTuple):
@@ -81,6 +83,17 @@ class PreparedList:
         """How many messages to a topic wait. It reads none of them."""
         found = self._context.topics.find(topic)
         return 0 if found is None else self._rows.count(found.id)
+
+    def in_sets(self, topics: Iterable[int]) -> Iterator[PreparedMessage]:
+        """The messages to topics, by their ids, that wait as one of a set."""
+        for topic in topics:
+            place = START
+            while rows := self._rows.page(place, self._context.log.end, _AT_ONCE, topic):
+                place = rows[-1][:2]
+                for _, position, _, _ in rows:
+                    found = self.at(position)
+                    if found is not None and found.set_id is not None:
+                        yield found
 
     # --- transactions ---
 

@@ -20,7 +20,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -62,7 +62,7 @@ from kvstore.timing.prepared_message import (
 from kvstore.timing.timer_rows import TimerRows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from kvstore.core.encoding import PreparedBatch
     from kvstore.core.pending.pending_records import Held
@@ -197,6 +197,33 @@ class Transactions:
             # To end it again must not end an older one with its id.
             return [self._list.last(asked.message_id, owns)]
         return self._list.states(asked, owns)
+
+    # --- topics that are deleted ---
+
+    def has_sets(self, topics: Iterable[int]) -> bool:
+        """Whether messages to topics, by their ids, wait as some of a set."""
+        return any(True for _ in self._list.in_sets(topics))
+
+    def roll_back_sets(self, topics: Iterable[int]) -> int:
+        """Rolls back the sets with messages to topics that are to be deleted: they can't become
+        visible together any more. Returns the number of their messages.
+        """
+        with self.pending.lock:
+            found: dict[int, PreparedMessage] = {}
+            for one in self._list.in_sets(topics):
+                if one.message.position not in found:
+                    found |= {p.message.position: p for p in self._whole_set(one)}
+            if found:
+                self._roll_back(list(found.values()), "topic deleted")
+            return len(found)
+
+    def _whole_set(self, one: PreparedMessage) -> list[PreparedMessage]:
+        """The messages of a set that wait, given one of them; that alone if the first is lost."""
+        with suppress(CallerError, MessageNotFound, RecordDamaged, SegmentDamaged):
+            first = self._list.first(one, None)
+            if isinstance(first, PreparedMessage):
+                return self._list.members(first)
+        return [one]
 
     # --- leaving ---
 

@@ -300,6 +300,11 @@ def appends(store: Store) -> Step:
     return Step(store._engine.writer, "_append")
 
 
+def rolling_back_of_sets(store: Store) -> Step:
+    """Rolls back the sets of topics that are to be deleted."""
+    return Step(store._engine.transactions, "roll_back_sets")
+
+
 def removals_of_topics(store: Store) -> Step:
     """Writes the batch that removes topics."""
     return Step(store._engine.index, "retire_topics")

@@ -25,6 +25,7 @@ from kvstore import (
     StoreReadOnly,
     Transaction,
     TransactionEnded,
+    rebuild,
 )
 from kvstore.core.names import TRANSACTION_DISCARD_TOPIC, TRANSACTION_HALF_TOPIC
 from kvstore.timing import checks
@@ -336,19 +337,77 @@ def test_each_message_of_a_set_ends_it_and_its_commit_says_where_that_message_we
             assert (result.topic, result.message_id) == ("u", put[2].message_id)
 
 
-def test_a_deleted_topic_takes_its_messages_of_a_set_and_the_others_end_together(
-    store: Store, config: StoreConfig, tmp_path: Path
+@pytest.mark.parametrize("deleted", ["t", "u"])
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_a_deleted_topic_takes_the_sets_along_that_have_a_message_of_it(
+    store: Store, config: StoreConfig, tmp_path: Path, deleted: str, *, is_checkpointed: bool
 ) -> None:
-    first = begun(store).prepare()[0]
-    store.delete_topic("t")
-    store.checkpoint()
-    store.commit(first)
-    assert (store.transactions().count, bodies(store, "u")) == (0, [b"0", b"2"])
+    kept = store.prepare("u" if deleted == "t" else "t", b"alone", group="pay")
+    put = begun(store).prepare()
+    if is_checkpointed:
+        store.checkpoint()
+    assert store.delete_topic(deleted) == len(put) == 4
+    asked: list[bytes] = []
+    store.on_check("pay", lambda m: asked.append(m.body) or "commit")  # type: ignore[func-returns-value]
+    for one in put:
+        with pytest.raises(TransactionEnded, match="rolled back"):
+            store.commit(one)
+        store.rollback(one)
+    assert [one.message_id for one in store.transactions().messages] == [kept.message_id]
     crashed = killed(store, tmp_path / "k")
     for is_read_only in (True, False):
         with kvstore.open(crashed, config, read_only=is_read_only) as again:
-            assert bodies(again, "u") == [b"0", b"2"], "the last put is whole"
+            assert again.transactions().count == 1
             assert again.verify().problems == []
+    rebuild(crashed, config)
+    with kvstore.open(crashed, config) as again:
+        assert again.transactions().count == 1
+        again.commit(kept.message_id)
+        assert bodies(again, kept.topic) == [b"alone"]
+    assert asked == []
+
+
+def test_a_set_that_is_prepared_while_its_topic_is_being_deleted_goes_along(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = inside.rolling_back_of_sets(store)
+    roll_back = step.now
+    came: list[int] = []
+
+    def prepare_behind(topics: set[int]) -> int:
+        found: int = roll_back(topics)
+        if len(came) < 3:
+            came.append(len(begun(store).prepare()))
+        return found
+
+    step.replace(prepare_behind, monkeypatch)
+    assert store.delete_topic("t") == sum(came) == 12
+    assert store.transactions().count == 0
+    assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("is_delayed", [False, True])
+def test_messages_that_are_put_amid_a_deletion_wait_no_longer_than_their_topic(
+    store: Store, monkeypatch: pytest.MonkeyPatch, *, is_delayed: bool
+) -> None:
+    """Behind the checkpoint before the deletion: they are in the tail when the topic is closed."""
+    step = inside.rolling_back_of_sets(store)
+    roll_back = step.now
+
+    def put_behind(topics: set[int]) -> int:
+        found: int = roll_back(topics)
+        if is_delayed:
+            store.put("t", b"x", delay=3600)
+        else:
+            store.prepare("t", b"x", group="pay")
+        return found
+
+    step.replace(put_behind, monkeypatch)
+    assert store.delete_topic("t") == 1
+    assert (store.transactions().messages, store.timers().messages) == ([], [])
+    assert store.verify().problems == []
+    store.create_topic("t")
+    assert (store.transactions().messages, store.timers().messages) == ([], [])
 
 
 def test_a_damaged_message_of_a_set_keeps_none_of_the_others(store: Store) -> None:
