@@ -28,6 +28,8 @@ class WatchedConnection(Protocol):
     client: Client | None
     unfinished: int
     """The bytes of its frame that is not whole."""
+    is_choked: bool
+    """Whether its client has to read what waits to be written."""
 
     def check_time(self, now: float) -> None:
         """Ends, if its client had its time; `now` is the loop's."""

@@ -13,10 +13,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from kvstore.api.store import Store
 from kvstore.serve.gatherer import Gatherer
+
+LEAVE_WITHIN: Final = 0.5
+"""Seconds of a draining door for clients from which nothing is awaited but that they go: to end
+TLS, a request or a handshake that they began. One that waits for no answer may never do it.
+"""
 
 
 class Door(Protocol):

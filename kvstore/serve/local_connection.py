@@ -91,6 +91,8 @@ class Connection(asyncio.Protocol):
         """The client, once it has shown who it is."""
         self.unfinished = 0
         """See `serve.connection_watch.WatchedConnection`."""
+        self.is_choked = False
+        """See there."""
         self._parts = parts
         self._store = parts.store
         self._gatherer = parts.gatherer
@@ -102,7 +104,6 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] = []
         self._is_closing = False
-        self._is_choked = False
         self._is_paused = False
         self._waits_for_room = False
         self._takes_no_more = False
@@ -163,13 +164,13 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """See `asyncio.BaseProtocol`: the client does not read what was sent."""
-        self._is_choked = True
+        self.is_choked = True
         self._stalled_since = self._loop.time()
         self.check()
 
     def resume_writing(self) -> None:
         """See `asyncio.BaseProtocol`."""
-        self._is_choked = False
+        self.is_choked = False
         self.check()
 
     # --- writing ---
@@ -217,14 +218,14 @@ class Connection(asyncio.Protocol):
     def give_up(self, why: StoreError) -> None:
         """See `serve.sessions.ClientLink`."""
         self._out.clear()
-        if self._is_choked:
+        if self.is_choked:
             self.drop()
         else:
             self.refuse(why)
 
     def check_time(self, now: float) -> None:
         """See `serve.connection_watch.WatchedConnection`."""
-        must_read = self._is_choked or self._is_closing
+        must_read = self.is_choked or self._is_closing
         if must_read and now - self._stalled_since > STALLED_AFTER:
             self.drop()
         elif self.unfinished and now - self._frame_since > FRAME_WITHIN and not self._is_paused:
@@ -255,7 +256,7 @@ class Connection(asyncio.Protocol):
         if room is not None:
             self._waits_for_room = True
             room.add_done_callback(self._has_room)
-        pause = self._is_choked or self._waits_for_room or session.is_full or self._takes_no_more
+        pause = self.is_choked or self._waits_for_room or session.is_full or self._takes_no_more
         if pause != self._is_paused:
             self._is_paused = pause
             (self._transport.pause_reading if pause else self._transport.resume_reading)()

@@ -21,6 +21,7 @@ from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.access.exposure import TLS_OPTIONS, check_exposure
 from kvstore.serve.access.limits import ClientLimits
 from kvstore.serve.connection_watch import ConnectionWatch
+from kvstore.serve.door import LEAVE_WITHIN
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.local_connection import DOOR, Connection, LocalParts
 from kvstore.serve.sessions import Sessions
@@ -115,11 +116,22 @@ class LocalDoor:
         self._sessions.end_all()
         for connection in list(self._watch.connections):
             connection.close()
-        while self._watch.connections and self._loop.time() < until:
-            await asyncio.sleep(_LOOK)
-        for connection in list(self._watch.connections):
-            connection.drop()
+        await self._gone(until)
         self._watch.stop()
+
+    async def _gone(self, until: float) -> None:
+        """Waits for the end of the connections, which are closing; then breaks them off. TLS ends
+        by an answer of the client, which one that reads nothing does not give.
+        """
+        leave_until = min(until, self._loop.time() + LEAVE_WITHIN)
+        while self._watch.connections:
+            now = self._loop.time()
+            for connection in list(self._watch.connections):
+                if now >= (until if connection.is_choked else leave_until):
+                    connection.drop()
+            if now >= until:
+                return
+            await asyncio.sleep(_LOOK)
 
 
 def check_local_exposure(address: Address, *, has_credentials: bool, has_tls: bool) -> None:

@@ -5,5 +5,5 @@ In here: the door (`http_door`), its routes and the guard in front of them (`app
 how a message is shown (`shown_message`); with templates, a style sheet and a script, which are
 served as they are. Not in here: the metrics (`serve.metrics`), rights (`serve.access`), and the
 calls on messages. Begin with `http_door`, then `application`. May import `serve.access`,
-`serve.metrics`, `serve.gatherer`, and every room that `serve` may.
+`serve.metrics`, `serve.gatherer`, `serve.door`, and every room that `serve` may.
 """

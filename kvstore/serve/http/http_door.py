@@ -31,6 +31,7 @@ from kvstore.errors import AddressInUse
 from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.access.exposure import check_exposure, is_loopback
 from kvstore.serve.access.limits import ClientLimits
+from kvstore.serve.door import LEAVE_WITHIN
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.http.application import DOOR, HttpApplication
 from kvstore.serve.metrics.store_metrics import StoreMetrics, TierCosts
@@ -154,14 +155,16 @@ class HttpDoor:
         if self._server is None or self._serving is None:
             return
         self._server.ending.set()
-        try:
-            await asyncio.wait_for(asyncio.shield(self._serving), drain)
-        except TimeoutError:
+        until = self._loop.time() + drain
+        while not self._serving.done() and (left := until - self._loop.time()) > 0:
+            await asyncio.wait({self._serving}, timeout=min(left, LEAVE_WITHIN))
+            self._server.end_waiting()
+        if not self._serving.done():
             self._server.force_exit = True
             for task in list(self._server.server_state.tasks):
                 task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._serving
+        with suppress(asyncio.CancelledError):
+            await self._serving
         self._application.close()
 
 
@@ -173,6 +176,7 @@ class _Uvicorn(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.ending = asyncio.Event()
+        self._seen_waiting: set[H11Protocol] = set()
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]  # same use
         """See `uvicorn.Server`: the verb handles signals."""
@@ -193,6 +197,20 @@ class _Uvicorn(uvicorn.Server):
             for (connection, _), began in since.items():
                 if now - began > _CLIENT_WITHIN:
                     connection.transport.abort()
+
+    def end_waiting(self) -> None:
+        """Cuts connections off that wait for their clients, and did at the last call: for the rest
+        of a request, or the end of TLS. Those that wait for a client to read are not among them.
+        """
+        connections = cast(set[H11Protocol], self.server_state.connections)
+        waiting = {
+            one
+            for one in connections
+            if not one.flow.write_paused and (one.transport.is_closing() or _waits_for_client(one))
+        }
+        for connection in waiting & self._seen_waiting:
+            connection.transport.abort()
+        self._seen_waiting = waiting
 
 
 def _waits_for_client(connection: H11Protocol) -> bool:

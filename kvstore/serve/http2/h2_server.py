@@ -40,6 +40,8 @@ _DUE_PER_SECOND: Final = 10
 _ACCEPTED_MAX: Final = 64
 """Connections accepted in one turn, so that those that are there get theirs."""
 _NO_FILES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_LEAVE_WITHIN: Final = 0.5
+"""Seconds of a server that drains for clients that have no calls."""
 _UNFINISHED: Final = "the server stops"
 
 
@@ -267,16 +269,23 @@ class H2Server:
         answered, `seconds` at most; then closes.
         """
         self._shut_doors()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while self._greeting or self.connections:
-                    for connection in list(self.connections):
-                        connection.leave()
-                    self._gone.clear()
-                    if self._greeting:
-                        await asyncio.wait(self._greeting)
-                    else:
-                        await self._gone.wait()
+        until = self._loop.time() + seconds
+        was_idle = set[H2Connection]()
+        while (self._greeting or self.connections) and (left := until - self._loop.time()) > 0:
+            for connection in list(self.connections):
+                connection.leave()
+            self._gone.clear()
+            try:
+                await asyncio.wait_for(self._gone.wait(), min(left, _LEAVE_WITHIN))
+            except TimeoutError:
+                for task in self._greeting:
+                    task.cancel()
+                idle = {one for one in self.connections if not one.calls and not one.unsent}
+                for connection in idle - was_idle:
+                    connection.shut(Code.UNAVAILABLE, _UNFINISHED)
+                for connection in idle & was_idle:
+                    connection.abort()  # TLS ends by an answer as well
+                was_idle = idle
         await self.close()
 
     async def close(self) -> None:
