@@ -24,7 +24,7 @@ from kvstore.client.exchange import (
 )
 from kvstore.client.loop_batches import LoopBatches
 from kvstore.client.served_calls import Requests, result_of_call
-from kvstore.client.served_target import CONNECT_WITHIN, Target, closed, unreachable
+from kvstore.client.served_target import CONNECT_WITHIN, NO_ANSWER, Target, closed, unreachable
 from kvstore.clock import SystemClock
 from kvstore.errors import StoreError
 from kvstore.wire.addresses import reachable
@@ -262,8 +262,9 @@ class LoopLink:
                 stream.welcomed.exception()  # it is known
             if isinstance(e, ssl.SSLError):
                 raise unreachable(self.address, e) from e
-            if isinstance(e, OSError | TimeoutError):
-                why = OSError(e.args[1] if len(e.args) > 1 else str(e) or "no answer came")
+            if isinstance(e, OSError):
+                text = e.args[1] if len(e.args) > 1 else str(e)
+                why = e if isinstance(e, NO_ANSWER) else OSError(text)
                 raise unreachable(self.address, why) from e
             raise
 

@@ -19,6 +19,8 @@ from kvstore.wire.proof import Proof, read_proof
 
 CONNECT_WITHIN: Final = 10.0
 """Seconds for a connection with its welcome."""
+NO_ANSWER: Final = (TimeoutError, BlockingIOError)
+"""Errors of a server that may be there: it is slow, or too many wait to be let in."""
 
 Credentials = str | tuple[str, str] | Proof
 """A token, or an access key and its secret."""
@@ -107,11 +109,16 @@ def closed(url: str) -> StoreClosed:
 
 
 def unreachable(address: Address, why: OSError) -> ConnectionLost:
-    """The error that nobody serves at an address."""
+    """The error that nobody serves at an address, or that the server gives no answer."""
     if isinstance(why, ssl.SSLError):
         return ConnectionLost(
             f"there is no TLS with {address.url} ({why.reason or why.strerror}): `tls=` names the "
             "certificates to trust, and the URL a name that the server's certificate has"
+        )
+    if isinstance(why, NO_ANSWER):
+        return ConnectionLost(
+            f"the server at {address.url} did not answer in time; it may be busy, or out of reach: "
+            "try again"
         )
     return ConnectionLost(
         f"there is no served store at {address.url}: {why.strerror or why}; start one with "

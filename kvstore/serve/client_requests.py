@@ -13,6 +13,7 @@ from typing import Any, Final
 from kvstore.api.store import Store
 from kvstore.clock import SystemClock
 from kvstore.core.arrow.column_batch import ColumnBatch
+from kvstore.core.popping.receipts import Popped
 from kvstore.errors import (
     CallerError,
     Cancelled,
@@ -22,7 +23,7 @@ from kvstore.errors import (
     StoreError,
     shown,
 )
-from kvstore.message import PulledBatch, PutResult, StoredMessage
+from kvstore.message import PulledBatch, PullResult, PutResult, StoredMessage
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.open_calls import OpenCall
 from kvstore.serve.questions import Answer, Questions
@@ -35,9 +36,10 @@ from kvstore.wire.failures import pack_error
 from kvstore.wire.frames import EVENT, FAILURE, LENGTH, REPLY, REPLY_MAX
 from kvstore.wire.values import frame_of_result, read_arguments, read_batch
 
-_MANY: Final = 128
-"""Messages that a pull or a pop asks for from which on the bytes of its reply are limited."""
 _REPLY_BYTES: Final = 256 << 20
+"""Bytes of the messages of a pull's or a pop's reply."""
+_LARGE: Final = 256 << 10
+"""Bytes of messages from which on a thread makes the frame of their reply."""
 _PROGRESS_EVERY: Final = 0.1
 """Seconds between two events of one call's progress."""
 _CUT_SHORT: Final = frozenset({"pop", TIER})
@@ -136,11 +138,11 @@ class Request:
         return self._gatherer.call("ack_batch", *given, **named)  # it says what is wrong
 
     def _pop(self, given: list[Any], named: dict[str, Any], again: bool) -> OpenCall[Any]:
-        _limit_bytes("pop", given, named)
+        self._limit_bytes("pop", given, named)
         return self._gatherer.pop(*given, **named)
 
     def _pull(self, given: list[Any], named: dict[str, Any], again: bool) -> OpenCall[Any]:
-        _limit_bytes("pull", given, named)
+        self._limit_bytes("pull", given, named)
         return self._gatherer.call("pull", *given, **named)
 
     def _pull_columns(
@@ -150,7 +152,7 @@ class Request:
             return pulled_columns(store.pull_columns(*given, **named))
 
         store = self._store
-        _limit_bytes("pull_columns", given, named)
+        self._limit_bytes("pull_columns", given, named)
         return self._gatherer.call_by("pull_columns", pull)
 
     def _tier(self, given: list[Any], named: dict[str, Any], again: bool) -> OpenCall[Any]:
@@ -171,6 +173,16 @@ class Request:
     def _change(self, given: list[Any], named: dict[str, Any], again: bool) -> OpenCall[Any]:
         return self._gatherer.change_invisible(*given, **named)
 
+    def _limit_bytes(self, method: str, given: list[Any], named: dict[str, Any]) -> None:
+        """Limits the bytes of a reply that may have too many; it has one message at least."""
+        at = _LIMIT_AT[method]
+        limit = given[at] if len(given) > at else named.get("limit", _LIMITS[method])
+        most = named.get("max_bytes")
+        if type(limit) is not int or limit * self._store.config.max_body <= _REPLY_BYTES:
+            return
+        if most is None or (type(most) is int and most > _REPLY_BYTES):
+            named["max_bytes"] = _REPLY_BYTES
+
     # --- replies ---
 
     def _made(self, call: OpenCall[Any]) -> None:
@@ -185,20 +197,40 @@ class Request:
         error = call.exception()
         if error is not None:
             self._reply(FAILURE, pack_error(error))
-        else:
+        elif _messages_size(call.result()) < _LARGE:
             self._reply(REPLY, call.result())
+        else:
+            framing = self._gatherer.run(partial(self._framed, REPLY, call.result()))
+            framing.add_done_callback(self._is_framed)
 
     def _reply(self, kind: int, value: Any) -> None:
+        self._send(self._framed(kind, value))
+
+    def _framed(self, kind: int, value: Any) -> bytes:
+        """The frame of a reply or failure, or of the failure that there can't be such a frame."""
         try:
             framed = frame_of_result(kind, self._number, value)
-            if len(framed) > LENGTH.size + REPLY_MAX:
-                raise MessageTooLarge(
-                    "the reply is larger than a frame; ask for less", len(framed), REPLY_MAX
-                )
+            if len(framed) <= LENGTH.size + REPLY_MAX:
+                return framed
+            raise MessageTooLarge(
+                "the reply is larger than a frame; ask for less", len(framed), REPLY_MAX
+            )
         except (StoreError, TypeError, ValueError, OverflowError, NotImplementedError) as e:
-            framed = frame_of_result(FAILURE, self._number, pack_error(e))
+            return frame_of_result(FAILURE, self._number, pack_error(e))
+
+    def _send(self, framed: bytes) -> None:
         self._session.ended(self._number)
         self._session.send(framed)
+
+    def _is_framed(self, framing: OpenCall[bytes]) -> None:
+        """A thread has made the frame of the reply."""
+        if self._session.requests.get(self._number) is not self._under_way:
+            return  # nobody is there to be told
+        error = framing.exception()
+        if error is None:
+            self._send(framing.result())
+        else:
+            self._reply(FAILURE, pack_error(error))
 
     def _event(self, value: Any) -> None:
         if self._session.requests.get(self._number) is self._under_way:
@@ -264,12 +296,17 @@ class Request:
         return call
 
 
-def _limit_bytes(method: str, given: list[Any], named: dict[str, Any]) -> None:
-    """Limits the bytes of a reply that may have many messages; it has one at least."""
-    at = _LIMIT_AT[method]
-    limit = given[at] if len(given) > at else named.get("limit", _LIMITS[method])
-    if type(limit) is int and limit > _MANY and named.get("max_bytes") is None:
-        named["max_bytes"] = _REPLY_BYTES
+def _messages_size(result: Any) -> int:
+    """The bytes of the messages of a result, about."""
+    kind = type(result)
+    if kind is PulledBatch:
+        return _LARGE  # it was asked for as columns because it is large
+    messages = result.messages if kind is PullResult else result if kind is list else ()
+    if not messages or type(messages[0]) not in (StoredMessage, Popped):
+        return 0
+    if type(messages[0]) is Popped:
+        return sum(len(popped.message.body) for popped in messages)
+    return sum(len(message.body) for message in messages)
 
 
 _HANDS: Final[dict[str, Callable[..., OpenCall[Any] | None]]] = {

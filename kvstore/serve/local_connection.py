@@ -1,7 +1,8 @@
 """A connection of the local protocol: its stream becomes frames, and frames become requests.
 
 The idea: a connection begins with a hello, which proves who the client is, and finds its session or
-makes one. All replies that one step of the store brings are one write.
+makes one. All replies that one step of the store brings are one write; more than `_PIECE` goes out
+in pieces, as the client takes them, so a large reply costs the loop no more than others.
 
 Invariants:
 
@@ -17,6 +18,7 @@ import asyncio
 import logging
 import os
 import socket
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -65,6 +67,8 @@ DOOR: Final = "local protocol"
 CONNECTIONS_MAX: Final = 20_000
 _WRITE_MAX: Final = 64 << 10
 """Bytes that a connection keeps to be written, beside the socket's own buffer."""
+_PIECE: Final = 256 << 10
+"""Bytes that are handed to the socket at a time."""
 _log = logging.getLogger("kvmq.serve")
 
 
@@ -102,7 +106,8 @@ class Connection(asyncio.Protocol):
         self._reader = FrameReader(GREETING_MAX)
         self._session: ClientSession | None = None
         self._transport: asyncio.Transport | None = None
-        self._out: list[bytes] = []
+        self._out: deque[bytes | memoryview] = deque()
+        self._out_size = 0
         self._is_closing = False
         self._is_paused = False
         self._waits_for_room = False
@@ -171,6 +176,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """See `asyncio.BaseProtocol`."""
         self.is_choked = False
+        self._flush()
         self.check()
 
     # --- writing ---
@@ -180,11 +186,32 @@ class Connection(asyncio.Protocol):
         if not self._out:
             self._gatherer.behind(self._flush)
         self._out.append(data)
+        self._out_size += len(data)
 
     def _flush(self) -> None:
-        out, self._out = self._out, []
-        if self._transport is not None and out and not self._transport.is_closing():
-            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+        """Writes as much as the client takes."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            self._out.clear()
+            return
+        while self._out and not self.is_choked:
+            piece = self._piece()
+            self._out_size -= len(piece)
+            transport.write(piece)
+        if self._is_closing and not self._out:
+            transport.close()
+
+    def _piece(self) -> bytes | memoryview:
+        """The next bytes to be written."""
+        out = self._out
+        if len(out[0]) > _PIECE:
+            whole = memoryview(out[0])
+            out[0] = whole[_PIECE:]
+            return whole[:_PIECE]
+        pieces, size = [out.popleft()], 0
+        while out and (size := size + len(out[0])) <= _PIECE:
+            pieces.append(out.popleft())
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def drop(self) -> None:
         """See `serve.sessions.ClientLink`."""
@@ -199,8 +226,6 @@ class Connection(asyncio.Protocol):
         self._reader = FrameReader(GREETING_MAX)
         self._watch.keeps(self, 0)
         self._flush()
-        if self._transport is not None:
-            self._transport.close()
 
     def refuse(self, why: StoreError) -> None:
         """Says goodbye. Earlier requests are made, but their replies go nowhere; unless the client
@@ -282,7 +307,7 @@ class Connection(asyncio.Protocol):
             self._parts.access.check_current(self.client)
         if session.is_new(number):
             assert self._transport is not None
-            session.check_confirmed(self._transport.get_write_buffer_size())
+            session.check_confirmed(self._out_size + self._transport.get_write_buffer_size())
             request = Request(self._store, self._gatherer, session, number, method)
             request.begin(len(body), given, named, again=again)
 

@@ -1,0 +1,151 @@
+"""Replies that are large: in pieces, made by threads, within a limit; and servers that are slow.
+
+Named here: _REPLY_BYTES, CONNECT_WITHIN.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+import kvstore
+import kvstore.aio
+from kvstore import ConnectionLost, Message, PullStatus, Store
+from kvstore.clock import SystemClock
+from kvstore.files import LocalFiles
+from kvstore.serve import client_requests
+from kvstore.serve.access.access_control import AccessControl
+from kvstore.serve.access.limits import ClientLimits
+from kvstore.serve.connection_watch import ConnectionWatch
+from kvstore.serve.gatherer import Gatherer
+from kvstore.serve.local_connection import Connection, LocalParts
+from kvstore.serve.sessions import Sessions
+from kvstore.wire.values import frame_of_result
+from tests.support.served import serving
+
+
+class SlowTransport(asyncio.Transport):
+    """Holds what it is given until it is taken, and says so to its connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self.held = bytearray()
+        self.has_closed = False
+        self.socket = socket.socket(socket.AF_UNIX)
+        self._connection = connection
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return self.socket
+
+    def is_closing(self) -> bool:
+        return self.has_closed
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.held += data
+        self._connection.pause_writing()
+
+    def taken(self) -> bytes:
+        """The bytes that were held; the connection may go on."""
+        taken = bytes(self.held)
+        self.held.clear()
+        self._connection.resume_writing()
+        return taken
+
+    def close(self) -> None:
+        self.has_closed = True
+        self.socket.close()
+
+
+def test_a_large_reply_goes_out_in_pieces_as_its_client_takes_them(store: Store) -> None:
+    frames = [bytes([n]) * size for n, size in enumerate((100, 10 << 20, 50, 300 << 10, 70))]
+
+    async def main() -> None:
+        gatherer = Gatherer(store)
+        access, clock = AccessControl(None, LocalFiles(), SystemClock()), SystemClock()
+        watch, sessions = ConnectionWatch(gatherer.loop, access), Sessions(gatherer.loop)
+        limits = ClientLimits(access.limits, clock)
+        parts = LocalParts(store, gatherer, sessions, watch, access, limits, is_private=True)
+        connection = Connection(parts)
+        transport = SlowTransport(connection)
+        connection.connection_made(transport)
+        for frame in frames:
+            connection.write(frame)
+        await asyncio.sleep(0)
+        came = b""
+        for turn in itertools.count():
+            assert 0 < len(transport.held) <= 512 << 10
+            if turn == 1:
+                connection.close()
+            came += transport.taken()
+            if transport.has_closed:
+                break
+        connection.connection_lost(None)
+        assert came + bytes(transport.held) == b"".join(frames)
+        watch.stop()
+        await gatherer.close()
+
+    asyncio.run(main())
+
+
+def test_the_frame_of_a_large_reply_is_made_by_a_thread(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def framed(kind: int, number: int, result: object) -> bytes:
+        threads[number] = threading.current_thread().name
+        return frame_of_result(kind, number, result)
+
+    threads: dict[int, str] = {}
+    monkeypatch.setattr(client_requests, "frame_of_result", framed)
+    store.create_group("g")
+    store.put_batch([Message("t", bytes(20_000), queue=0)] * 30)
+    with serving(store) as server, kvstore.connect(server.url) as client:
+        assert len(client.pull("t", 0, 0).messages) == 30
+        assert len(client.pop("g", "t", 30)) == 30
+        assert client.pull_columns("t", 0, 0).next_offset == 30
+        client.bounds("t", 0)
+    assert [name.startswith("kvmq-call") for _, name in sorted(threads.items())] == [
+        True, True, True, False
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [80, 200])
+def test_a_reply_has_no_more_bytes_than_its_limit(
+    store: Store, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(client_requests, "_REPLY_BYTES", 10_000)
+    store.create_group("g")
+    store.put_batch([Message("t", bytes(1000), queue=0)] * 20)
+    with serving(store) as server, kvstore.connect(server.url) as client:
+        for most in (None, 1 << 30):
+            found = client.pull("t", 0, 0, limit, max_bytes=most)
+            assert found.status is PullStatus.FOUND
+            assert found.next_offset == len(found.messages) == 8
+        assert len(client.pop("g", "t", limit)) == 8
+        assert client.pull_columns("t", 0, 0, limit).next_offset == 8
+
+
+def test_a_server_that_does_not_answer_in_time_is_not_said_to_be_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def connected() -> None:
+        async with kvstore.aio.connect(url):
+            pass
+
+    monkeypatch.setattr("kvstore.client.served_target.CONNECT_WITHIN", 0.05)
+    monkeypatch.setattr("kvstore.client.loop_link.CONNECT_WITHIN", 0.05)
+    url = f"kvmq+unix://{tmp_path}/silent.sock"
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "silent.sock"))
+        silent.listen()
+        with pytest.raises(ConnectionLost, match="did not answer in time"):
+            kvstore.connect(url)
+        with pytest.raises(ConnectionLost, match="did not answer in time"):
+            asyncio.run(connected())
