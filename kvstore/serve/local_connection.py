@@ -307,7 +307,8 @@ class Connection(asyncio.Protocol):
             self._parts.access.check_current(self.client)
         if session.is_new(number):
             assert self._transport is not None
-            session.check_confirmed(self._out_size + self._transport.get_write_buffer_size())
+            unsent = self._out_size + self._transport.get_write_buffer_size()
+            session.check_confirmed(unsent, self._loop.time())
             request = Request(self._store, self._gatherer, session, number, method)
             request.begin(len(body), given, named, again=again)
 

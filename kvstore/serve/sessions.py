@@ -8,9 +8,9 @@ Invariants:
 - Each request is made once, whatever becomes of its connections.
 - A session without a connection lets no pop wait, and ends after `SESSION_KEPT`. There are
   `LOST_MAX` of them at most: of more the first ones end.
-- A client is kept `UNCONFIRMED_MAX` bytes at most, and the replies to its requests under way, which
-  are bounded. All clients of a door together are kept `KEPT_MAX` bytes: beyond that the session
-  that keeps most ends.
+- A client is kept `UNCONFIRMED_MAX` bytes, or more for `CONFIRM_WITHIN` seconds, and the replies to
+  its requests under way, which are bounded. All clients of a door together are kept `KEPT_MAX`
+  bytes: beyond that the session that keeps most ends.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from kvstore.serve.access.call_rights import CallGuard
 from kvstore.serve.open_calls import OpenCall
 from kvstore.serve.questions import Questions
 from kvstore.wire.frames import (
+    CONFIRM_WITHIN,
     KEPT_MAX,
     LOST_MAX,
     SESSION_KEPT,
@@ -97,6 +98,8 @@ class ClientSession:
         """Requests that were ended because the connection broke; the client sends them again."""
         self.end_timer: asyncio.TimerHandle | None = None
         self._unconfirmed: deque[bytes] = deque()
+        self._unconfirmed_since: float | None = None
+        """The time since which the client left more unconfirmed than it may."""
         self._confirmed = 0
         """How many frames the client has confirmed since the session began."""
 
@@ -105,12 +108,18 @@ class ClientSession:
         """Whether no more is to be read from the client for now."""
         return self.under_way_bytes >= UNDER_WAY_MAX
 
-    def check_confirmed(self, unsent: int) -> None:
-        """`FormatError` if the client reads, but does not confirm; so many bytes were not sent."""
-        if self.kept - unsent > UNCONFIRMED_MAX:
+    def check_confirmed(self, unsent: int, now: float) -> None:
+        """`FormatError` if the client reads, but does not confirm in time; so many bytes were not
+        sent. Requests that it sent before it had a large reply may come before it confirms this.
+        """
+        if self.kept - unsent <= UNCONFIRMED_MAX:
+            self._unconfirmed_since = None
+        elif self._unconfirmed_since is None:
+            self._unconfirmed_since = now
+        elif now - self._unconfirmed_since > CONFIRM_WITHIN:
             raise FormatError(
-                f"the client has not confirmed {self.kept} bytes of replies; it must confirm "
-                f"before {UNCONFIRMED_MAX}"
+                f"the client has not confirmed {self.kept} bytes of replies for "
+                f"{CONFIRM_WITHIN:.0f} s; it must confirm before {UNCONFIRMED_MAX}"
             )
 
     def send(self, framed: bytes) -> None:
@@ -131,6 +140,8 @@ class ClientSession:
         ):
             sent = self._confirmed + len(self._unconfirmed)
             raise FormatError(f"the client confirms {total!r} frames; it was sent {sent}")
+        if self._confirmed < total:
+            self._unconfirmed_since = None
         while self._confirmed < total:
             self._keep(-len(self._unconfirmed.popleft()))
             self._confirmed += 1

@@ -42,7 +42,9 @@ SESSION_SIZE: Final = 16
 CONFIRM_BYTES: Final = 32 << 10
 """Bytes of replies after which a client confirms them."""
 UNCONFIRMED_MAX: Final = 16 << 20
-"""Bytes of a session's replies at which a server reads no more from it."""
+"""Bytes of a session's replies that a client may leave unconfirmed for longer than a while."""
+CONFIRM_WITHIN: Final = 10.0
+"""Seconds of that while."""
 UNDER_WAY_MAX: Final = 16 << 20
 """Bytes of a session's requests at which a server reads no more from it."""
 OUTSTANDING_MAX: Final = 32 << 20

@@ -1,7 +1,7 @@
 """The limits of what server and client keep, lowered: calls go on, and are refused where they say.
 
-Named here: QUEUED_MAX, CONNECTIONS_MAX, UNCONFIRMED_MAX, UNDER_WAY_MAX, REPLY_MAX, CONFIRM_BYTES,
-OUTSTANDING_MAX, REQUEST_MAX.
+Named here: QUEUED_MAX, CONNECTIONS_MAX, UNCONFIRMED_MAX, CONFIRM_WITHIN, UNDER_WAY_MAX, REPLY_MAX,
+CONFIRM_BYTES, OUTSTANDING_MAX, REQUEST_MAX.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ def test_a_client_that_reads_and_does_not_confirm_gets_a_goodbye(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "UNCONFIRMED_MAX", 2000)
+    monkeypatch.setattr(sessions, "CONFIRM_WITHIN", 0.0)
     with serving(store) as server:
         raw = Raw(server)
         raw.send(HELLO_FRAME)
@@ -81,6 +82,33 @@ def test_a_client_that_reads_and_does_not_confirm_gets_a_goodbye(
         else:
             raise AssertionError("it was served on and on")
         raw.socket.close()
+
+
+def test_calls_of_other_threads_go_on_beside_a_reply_that_is_not_confirmed_yet(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put() -> None:
+        while not is_over:
+            try:
+                client.put("o", b"")
+            except BaseException as e:
+                errors.append(e)
+                raise
+
+    monkeypatch.setattr(sessions, "UNCONFIRMED_MAX", 100_000)
+    store.create_topic("o")
+    store.put_batch([Message("t", bytes(20_000), queue=0)] * 30)
+    is_over, errors = list[bool](), list[BaseException]()
+    with serving(store) as server, kvstore.connect(server.url) as client:
+        threads = [threading.Thread(target=put) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(50):
+            assert len(client.pull("t", 0, 0).messages) == 30
+        is_over.append(True)
+        for thread in threads:
+            thread.join(20)
+    assert errors == []
 
 
 def test_a_reply_larger_than_a_frame_is_an_error_of_its_call(
