@@ -98,7 +98,7 @@ README_ROWS: Final = {
 }
 _README_BEGIN: Final = "| put, batches of 32"
 _HEAD: Final = HERE / "head.md"
-_PAGE: Final = ROOT / "docs/benchmarks.md"
+_PAGE: Final = "docs/benchmarks.md"
 _IN_TIME: Final = "## Messages in time\n"
 _SERVED: Final = "## A server beside RocketMQ's proxy\n"
 _TOPICS: Final = "## Over the number of topics\n"
@@ -127,11 +127,11 @@ def write(facts: dict[str, str], peers: Runs, results: Results, full: bool) -> N
         f"\n## Rates\n\n{_rates(ROWS, results, full)}\n"
         f"{f'## Targets{_targets(results)}' if full else ''}"
         f"{_IN_TIME}\n{_in_time({}, results, full)}"
-        f"{_section(_PAGE.read_text(encoding='utf-8'), _SERVED)}"
+        f"{_section(_page(), _SERVED)}"
         f"{_TOPICS}\n{_sweep(results)}\n{_plots(results)}"
         f"\n## Versions and commands\n\n{_versions(peers)}"
     )
-    _PAGE.write_text(text, encoding="utf-8")
+    (ROOT / _PAGE).write_text(text, encoding="utf-8")
     if full:
         _write_readme(results)
 
@@ -151,10 +151,15 @@ def write_served(
 
 def _write_section(heading: str, text: str) -> None:
     """In the place of the page's old one, or before that of the topics."""
-    page = _PAGE.read_text(encoding="utf-8")
+    page = _page()
     old = _section(page, heading)
     at = page.index(old or _TOPICS)
-    _PAGE.write_text(f"{page[:at]}{heading}\n{text}{page[at + len(old) :]}", encoding="utf-8")
+    (ROOT / _PAGE).write_text(f"{page[:at]}{heading}\n{text}{page[at + len(old) :]}", encoding="utf-8")
+
+
+def _page() -> str:
+    path = ROOT / _PAGE
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def _section(page: str, heading: str) -> str:

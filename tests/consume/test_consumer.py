@@ -567,10 +567,12 @@ def test_a_handler_stops_its_own_consumer_and_the_others_end(
 
     def handle(popped: Popped) -> None:
         if popped.message.body == b"0":
-            answers.append(consumer.stop(within=None))
+            until(lambda: made and made[0].stats().running == 2)
+            answers.append(made[0].stop(within=None))
         gate.wait()
 
-    consumer = store.consume("g", "t", handle, concurrency=2)
+    made: list[Consumer] = []
+    made.append(consumer := store.consume("g", "t", handle, concurrency=2))
     until(lambda: answers and consumer.stats().running == 2)
     assert answers == [False]
     assert not consumer.is_over
