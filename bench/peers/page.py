@@ -154,7 +154,8 @@ def _write_section(heading: str, text: str) -> None:
     page = _page()
     old = _section(page, heading)
     at = page.index(old or _TOPICS)
-    (ROOT / _PAGE).write_text(f"{page[:at]}{heading}\n{text}{page[at + len(old) :]}", encoding="utf-8")
+    new = f"{page[:at]}{heading}\n{text}{page[at + len(old) :]}"
+    (ROOT / _PAGE).write_text(new, encoding="utf-8")
 
 
 def _page() -> str:
