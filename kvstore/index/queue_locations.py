@@ -288,9 +288,11 @@ class QueueLocations:
         return None
 
     def decode_run(self, queue: int, offset: int, first_segment: int) -> bool:
-        """Whether the run that has an offset was not in `decoded`, and is now."""
+        """Whether `decoded` has the run that has an offset; reads it if need be. Another thread may
+        have read it a moment ago.
+        """
         if self.decoded.positions(queue, offset, 1):
-            return False
+            return True
         while True:
             removals = self._removals
             found = self._find_run(queue, offset, first_segment)

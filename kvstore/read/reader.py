@@ -171,7 +171,7 @@ class Reader:
         """
         key, index, end = topic.base + queue, self._index, self.visible_end()
         left = NO_BOUND if max_bytes is None else max_bytes
-        stop, at = len(out) + limit, offset
+        stop, at, decoded_at = len(out) + limit, offset, -1
         while True:
             before, expired = len(out), 0 if check is None else len(check.offsets)
             active, frozen = index.tails
@@ -186,8 +186,10 @@ class Reader:
             # Nothing is looked up for a reader that has come to the queue's end.
             if at >= index.next_offset(key, end):
                 return at
-            if not index.locations.decode_run(key, at, self.first_segment()):
+            # Nothing more comes of a run whose next record is damaged.
+            if at == decoded_at or not index.locations.decode_run(key, at, self.first_segment()):
                 return at
+            decoded_at = at
 
     def lasting(
         self, topic: Topic, queue: int, offset: int, count: int, max_bytes: int | None

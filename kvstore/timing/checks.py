@@ -94,7 +94,7 @@ class Checker:
         shown_message.see_as(question.topic, None)
         try:
             answer: object = self._ask(shown_message)
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             _log.error("a checker of the group %s failed: %s", self.group, traced(e))
             return "unknown"
         if answer not in ("commit", "rollback", "unknown"):

@@ -19,6 +19,7 @@ from kvstore import (
     StoreConfig,
     TopicNotFound,
 )
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.segment_files import batch, blanks
 from tests.support.stores import SEGMENT, Opens
@@ -458,3 +459,29 @@ def test_messages_are_unequal_just_when_they_are_not_equal(opens: Opens) -> None
     one, again, other = (store.get("a", 0, offset) for offset in (0, 0, 1))
     assert one == again
     assert [one != again, one != other] == [False, True]
+
+
+@pytest.mark.parametrize("read", ["pull", "get"])
+def test_a_read_goes_on_where_another_thread_has_read_the_index_a_moment_before(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    """It found the run missing in memory, and the other put it there before it came to do so."""
+    with opens() as store:
+        store.create_topic("t", queues=1)
+        for count in (32, 28):
+            store.put_batch([Message("t", b"x", queue=0) for _ in range(count)])
+            store.checkpoint()
+    again = opens()
+    step = inside.decoding_of_runs(again)
+    decode = step.now
+
+    def decode_twice(*args: Any) -> bool:
+        decode(*args)
+        found: bool = decode(*args)
+        return found
+
+    step.replace(decode_twice, monkeypatch)
+    if read == "pull":
+        assert len(again.pull("t", 0, 0, limit=60).messages) == 60
+    else:
+        assert again.get("t", 0, 40).offset == 40

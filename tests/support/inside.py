@@ -246,6 +246,11 @@ def locations_known(queues: QueueLocations) -> tuple[int, int]:
     return len(queues._spans), len(queues._firsts)
 
 
+def decoding_of_runs(store: Store) -> Step:
+    """Reads the run that has an offset of a queue."""
+    return Step(store._engine.index.locations, "decode_run")
+
+
 def changes_of_locations(store: Store) -> Step:
     """Notes the queues whose locations a checkpoint has written."""
     return Step(store._engine.index.locations, "changed")

@@ -540,7 +540,7 @@ def checker(answers: list[Any]) -> tuple[Callable[[StoredMessage], Any], list[St
     def ask(message: StoredMessage) -> Any:
         questions.append(message)
         answer = answers[min(len(questions), len(answers)) - 1]
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 
@@ -568,7 +568,7 @@ def test_a_transaction_that_nobody_can_answer_for_is_given_up(
     store: Store, clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After fifteen checks, thirty seconds apart; its messages are kept in RocketMQ's topic."""
-    ask, questions = checker([ValueError("lost"), 7, "unknown"])
+    ask, questions = checker([ValueError("lost"), SystemExit(1), 7, "unknown"])
     store.on_check("pay", ask)
     put = store.prepare("t", b"x", group="pay", queue=0)
     asked(store, clock, 7)
