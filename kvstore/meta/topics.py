@@ -348,9 +348,9 @@ class Topics:
         self.changed()
 
     def close(self, names: Iterable[str]) -> list[TopicInfo]:
-        """Topics that are to be deleted; `TopicNotFound` for the first that is not there. From here
-        on no caller finds them: every read of a row waits for the lock. Nor is anything put there,
-        until `kept`.
+        """Closes topics that are to be deleted, and returns them; `TopicNotFound` for the first
+        that is not there. From here on no caller finds them: every read of a row waits for the
+        lock. Nor is anything put there, until `kept`.
         """
         infos = [self.get(name).info for name in dict.fromkeys(names)]
         self._close(infos, 0)

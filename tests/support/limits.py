@@ -63,6 +63,7 @@ LET_OUT: Final = {
     "client.loop_batches._COUNT_MAX": "tests/serve/test_loop_batches.py",
     "sharding.batch_check.KNOWN_MAX": "tests/serve/test_sharded_store.py",
     "serve.client_requests.REPLY_MAX": "tests/serve/test_serving_limits.py",
+    "serve.client_requests._REPLY_BYTES": "tests/serve/test_large_replies.py",
     "serve.gatherer.QUEUED_MAX": "tests/serve/test_serving_limits.py",
     "serve.local_connection.CONNECTIONS_MAX": "tests/serve/test_serving_limits.py",
     "serve.connection_watch.UNFINISHED_MAX": "tests/serve/test_hostile_clients.py",
