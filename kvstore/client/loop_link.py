@@ -366,6 +366,7 @@ def made_in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], 
     try:
         while not wait([made], _LOOK).done:
             if loop.is_closed() and not made.done():
+                work.close()  # the loop did not come to begin it
                 raise closed(url)
         return made.result()
     except CancelledError:

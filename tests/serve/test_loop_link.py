@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 
 import pytest
@@ -70,3 +71,19 @@ def test_a_thread_is_told_that_the_work_it_waits_for_was_cancelled() -> None:
             await asyncio.to_thread(made_in_loop, loop, work(), "kvmq://store:1")
 
     asyncio.run(main())
+
+
+def test_work_that_a_loop_did_not_come_to_begin_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_link, "_LOOK", 0.01)
+    loop = asyncio.new_event_loop()
+
+    async def work() -> None:
+        raise AssertionError("it was begun")
+
+    made = work()
+    ender = threading.Timer(0.05, loop.close)
+    ender.start()
+    with pytest.raises(StoreClosed):
+        made_in_loop(loop, made, "kvmq://store:1")
+    ender.join()
+    assert inspect.getcoroutinestate(made) == inspect.CORO_CLOSED
