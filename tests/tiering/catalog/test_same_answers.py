@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ import kvstore.index.archived
 import tiering.catalog.tiers
 from kvstore import (
     ArchiveAccess,
+    GroupStats,
     Message,
     OffsetNotFound,
     PullStatus,
@@ -413,6 +415,20 @@ def _is_copy(asked: Any, answer: Any) -> bool:
     return topic.startswith("%DLQ%")
 
 
+def with_ages_of_archives(hot: Any, moved: Any) -> Any:
+    """Figures of a store in which nothing moved, with the ages of one in which messages moved: an
+    archived message counts as old as the first of its archive, which is not read for it.
+    """
+    if not isinstance(hot, list) or not hot or not isinstance(hot[0], GroupStats):
+        return hot
+    return [
+        msgspec.structs.replace(a, oldest_at=b.oldest_at)
+        if a.oldest_at is not None and b.oldest_at is not None and b.oldest_at <= a.oldest_at
+        else a
+        for a, b in zip(hot, moved, strict=True)
+    ]
+
+
 @pytest.mark.parametrize("fetched", [kvstore.index.archived.FETCHED_MAX, 1])
 def test_groups_of_all_kinds_live_as_if_nothing_had_moved_however_little_a_call_keeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetched: int
@@ -442,4 +458,4 @@ def test_groups_of_all_kinds_live_as_if_nothing_had_moved_however_little_a_call_
             found.append(life(store, clock, between))
             assert (len(tiers(store).rows()) > 0) == (name == "b")
     for a, b in zip(*found, strict=True):
-        assert a == b
+        assert with_ages_of_archives(a, b) == b
