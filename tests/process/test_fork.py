@@ -9,7 +9,6 @@ import asyncio
 import gc
 import inspect
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -28,25 +27,10 @@ from kvstore import Store, StoreForked, StoreLocked
 from kvstore.files import LocalFiles
 from kvstore.process.forking import module_lock
 from tests.support import inside, inside_tiering
-from tests.support.children import Teller, fail, in_child
+from tests.support.children import FORK_PATIENCE, Teller, forked, in_child
 from tests.support.stores import SMALL
 
-_PATIENCE: Final = 30
-"""Seconds after which a child that hangs is ended."""
 _NOT_CALLS: Final = frozenset({"close", "stop", "path", "name", "history", "policy"})
-
-
-def _fork(tell: Teller, work: Callable[[], object]) -> int:
-    """Do some work in a fork of this process; returns how it ended."""
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(_PATIENCE)
-        try:
-            work()
-        except BaseException:
-            fail(tell)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def _given(call: Callable[..., Any]) -> dict[str, Any]:
@@ -86,7 +70,7 @@ def _refuses(handle: object) -> None:
 
 
 async def _wait_for(call: Any) -> None:
-    await asyncio.wait_for(call, _PATIENCE)
+    await asyncio.wait_for(call, FORK_PATIENCE)
 
 
 def _store(path: str) -> Store:
@@ -131,7 +115,7 @@ async def _refused_with_loop(tell: Teller, path: str) -> None:
             store.__exit__(None, None, None)
             asyncio.run(loop_store.close())
 
-        assert _fork(tell, child) == 0
+        assert forked(tell, child) == 0
         worker.run_once()
         worker.stop()
         assert [m.body for m in (await loop_store.pull("t", 0, 0)).messages] == []
@@ -162,7 +146,7 @@ def _holding_nothing(tell: Teller, path: str) -> None:
     with _store(path) as store, kvstore.open(path, read_only=True) as reader:
         reader.get("t", 0, 0)
         before = _folder(Path(path))
-        assert _fork(tell, lambda: _assert_nothing_held(path)) == 0
+        assert forked(tell, lambda: _assert_nothing_held(path)) == 0
         assert _folder(Path(path)) == before
         store.put("t", b"more")
     with kvstore.open(path) as store:
@@ -191,7 +175,7 @@ def _holding_nothing_of_threads(tell: Teller, path: str) -> None:
         putting.start()
         try:
             for _ in range(20):
-                assert _fork(tell, lambda: _assert_nothing_held(f"{path}/commitlog/0")) == 0
+                assert forked(tell, lambda: _assert_nothing_held(f"{path}/commitlog/0")) == 0
         finally:
             ended.set()
             putting.join()
@@ -266,7 +250,7 @@ def _forked_while_locked(tell: Teller, path: str) -> None:
             with pytest.raises(StoreForked, match="spawn"):
                 kvstore.open(f"{path}.other", SMALL)
 
-        code = _fork(tell, child)
+        code = forked(tell, child)
         over.set()
         thread.join()
         assert code == 0, "the child hung, or was not refused"
@@ -295,7 +279,7 @@ def _forked_while_a_module_is_locked(tell: Teller) -> None:
     def child() -> None:
         assert lock.acquire(timeout=1), "nobody is there who could free it"
 
-    code = _fork(tell, child)
+    code = forked(tell, child)
     assert lock.locked(), "the parent's own is held as before"
     over.set()
     thread.join()
@@ -329,7 +313,7 @@ def _refused_traceless(tell: Teller, path: str) -> None:
         lock.release()
         assert not new.exists()
 
-    assert _fork(tell, child) == 0
+    assert forked(tell, child) == 0
 
 
 def test_what_a_forked_child_may_not_open_is_neither_made_nor_locked(tmp_path: Path) -> None:
@@ -343,7 +327,7 @@ def _opening_in_child(tell: Teller, path: str) -> None:
             with kvstore.open(path, read_only=True) as reader:
                 assert reader.get("t", 0, 0).body == b"of the parent"
 
-        assert _fork(tell, read_in_child) == 0
+        assert forked(tell, read_in_child) == 0
 
     def write_in_child() -> None:
         # RocksDB would wait for ever for threads that stayed in the parent.
@@ -352,7 +336,7 @@ def _opening_in_child(tell: Teller, path: str) -> None:
         with kvstore.open(path, read_only=True) as reader:
             assert reader.bounds("t", 0).next_offset == 1
 
-    assert _fork(tell, write_in_child) == 0
+    assert forked(tell, write_in_child) == 0
 
 
 def test_a_forked_child_may_open_for_reading_but_is_refused_to_write(tmp_path: Path) -> None:
@@ -364,7 +348,7 @@ def _forked_first(tell: Teller, path: str) -> None:
         with _store(path) as store:
             store.put("t", b"more")
 
-    assert _fork(tell, child) == 0
+    assert forked(tell, child) == 0
 
 
 def test_a_process_that_forks_before_it_opens_a_store_may_open_it_in_the_child(
@@ -389,7 +373,7 @@ def _archiving(tell: Teller, path: str) -> None:
                 assert process.stdin is not None
                 assert process.stdin.closed, "it would live as long as this child"
 
-            assert _fork(tell, child) == 0
+            assert forked(tell, child) == 0
             assert pool.run(lambda: None, os.getpid) == process.pid
             store.put("t", b"more")
             store.seal()
@@ -438,6 +422,6 @@ def test_a_program_that_forks_with_a_store_open_ends_well_on_both_sides(tmp_path
         capture_output=True,
         text=True,
         check=False,
-        timeout=2 * _PATIENCE,
+        timeout=2 * FORK_PATIENCE,
     )
     assert (done.stdout.split(), done.stderr) == (["StoreForked", "7", "1"], "")

@@ -8,12 +8,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
-import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import pytest
 
@@ -24,11 +22,10 @@ from kvstore.files import LocalFiles
 from kvstore.serve.access.exposure import tls_context
 from kvstore.wire.addresses import Address
 from tests.support.certificates import make_certificate
-from tests.support.children import Teller, fail, in_child
+from tests.support.children import FORK_PATIENCE, Teller, forked, in_child
 from tests.support.served import serving
 from tests.support.sharding import served_shards
 
-_PATIENCE: Final = 30
 """Seconds after which a child that hangs is ended."""
 
 
@@ -48,19 +45,6 @@ def url(store: kvstore.Store) -> Iterator[str]:
         yield server.url
 
 
-def forked(tell: Teller, work: Callable[[], object]) -> None:
-    """Does some work in a fork of this process, and waits for its end."""
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(_PATIENCE)
-        try:
-            work()
-        except BaseException:
-            fail(tell)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
 def _used_on_both_sides(tell: Teller, url: str, tls: Path | None) -> None:
     store = kvstore.connect(url, tls=tls)
     path = store.path
@@ -71,19 +55,19 @@ def _used_on_both_sides(tell: Teller, url: str, tls: Path | None) -> None:
     def child() -> None:
         assert store.path == path
         tell(store.put("t", b"of the child", queue=0).message_id)
-        forked(tell, lambda: tell(store.put("t", b"of its child", queue=0).message_id))
+        assert forked(tell, lambda: tell(store.put("t", b"of its child", queue=0).message_id)) == 0
         tell(store.put("t", b"of the child", queue=0).message_id)
         store.close()
         _is_closed(store)
 
-    forked(tell, child)
-    waiting.join(_PATIENCE)
+    assert forked(tell, child) == 0
+    waiting.join(FORK_PATIENCE)
     assert [one.message.body for one in popped] == [b"of the child"]
     tell(store.put("t", b"of the parent", queue=0).message_id)
     assert store.bounds("t", 0) == (0, 4)
     store.ack(popped[0].receipt)
     store.close()
-    forked(tell, lambda: _is_closed(store))
+    assert forked(tell, lambda: _is_closed(store)) == 0
 
 
 def _is_closed(store: kvstore.ServedStore) -> None:
@@ -118,7 +102,7 @@ def _preloaded(tell: Teller, url: str) -> None:
             assert client.get(f"/orders/{order}").json == {"state": "taken"}
 
     for order in ("1", "2"):
-        forked(tell, partial(serve, order))
+        assert forked(tell, partial(serve, order)) == 0
     serve("3")
 
 
@@ -136,7 +120,7 @@ def _checker_stays(tell: Teller, url: str) -> None:
             checker.close()
             assert store.on_check("p", lambda message: "commit").is_open
 
-        forked(tell, child)
+        assert forked(tell, child) == 0
         assert checker.is_open
 
 
@@ -161,7 +145,7 @@ def _refused(tell: Teller, url: str, shards: list[str]) -> None:
         async def call() -> None:
             await awaited.topics()
 
-        forked(tell, child)
+        assert forked(tell, child) == 0
         assert len(await awaited.topics()) == 1
         assert several.topics() == []
         several.close()

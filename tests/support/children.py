@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import select
+import signal
 import time
 import traceback
 from collections import deque
@@ -34,6 +35,8 @@ context.set_forkserver_preload(
     ]
 )
 _PATIENCE: Final = 60.0
+FORK_PATIENCE: Final = 30
+"""Seconds after which a forked child that hangs is ended."""
 _PART: Final = 1 << 16
 _ERROR: Final = "!"
 _FAILED: Final = 99
@@ -148,3 +151,16 @@ def _run(writing: Connection, work: Callable[..., object], *args: Any) -> None:
         work(tell, *args)
     except BaseException:
         fail(tell)
+
+
+def forked(tell: Teller, work: Callable[[], object]) -> int:
+    """Does some work in a fork of this process; returns how it ended."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(FORK_PATIENCE)
+        try:
+            work()
+        except BaseException:
+            fail(tell)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
