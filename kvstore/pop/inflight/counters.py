@@ -1,11 +1,11 @@
-"""Counters beside those of the core: live locks of a group, and ids that were deleted.
+"""A counter beside those of the core: the live locks of a group.
 
 The idea: a `Tally` counts the locks of a group by the millisecond at which they end. A lock ends
 without any call, so the caller of `live_at` gives the time, and the locks that ended since the last
 call are taken off then: each lock once, whether there are ten or a million. Only groups with a
 `max_in_flight` have one.
 
-Invariants: all agree with the rows of `locks`; a `Tally` may be asked without any table's lock, and
+Invariants: it agrees with the rows of `locks`; a `Tally` may be asked without any table's lock, and
 counts anew when the clock was set back.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Iterable
 from typing import Final
 
 _STALE_MAX: Final = 64
@@ -72,28 +71,3 @@ class Tally:
                     self._live -= self._counts.get(time, 0)
                 last = time
             return self._live
-
-
-class Ids:
-    """A set of small numbers; see the module."""
-
-    def __init__(self) -> None:
-        self._bits = bytearray()
-
-    def __contains__(self, number: int) -> bool:
-        at = number >> 3
-        return at < len(self._bits) and bool(self._bits[at] >> (number & 7) & 1)
-
-    def update(self, numbers: Iterable[int]) -> None:
-        """Adds numbers."""
-        for number in numbers:
-            at = number >> 3
-            if at >= len(self._bits):
-                self._bits.extend(bytes(at + 1 - len(self._bits)))
-            self._bits[at] |= 1 << (number & 7)
-
-    def difference_update(self, numbers: Iterable[int]) -> None:
-        """Removes numbers."""
-        for number in numbers:
-            if number in self:
-                self._bits[number >> 3] &= ~(1 << (number & 7))

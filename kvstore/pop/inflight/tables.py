@@ -29,9 +29,10 @@ from kvstore.errors import ArchiveUnavailable, IndexDamaged
 from kvstore.index.families import Families, Row
 from kvstore.index.keys import LOCKS, OFFSETS, U32, LockKey, behind, lock_prefix, read_lock_key
 from kvstore.message import Bounds, StoredMessage
+from kvstore.meta.id_set import IdSet
 from kvstore.meta.offsets import Offsets
 from kvstore.meta.topics import Topic
-from kvstore.pop.inflight.counters import Ids, Tally
+from kvstore.pop.inflight.counters import Tally
 from kvstore.pop.inflight.lock_rows import SPAN, Lock, unpack_lock
 from kvstore.pop.inflight.table import InflightTable
 from kvstore.process.locks import is_mine
@@ -122,10 +123,10 @@ class InflightTables:
         self._ahead: OrderedDict[tuple[int, int], InflightTable] = OrderedDict()
         self._by_group: dict[int, dict[int, InflightTable]] = {}
         self._by_topic: dict[int, dict[int, InflightTable]] = {}
-        self._dead_groups = Ids()
-        self._dead_topics = Ids()
+        self._dead_groups = IdSet()
+        self._dead_topics = IdSet()
         """Deleted ids; none is given again."""
-        self._groups = Ids()
+        self._groups = IdSet()
         """The groups whose rows were read."""
         self._tallies: dict[int, Tally] = {}
         """The tallies of the groups that are counted."""
