@@ -7,6 +7,7 @@ few milliseconds, where a new interpreter takes half a second.
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import select
@@ -37,6 +38,8 @@ context.set_forkserver_preload(
 _PATIENCE: Final = 60.0
 FORK_PATIENCE: Final = 30
 """Seconds after which a forked child that hangs is ended."""
+_STACKS_WITHIN: Final = 2.0
+"""Seconds for the stacks of a process that hangs."""
 _PART: Final = 1 << 16
 _ERROR: Final = "!"
 _FAILED: Final = 99
@@ -81,8 +84,14 @@ class Child:
         for line in self.lines():
             if line.startswith(word):
                 return line
-        self.join()
-        raise AssertionError(f"the child never told {word!r}")
+        if not self._process.is_alive():
+            self.join()
+        raise AssertionError(f"the child never told {word!r}; it was at:\n{self._threads()}")
+
+    def _threads(self) -> str:
+        """Where each thread of the process is."""
+        os.kill(self._process.pid or 0, signal.SIGUSR1)
+        return "\n".join(self.lines(_STACKS_WITHIN))
 
     def kill(self) -> list[str]:
         """End the process, whatever it is doing; returns what it had still told."""
@@ -146,6 +155,7 @@ def fail(tell: Teller) -> None:
 
 def _run(writing: Connection, work: Callable[..., object], *args: Any) -> None:
     tell = Teller(writing)
+    faulthandler.register(signal.SIGUSR1, writing.fileno())
     half_full(LocalFiles)
     try:
         work(tell, *args)
