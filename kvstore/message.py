@@ -103,6 +103,7 @@ class ColumnsPut:
         self.size = len(batch.records) if len(batch) else 0
         batch.forget_bodies()
         self.status = status
+        self._topic: str | None = None
         self._results: list[PutResult] | None = None
         """With repeats, which are not in the batch."""
         if firsts:
@@ -130,7 +131,15 @@ class ColumnsPut:
     def results(self) -> list[PutResult]:
         """The places as `put_batch` gives them, for callers without an Arrow library."""
         found = self._results
-        return row_results(self._batch, self.status) if found is None else list(found)
+        found = row_results(self._batch, self.status) if found is None else list(found)
+        if self._topic is not None:
+            for result in found:
+                result.topic = self._topic
+        return found
+
+    def see_as(self, topic: str) -> None:
+        """Gives the rows' topic another name: the one it has in a namespace."""
+        self._topic = topic
 
     def __len__(self) -> int:
         return self.count

@@ -30,7 +30,7 @@ from kvstore.core.popping.receipts import Popped
 from kvstore.engine.group_offsets import is_commit
 from kvstore.engine.topic_changes import in_namespace
 from kvstore.errors import MessageNotFound, StoreError
-from kvstore.message import Message, PullResult, PutResult, StoredMessage
+from kvstore.message import ColumnsPut, Message, PullResult, PutResult, StoredMessage
 from kvstore.meta.groups import GroupConfig, GroupInfo
 from kvstore.meta.namespaces import check_namespace, speak_own_names, unwrap, wrap
 from kvstore.meta.offsets import Lag
@@ -61,7 +61,7 @@ def _unless_none(namespace: str, name: str | None) -> str | None:
     return None if name is None else wrap(namespace, name)
 
 
-def _if_text(namespace: str, name: object) -> object:
+def _if_text(namespace: str, name: Any) -> Any:
     """The store refuses a value that is no text by itself."""
     return wrap(namespace, name) if isinstance(name, str) else name
 
@@ -274,7 +274,6 @@ class Namespace(Consumes):
 
     put = _passed_on(Calls.put, topic=wrap)
     put_batch = _passed_on(Calls.put_batch, messages=_messages)
-    put_columns = _passed_on(Calls.put_columns, topic=_if_text)
 
     get = _passed_on(Calls.get, topic=wrap)
     pull = _passed_on(Calls.pull, topic=wrap)
@@ -324,6 +323,13 @@ class Namespace(Consumes):
     pause_schedule = _passed_on(Calls.pause_schedule, name=wrap)
     resume_schedule = _passed_on(Calls.resume_schedule, name=wrap)
     delete_schedule = _passed_on(Calls.delete_schedule, name=wrap)
+
+    def put_columns(self, topic: str, columns: object) -> ColumnsPut:
+        """See `Store.put_columns`."""
+        with _speaking(self.name):
+            found = self._store.put_columns(_if_text(self.name, topic), columns)
+            found.see_as(topic)
+            return found
 
     # --- calls without a name ---
 

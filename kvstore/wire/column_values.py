@@ -38,6 +38,10 @@ class SentColumns(msgspec.Struct, gc=False):
         """The places as `put_batch` gives them."""
         return results_in(self.columns, self.topic, self.status)
 
+    def see_as(self, topic: str) -> None:
+        """See `kvstore.ColumnsPut`."""
+        self.topic = topic
+
     def __len__(self) -> int:
         return self.count
 

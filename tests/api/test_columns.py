@@ -180,7 +180,8 @@ def test_a_view_of_a_namespace_and_asyncio_put_and_pull_columns(
 ) -> None:
     view = store.namespace("n")
     view.create_topic("t")
-    assert view.put_columns("t", batch_of(ROWS)).count == 3
+    put = view.put_columns("t", batch_of(ROWS))
+    assert [result.topic for result in put.results()] == ["t"] * 3
     assert len(view.pull_columns("t", 0, 0).columns) == 3
     assert len(store.pull_columns("n%t", 0, 0).columns) == 3
 

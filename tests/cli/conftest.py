@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -59,6 +60,18 @@ def kvmq() -> Kvmq:
         return Ran(result.exit_code, result.stdout, result.stderr)
 
     return run
+
+
+def verbs_of(group: click.Command, name: str = "") -> Iterator[tuple[str, click.Command]]:
+    """The verbs below a command, by their words."""
+    if not isinstance(group, click.Group):
+        yield name, group
+        return
+    context = click.Context(group)
+    for word in group.list_commands(context):
+        verb = group.get_command(context, word)
+        assert verb is not None
+        yield from verbs_of(verb, f"{name} {word}".strip())
 
 
 @pytest.fixture

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import click
 import pytest
 
 import kvstore
 from kvstore.cli import kvmq as command
 from kvstore.cli.terminal.opening import call_text
-from tests.cli.conftest import Kvmq
+from tests.cli.conftest import Kvmq, verbs_of
 
 READ_ONLY: Final = {
     "dump", "find", "get", "group in-flight", "group list", "group show", "namespace list",
@@ -28,7 +27,10 @@ NOT_OF_A_STORE: Final = {
 CALLS: Final[dict[tuple[str, ...], str]] = {
     ("put", "DIR", "t", "--body", "x"): "store.put_batch([kvstore.Message(...), ...])",
     ("pop", "DIR", "g", "t", "--limit", "3"): "store.pop('g', 't', 3)",
+    ("put", "DIR", "t", "--body", "x", "--namespace", "n"):
+        "store.namespace('n').put_batch([kvstore.Message(...), ...])",
     ("ack", "DIR", "r1", "r2"): "store.ack_batch(['r1', 'r2'])",
+    ("ack", "DIR", "r1", "--namespace", "n"): "store.namespace('n').ack_batch(['r1'])",
     ("work", "DIR", "g", "t", "--", "true"): "store.consume('g', 't', run_the_command)",
     ("topic", "create", "DIR", "u", "--queues", "2"): "store.create_topic('u', 2, kind='normal'",
     ("topic", "alter", "DIR", "t", "--queues", "2"): "store.alter_topic('t', queues=2)",
@@ -110,6 +112,8 @@ EXACT: Final[dict[tuple[str, ...], str]] = {
         "store.alter_topic('t', compression=None)",
     ("pop", "DIR", "g", "t", "--queue", "1", "--filter", "a", "--invisible", "5", "--ack"):
         "store.pop('g', 't', 1, invisible_for=5.0, filter='a', queue=1) and store.ack(receipt)",
+    ("pop", "DIR", "g", "t", "--ack", "--namespace", "n"):
+        "store.namespace('n').pop('g', 't', 1) and store.namespace('n').ack(receipt)",
     ("pop", "DIR", "g", "t", "--sql", "a > 5"):
         "store.pop('g', 't', 1, filter=kvstore.sql('a > 5'))",
     ("work", "DIR", "g", "t", "--filter", "a", "--queue", "1", "--", "true"):
@@ -141,22 +145,12 @@ def test_a_rebuild_says_that_no_call_does_the_same(kvmq: Kvmq, opened: Path) -> 
     assert "no call of the program that has it open does the same" in ran.err
 
 
-def leaves(group: click.Command, name: str = "") -> Iterator[str]:
-    if not isinstance(group, click.Group):
-        yield name
-        return
-    context = click.Context(group)
-    for word in group.list_commands(context):
-        verb = group.get_command(context, word)
-        assert verb is not None
-        yield from leaves(verb, f"{name} {word}".strip())
-
-
 def test_these_tests_know_every_verb_that_writes() -> None:
     tried = {" ".join(words[: words.index("DIR")]) for words in CALLS}
-    spark = {name for name in leaves(command) if name.startswith("spark")}
-    others = {name for name in leaves(command) if name.startswith("erase")}
-    assert set(leaves(command)) - spark - others == ((tried - others) | READ_ONLY | NOT_OF_A_STORE)
+    names = {name for name, _ in verbs_of(command)}
+    spark = {name for name in names if name.startswith("spark")}
+    others = {name for name in names if name.startswith("erase")}
+    assert names - spark - others == ((tried - others) | READ_ONLY | NOT_OF_A_STORE)
 
 
 def test_a_call_is_written_as_a_program_has_it() -> None:

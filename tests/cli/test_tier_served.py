@@ -53,6 +53,18 @@ def serves(old: Path) -> Serves:
     return serving
 
 
+def archives_of_another_store(tmp_path: Path, count: int) -> Path:
+    """The place of archives with topic "more", of so many messages in one queue."""
+    place = tmp_path / "place"
+    with kvstore.open(tmp_path / "from", StoreConfig(segment_size=64 << 10)) as store:
+        store.create_topic("more", queues=1)
+        store.put_batch([Message("more", bytes(1000)) for _ in range(count)])
+        store.seal()
+        with tiering.Worker(store, tiering.Policy(hot_for=0, warm=str(place))) as worker:
+            worker.run_once()
+    return place
+
+
 def test_the_verbs_of_tiering_are_done_by_the_server_of_the_folder(
     kvmq: Kvmq, old: Path, policy: Path, serves: Serves, tmp_path: Path
 ) -> None:
@@ -85,15 +97,9 @@ def test_the_verbs_of_tiering_are_done_by_the_server_of_the_folder(
 def test_archives_are_attached_by_the_server_of_the_folder(
     kvmq: Kvmq, old: Path, policy: Path, serves: Serves, tmp_path: Path
 ) -> None:
-    with kvstore.open(tmp_path / "from", StoreConfig(segment_size=64 << 10)) as store:
-        store.create_topic("more", queues=1)
-        store.put_batch([Message("more", bytes(1000)) for _ in range(50)])
-        store.seal()
-        own = tiering.Policy(hot_for=0, warm=str(tmp_path / "place"))
-        with tiering.Worker(store, own) as worker:
-            worker.run_once()
+    place = archives_of_another_store(tmp_path, 50)
     with serves():
-        ran = kvmq("tier", "attach", old, tmp_path / "place", "--topic", "more", "--json")
+        ran = kvmq("tier", "attach", old, place, "--topic", "more", "--json")
         assert ran.code == 0, ran.err
         assert len(kvmq("pull", old, "more", "--queue", 0, "--all", "--json").lines) == 50
 
@@ -161,13 +167,7 @@ def test_a_worker_of_this_process_says_that_the_server_has_one(old: Path, serves
 def test_an_attach_is_stopped_when_the_server_ends_and_can_be_made_again(
     old: Path, tmp_path: Path, step: str
 ) -> None:
-    with kvstore.open(tmp_path / "from", StoreConfig(segment_size=64 << 10)) as store:
-        store.create_topic("more", queues=1)
-        store.put_batch([Message("more", bytes(1000)) for _ in range(150)])
-        store.seal()
-        own = tiering.Policy(hot_for=0, warm=str(tmp_path / "place"))
-        with tiering.Worker(store, own) as worker:
-            worker.run_once()
+    place = archives_of_another_store(tmp_path, 150)
     with kvstore.open(old) as store, ServerWorker(store, None) as server:
         told: list[str] = []
 
@@ -176,12 +176,12 @@ def test_an_attach_is_stopped_when_the_server_ends_and_can_be_made_again(
             if what.startswith(step):
                 server.stop()
 
-        job = server.job("attach", None, {"source": str(tmp_path / "place")}, tell)
+        job = server.job("attach", None, {"source": str(place)}, tell)
         with pytest.raises(tiering.TieringStopped):
             job.run()
         assert told[-1].startswith(step)
         assert [info.name for info in store.topics()] == ["orders"]
-        tiering.attach(store, tmp_path / "place")
+        tiering.attach(store, place)
         assert len(store.pull("more", 0, 0, 200).messages) == 150
         assert store.verify().problems == []
 

@@ -146,6 +146,58 @@ def test_a_prepared_message_that_the_kind_does_not_take_is_refused(
     assert puts(store) == 0
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields", "says"),
+    [
+        ("normal", {}, ""),
+        ("fifo", {"message_group": "g"}, "none is delayed"),
+        ("delay", {}, ""),
+        ("transaction", {}, "for prepared messages only"),
+        ("priority", {}, ""),
+        ("compacted", {}, "give keys"),
+        ("compacted", {"keys": ["k"]}, ""),
+        ("undelayed", {}, "takes_delays=False"),
+    ],
+)
+def test_a_kind_that_takes_the_message_of_a_schedule_takes_the_schedule(
+    store: Store, kind: str, fields: dict[str, Any], says: str
+) -> None:
+    if says:
+        with pytest.raises(MessageIllegal, match=f"^topic '{kind}' .*{says}"):
+            store.schedule("s", kind, b"x", every=5, **fields)
+        assert store.schedules() == []
+    else:
+        assert store.schedule("s", kind, b"x", every=5, **fields).topic == kind
+
+
+def test_a_delayed_message_has_the_priority_of_the_queue_it_was_put_to(opens: Opens) -> None:
+    clock = VirtualClock()
+    store = opens(settings(clock=clock))
+    store.create_topic("p", queues=3, kind="priority")
+    store.create_group("g")
+    for queue in (0, 2, 1):
+        store.put("p", b"%d" % queue, queue=queue, delay=5)
+    store.put("p", b"at once", queue=1)
+    clock.advance(6)
+    inside.deliver_due(store)
+    assert [p.message.body for p in store.pop("g", "p", 2)] == [b"2", b"at once"]
+
+
+def test_a_message_of_a_compacted_topic_has_its_place_when_it_is_to_be_seen(opens: Opens) -> None:
+    """Merging keeps the one with the highest offset of each key."""
+    clock = VirtualClock()
+    store = opens(settings(clock=clock))
+    store.create_topic("c", queues=1, kind="compacted")
+    store.put("c", b"delayed", keys=["k"], delay=5)
+    prepared = store.prepare("c", b"prepared", keys=["k"], group="pay")
+    store.put("c", b"put", keys=["k"])
+    store.commit(prepared)
+    clock.advance(6)
+    inside.deliver_due(store)
+    bodies = [m.body for m in store.pull("c", 0, 0).messages]
+    assert bodies == [b"put", b"prepared", b"delayed"]
+
+
 def test_delayed_messages_are_delivered_to_a_topic_for_them(opens: Opens) -> None:
     clock = VirtualClock()
     store = opens(settings(clock=clock))

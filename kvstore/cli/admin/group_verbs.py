@@ -16,10 +16,9 @@ from kvstore.cli.terminal.opening import (
     exist_ok_option,
     folder_argument,
     namespace_option,
-    open_store,
+    open_calls,
     time_text,
     topic_argument,
-    within,
 )
 from kvstore.cli.terminal.options import (
     Access,
@@ -106,8 +105,8 @@ def create_group(
 @output_option
 def list_groups(out: Output, folder: Path, namespace: str | None) -> None:
     """List the groups of the store in DIR."""
-    with open_store(out, folder, read_only=True) as store:
-        groups = within(store, namespace).groups()
+    with open_calls(out, folder, namespace, read_only=True) as calls:
+        groups = calls.groups()
     _show_groups(out, groups, groups)
 
 
@@ -118,8 +117,7 @@ def list_groups(out: Output, folder: Path, namespace: str | None) -> None:
 @output_option
 def show_group(out: Output, folder: Path, group: str, namespace: str | None) -> None:
     """Show GROUP, and how much it has still to do in the topics it ever popped or committed in."""
-    with open_store(out, folder, read_only=True) as store:
-        calls = within(store, namespace)
+    with open_calls(out, folder, namespace, read_only=True) as calls:
         found, lags = calls.group(group), calls.lag(group)
     names = ("topic", "lag", "passed_over", "expired")
     counts: dict[str, Counter[str]] = {}
@@ -152,8 +150,8 @@ def list_in_flight(
     With --json one document: the messages, how many there are in all (count), and what --after
     takes for the next page (next; null behind the last).
     """
-    with open_store(out, folder, read_only=True) as store:
-        page = within(store, namespace).in_flight(group, topic, limit=limit, after=after)
+    with open_calls(out, folder, namespace, read_only=True) as calls:
+        page = calls.in_flight(group, topic, limit=limit, after=after)
     columns = ("due", "topic", "queue", "offset", "attempt", "message id", "reason", "body")
     show_page(out, page, in_flight_value, columns, _in_flight_row, "are in flight")
 
@@ -238,8 +236,8 @@ def offset() -> None:
 @output_option
 def show_offsets(out: Output, folder: Path, group: str, topic: str, namespace: str | None) -> None:
     """Show the offsets of GROUP in the queues of TOPIC, and the messages it has still to do."""
-    with open_store(out, folder, read_only=True) as store:
-        lags = within(store, namespace).lag(group, topic)
+    with open_calls(out, folder, namespace, read_only=True) as calls:
+        lags = calls.lag(group, topic)
     rows = [(one.queue, one.committed, one.end, one.lag) for one in lags]
     out.rows(("queue", "committed", "next_offset", "lag"), rows)
 
@@ -301,8 +299,8 @@ def history(
     out: Output, folder: Path, group: str, topic: str, queue: int, namespace: str | None
 ) -> None:
     """Show the past offsets of GROUP in a queue of TOPIC with their times, oldest first."""
-    with open_store(out, folder, read_only=True) as store:
-        commits = within(store, namespace).offset_history(group, topic, queue)
+    with open_calls(out, folder, namespace, read_only=True) as calls:
+        commits = calls.offset_history(group, topic, queue)
     rows = [(time_text(one.committed_at), one.offset) for one in commits]
     out.show(commits, ("committed at", "offset"), rows)
 
@@ -321,8 +319,7 @@ def lag(
     groups.
     """
     found: list[Lag] = []
-    with open_store(out, folder, read_only=True) as store:
-        calls = within(store, namespace)
+    with open_calls(out, folder, namespace, read_only=True) as calls:
         for name in [g.name for g in calls.groups()] if group is None else [group]:
             found += calls.lag(name, topic)
     names = (

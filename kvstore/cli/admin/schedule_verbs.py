@@ -14,10 +14,9 @@ from kvstore.cli.terminal.opening import (
     exist_ok_option,
     folder_argument,
     namespace_option,
-    open_store,
+    open_calls,
     time_text,
     topic_argument,
-    within,
 )
 from kvstore.cli.terminal.options import LocalFile, Option, Setting, given_of, listed
 from kvstore.cli.terminal.output import Output, output_option
@@ -81,8 +80,8 @@ def create_schedule(
 @output_option
 def list_schedules(out: Output, folder: Path, topic: str | None, namespace: str | None) -> None:
     """List the schedules of the store in DIR, or those of TOPIC."""
-    with open_store(out, folder, read_only=True) as store:
-        found = within(store, namespace).schedules(topic)
+    with open_calls(out, folder, namespace, read_only=True) as calls:
+        found = calls.schedules(topic)
     _show(out, found, found)
 
 
@@ -94,8 +93,8 @@ def list_schedules(out: Output, folder: Path, topic: str | None, namespace: str 
 @output_option
 def next_firings(out: Output, folder: Path, name: str, count: int, namespace: str | None) -> None:
     """Tell the next times of schedule NAME; if it is paused, those it would have."""
-    with open_store(out, folder, read_only=True) as store:
-        times = within(store, namespace).next_firings(name, count)
+    with open_calls(out, folder, namespace, read_only=True) as calls:
+        times = calls.next_firings(name, count)
     out.show(times, ("time", "ms"), [(time_text(time), str(time)) for time in times], ("ms",))
 
 

@@ -27,8 +27,10 @@ from kvstore.cli.terminal.opening import (
     Seconds,
     connect_if_served,
     folder_argument,
+    namespace_option,
     require_store,
     time_text,
+    within,
 )
 from kvstore.cli.terminal.output import Output, output_option, size_text
 from kvstore.clock import SystemClock
@@ -84,8 +86,9 @@ class Snapshot(msgspec.Struct, frozen=True):
 @click.option("--interval", type=Seconds(0.05, _INTERVAL_MAX), default=2.0, show_default=True,
               metavar="SECONDS", help="Between two looks.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Show one interval, and end.")
+@namespace_option
 @output_option
-def top(out: Output, folder: Path, interval: float, once: bool) -> None:
+def top(out: Output, folder: Path, interval: float, once: bool, namespace: str | None) -> None:
     """Show rates, lag, messages in flight and delayed, and dead letters, live; q or ctrl-C ends it.
 
     put/s, pop/s (handed out for the first time, or passed over) and ack/s (done, be it acked or a
@@ -95,17 +98,18 @@ def top(out: Output, folder: Path, interval: float, once: bool) -> None:
     messages wait, and when the next is due; late, if nothing delivered it yet; of a store that is
     served, also by how much the last delivery was late. Other processes may write meanwhile. A look
     opens the store anew, reads all topics and groups, and the locks of each group: with many
-    thousands of these choose a longer interval.
+    thousands of these choose a longer interval. With --namespace it has topics and groups of the
+    namespace; log, disk and delayed messages are the whole store's.
     With --json one line for each interval.
     """
     require_store(folder)
     live = not once and not out.json and sys.stdout.isatty()
     with _terminal(live) as pause:
-        before = take_snapshot(folder)
+        before = take_snapshot(folder, namespace)
         if live:
             _draw(out, folder, before, None, interval)
         while pause(interval):
-            now = take_snapshot(folder)
+            now = take_snapshot(folder, namespace)
             if live:
                 _draw(out, folder, now, before, interval)
             elif out.json:
@@ -118,8 +122,10 @@ def top(out: Output, folder: Path, interval: float, once: bool) -> None:
             before = now
 
 
-def take_snapshot(folder: Path) -> Snapshot:
-    """Opens the store read-only and reads its figures once."""
+def take_snapshot(folder: Path, namespace: str | None = None) -> Snapshot:
+    """Opens the store read-only and reads its figures once, with the topics and groups of the
+    namespace if one is named.
+    """
     clock = SystemClock()
     for attempt in range(_TRIES):
         try:
@@ -127,7 +133,7 @@ def take_snapshot(folder: Path) -> Snapshot:
             at = clock.now_ms()
             served = connect_if_served(folder)
             with served or kvstore.open(folder, read_only=True) as store:
-                return _snapshot(cast(Store, store), at, clock)
+                return _snapshot(cast(Store, store), namespace, at, clock)
         except (Damaged, FileNotFoundError):
             # The writer may have replaced files between listing and opening them.
             if attempt == _TRIES - 1:
@@ -136,11 +142,12 @@ def take_snapshot(folder: Path) -> Snapshot:
     raise AssertionError("the last try raises")
 
 
-def _snapshot(store: Store, at: int, clock: SystemClock) -> Snapshot:
-    stats, infos = store.stats(), store.topics()
+def _snapshot(store: Store, namespace: str | None, at: int, clock: SystemClock) -> Snapshot:
+    calls = within(store, namespace)
+    stats, infos = store.stats(), calls.topics()
     topics = []
     for info in infos[:_TOPICS_MAX]:
-        bounds = [store.bounds(info.name, queue) for queue in range(info.read_queues)]
+        bounds = [calls.bounds(info.name, queue) for queue in range(info.read_queues)]
         end = sum(b.next_offset for b in bounds)
         topics.append(TopicSnapshot(info.name, end - sum(b.min_offset for b in bounds), end))
     return Snapshot(
@@ -150,7 +157,7 @@ def _snapshot(store: Store, at: int, clock: SystemClock) -> Snapshot:
         disk_used=stats.disk_used,
         topics_left_out=len(infos) - len(topics),
         topics=topics,
-        groups=[found for group in store.groups() for found in store.group_stats(group.name)],
+        groups=[found for group in calls.groups() for found in calls.group_stats(group.name)],
         waiting=stats.delays.waiting,
         next_due=stats.delays.next_due,
         last_late_ms=stats.delays.late_ms if stats.delays.delivered else None,

@@ -24,6 +24,7 @@ from kvstore.cli.terminal.opening import (
     exist_ok_option,
     folder_argument,
     namespace_option,
+    open_calls,
     open_store,
     time_text,
     within,
@@ -131,8 +132,8 @@ def create(
     does = call_text("create_topic", name, queues, namespace=namespace, **more)
     # Checked before a store is made for the topic.
     check_topic(_name_in_store(name, namespace))
-    with open_store(out, folder, config_file, create=True, does=does) as store:
-        made = within(store, namespace).create_topic(name, queues, **more)
+    with open_calls(out, folder, namespace, config_file, create=True, does=does) as calls:
+        made = calls.create_topic(name, queues, **more)
     _show_topics(out, made, [made])
 
 
@@ -146,8 +147,8 @@ def _name_in_store(name: str, namespace: str | None) -> str:
 @output_option
 def list_topics(out: Output, folder: Path, namespace: str | None) -> None:
     """List the topics of the store in DIR."""
-    with open_store(out, folder, read_only=True) as store:
-        topics = within(store, namespace).topics()
+    with open_calls(out, folder, namespace, read_only=True) as calls:
+        topics = calls.topics()
     _show_topics(out, topics, topics)
 
 
@@ -158,8 +159,7 @@ def list_topics(out: Output, folder: Path, namespace: str | None) -> None:
 @output_option
 def show(out: Output, folder: Path, name: str, namespace: str | None) -> None:
     """Show topic NAME and the contents of its queues."""
-    with open_store(out, folder, read_only=True) as store:
-        calls = within(store, namespace)
+    with open_calls(out, folder, namespace, read_only=True) as calls:
         info = calls.topic(name)
         bounds = [calls.bounds(name, queue=queue) for queue in range(info.read_queues)]
     rows = [(queue, b.min_offset, b.next_offset) for queue, b in enumerate(bounds)]

@@ -25,10 +25,9 @@ from kvstore.cli.terminal.opening import (
     call_text,
     folder_argument,
     namespace_option,
-    open_store,
+    open_calls,
     time_text,
     topic_argument,
-    within,
 )
 from kvstore.cli.terminal.options import Access, access_options
 from kvstore.cli.terminal.output import Output, exit_if, output_option
@@ -96,9 +95,8 @@ def pop(
         filter=filter_text(tags, sql), queue=queue,
     )  # fmt: skip
     if ack:
-        does += " and store.ack(receipt)"
-    with open_store(out, folder, access=access, does=does) as store:
-        calls = within(store, namespace)
+        does += f" and {call_text('ack', Word('receipt'), namespace=namespace)}"
+    with open_calls(out, folder, namespace, access=access, does=does) as calls:
         found = calls.pop(
             group, topic, limit, invisible_for=invisible, wait=wait, filter=wanted, queue=queue
         )
@@ -133,13 +131,15 @@ def _show(out: Output, found: list[Popped], *, acked: bool) -> None:
 @click.command()
 @folder_argument
 @click.argument("receipts", metavar="RECEIPT...", nargs=-1, required=True)
+@namespace_option
 @output_option
-def ack(out: Output, folder: Path, receipts: tuple[str, ...]) -> None:
+def ack(out: Output, folder: Path, receipts: tuple[str, ...], namespace: str | None) -> None:
     """Say that messages are done, by the receipts that `pop` printed.
 
-    Exit code 1 if a receipt is too late, or none: the others count.
+    Exit code 1 if a receipt is too late, or none: the others count. A receipt says whose message it
+    is of, so it counts with and without --namespace.
     """
-    results = call_store(out, folder, "ack_batch", list(receipts))
+    results = call_store(out, folder, "ack_batch", list(receipts), namespace=namespace)
     errors = [None if result is True else result for result in results]
     if out.json:
         names = ("receipt", "acked", "error", "message")

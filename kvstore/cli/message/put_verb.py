@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Final
 
 import click
 
-from kvstore import ColumnsPut, Message, PutResult, Store
+from kvstore import ColumnsPut, Message, PutResult
 from kvstore.cli.terminal.message_text import (
     QUEUE_MAX,
     MessageLine,
@@ -28,10 +28,14 @@ from kvstore.cli.terminal.message_text import (
 from kvstore.cli.terminal.opening import (
     Instant,
     Seconds,
+    StoreOrNamespace,
+    Word,
+    call_text,
     config_option,
     delay_options,
     folder_argument,
-    open_store,
+    namespace_option,
+    open_calls,
     topic_argument,
 )
 from kvstore.cli.terminal.options import LocalFile, Setting
@@ -74,11 +78,13 @@ _DELAYS: Final = ("deliver_at", "delay", "delay_level")
 @click.option("--create", is_flag=True, help="Make store and topic if they are not there.")
 @click.option("--batch", type=click.IntRange(min=1), default=256, show_default=True, metavar="N",
               help="Messages put at once; 1 for a stream that must not wait.")  # fmt: skip
+@namespace_option
 @config_option
 @output_option
 def put(
     out: Output, folder: Path, topic: str, source: BinaryIO | None, body: str | None, jsonl: bool,
-    ttl: float | None, batch: int, create: bool, config_file: Path | None, **fields: Any,
+    ttl: float | None, batch: int, create: bool, namespace: str | None, config_file: Path | None,
+    **fields: Any,
 ) -> None:  # fmt: skip
     """Put messages into TOPIC of the store in DIR: one for each line of FILE or standard input.
 
@@ -108,17 +114,18 @@ def put(
     kept = ("queue", "expires_at", "dedup_id", *_DELAYS)
     defaults |= {name: fields[name] for name in kept if fields[name] is not None}
     defaults["properties"] = dict(fields["properties"])
-    does = "store.put_batch([kvstore.Message(...), ...])"
-    with open_store(out, folder, config_file, create=create, does=does) as store:
+    does = call_text("put_batch", Word("[kvstore.Message(...), ...]"), namespace=namespace)
+    opened = open_calls(out, folder, namespace, config_file, create=create, does=does)
+    with opened as calls:
         if create:
-            store.create_topic(topic, exist_ok=True)
+            calls.create_topic(topic, exist_ok=True)
         if body is not None:
-            result = store.put_batch([Message(topic=topic, body=body.encode(), **defaults)])[0]
+            result = calls.put_batch([Message(topic=topic, body=body.encode(), **defaults)])[0]
             _show_one(out, result)
             return
         own = MessageLine(**{"topic": topic, **defaults, "keys": list(fields["keys"])})
         lines = _Lines(source or sys.stdin.buffer, own, is_json=jsonl)
-        _put_lines(out, store, lines, batch)
+        _put_lines(out, calls, lines, batch)
 
 
 class _Lines:
@@ -130,7 +137,7 @@ class _Lines:
         self._defaults = defaults
         self._is_json = is_json
 
-    def put(self, store: Store, most: int) -> Iterator[ColumnsPut]:
+    def put(self, calls: StoreOrNamespace, most: int) -> Iterator[ColumnsPut]:
         """Puts all lines, at most so many at once. A line at fault raises its error when those
         before it are put.
         """
@@ -140,34 +147,36 @@ class _Lines:
                 try:
                     line = self._read(text.removesuffix(b"\n"))
                 except MessageIllegal as e:
-                    yield from self._put_good(store, good)
+                    yield from self._put_good(calls, good)
                     raise MessageIllegal(f"{self._place(number)}: {e}") from e
                 if line is not None:
                     good.append((number, line))
-            yield from self._put_good(store, good)
+            yield from self._put_good(calls, good)
 
     def _read(self, text: bytes) -> MessageLine | None:
         if not self._is_json:
             return MessageLine(body=text)
         return line_from_json(text) if text.strip() else None
 
-    def _put_good(self, store: Store, lines: Sequence[_NumberedLine]) -> Iterator[ColumnsPut]:
+    def _put_good(
+        self, calls: StoreOrNamespace, lines: Sequence[_NumberedLine]
+    ) -> Iterator[ColumnsPut]:
         topic = self._defaults.topic
         for name, some in groupby(lines, lambda line: line[1].topic or topic):
-            yield from self._put_topic(store, str(name), list(some))
+            yield from self._put_topic(calls, str(name), list(some))
 
     def _put_topic(
-        self, store: Store, topic: str, lines: Sequence[_NumberedLine]
+        self, calls: StoreOrNamespace, topic: str, lines: Sequence[_NumberedLine]
     ) -> Iterator[ColumnsPut]:
         try:
-            done = store.put_columns(topic, columns_of([line for _, line in lines], self._defaults))
+            done = calls.put_columns(topic, columns_of([line for _, line in lines], self._defaults))
         except CallerError as e:
             row = row_at_fault(e)
             if row is not None:
                 name_line(e, self._place(lines[row][0]))
                 if row:
                     # A line before it may be at fault, too, and is then the one to be named.
-                    yield from self._put_topic(store, topic, lines[:row])
+                    yield from self._put_topic(calls, topic, lines[:row])
             raise
         yield done
 
@@ -175,13 +184,13 @@ class _Lines:
         return f"{self._name}, line {number}"
 
 
-def _put_lines(out: Output, store: Store, lines: _Lines, batch: int) -> None:
+def _put_lines(out: Output, calls: StoreOrNamespace, lines: _Lines, batch: int) -> None:
     clock = SystemClock()
     begin = clock.monotonic()
     count = size = duplicates = 0
     try:
         with out.progress() as report:
-            for done in lines.put(store, batch):
+            for done in lines.put(calls, batch):
                 count += done.count
                 size += done.size
                 duplicates += done.duplicates

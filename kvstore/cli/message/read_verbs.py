@@ -11,10 +11,17 @@ from pathlib import Path
 
 import click
 
-from kvstore import PullResult, SqlFilter, Store, StoredMessage
+from kvstore import PullResult, SqlFilter, StoredMessage
 from kvstore.cli.message.pop_verbs import filter_options, wanted_filter
 from kvstore.cli.terminal.message_text import message_value, show_message, show_messages
-from kvstore.cli.terminal.opening import Instant, folder_argument, open_store, topic_argument
+from kvstore.cli.terminal.opening import (
+    Instant,
+    StoreOrNamespace,
+    folder_argument,
+    namespace_option,
+    open_calls,
+    topic_argument,
+)
 from kvstore.cli.terminal.options import Access, access_options
 from kvstore.cli.terminal.output import Output, output_option
 
@@ -29,11 +36,12 @@ _raw_option = click.option("--raw", is_flag=True, help="Only the body, byte for 
 @click.option("--position", type=click.IntRange(min=0), help="Its byte offset in the log.")
 @click.option("--id", "message_id", help="Its unique id or its position id.")
 @_raw_option
+@namespace_option
 @access_options
 @output_option
 def get(
     out: Output, folder: Path, topic: str | None, queue: int, offset: int | None,
-    position: int | None, message_id: str | None, raw: bool, access: Access,
+    position: int | None, message_id: str | None, raw: bool, namespace: str | None, access: Access,
 ) -> None:  # fmt: skip
     """Show one message: TOPIC with --queue and --offset, or --position, or --id."""
     given = [value is not None for value in (offset, position, message_id)]
@@ -41,13 +49,13 @@ def get(
         raise click.UsageError("give exactly one of --offset, --position and --id")
     if offset is not None and topic is None:
         raise click.UsageError("--offset needs TOPIC")
-    with open_store(out, folder, access=access, read_only=True) as store:
+    with open_calls(out, folder, namespace, access=access, read_only=True) as calls:
         if offset is not None and topic is not None:
-            message = store.get(topic, queue=queue, offset=offset)
+            message = calls.get(topic, queue=queue, offset=offset)
         elif position is not None:
-            message = store.read_at(position)
+            message = calls.read_at(position)
         else:
-            message = store.find(message_id or "")
+            message = calls.find(message_id or "")
     show_message(out, message, raw=raw)
 
 
@@ -55,12 +63,15 @@ def get(
 @folder_argument
 @click.argument("message_id", metavar="ID")
 @_raw_option
+@namespace_option
 @access_options
 @output_option
-def find(out: Output, folder: Path, message_id: str, raw: bool, access: Access) -> None:
+def find(
+    out: Output, folder: Path, message_id: str, raw: bool, namespace: str | None, access: Access
+) -> None:
     """Show the message with ID: the unique id it was given, or the id made of host and position."""
-    with open_store(out, folder, access=access, read_only=True) as store:
-        message = store.find(message_id)
+    with open_calls(out, folder, namespace, access=access, read_only=True) as calls:
+        message = calls.find(message_id)
     show_message(out, message, raw=raw)
 
 
@@ -77,11 +88,12 @@ _STREAM_LIMIT = 256
 @filter_options
 @click.option("--all", "everything", is_flag=True, help="Go on to the end; --limit has no effect.")
 @click.option("--raw", is_flag=True, help="Only the bodies, one a line.")
+@namespace_option
 @access_options
 @output_option
 def pull(
     out: Output, folder: Path, topic: str, queue: int | None, offset: int | None, limit: int,
-    tags: str | None, sql: str | None, everything: bool, raw: bool,
+    tags: str | None, sql: str | None, everything: bool, raw: bool, namespace: str | None,
     access: Access,
 ) -> None:  # fmt: skip
     """Read messages of TOPIC in order, from an offset on.
@@ -90,29 +102,29 @@ def pull(
     line for each message.
     """
     expression = wanted_filter(tags, sql)
-    with open_store(out, folder, access=access, read_only=True) as store:
+    with open_calls(out, folder, namespace, access=access, read_only=True) as calls:
         if everything:
-            queues = range(store.topic(topic).read_queues) if queue is None else [queue]
+            queues = range(calls.topic(topic).read_queues) if queue is None else [queue]
             for number in queues:
-                show_messages(out, _stream(store, topic, number, offset, expression), raw=raw)
+                show_messages(out, _stream(calls, topic, number, offset, expression), raw=raw)
             return
         number = queue or 0
-        begin = store.bounds(topic, queue=number).min_offset if offset is None else offset
-        found = store.pull(topic, queue=number, offset=begin, limit=limit, filter=expression)
+        begin = calls.bounds(topic, queue=number).min_offset if offset is None else offset
+        found = calls.pull(topic, queue=number, offset=begin, limit=limit, filter=expression)
     _show_pull(out, found, raw)
 
 
 def _stream(
-    store: Store,
+    calls: StoreOrNamespace,
     topic: str,
     queue: int,
     offset: int | None,
     expression: str | SqlFilter | None,
 ) -> Iterator[StoredMessage]:
-    bounds = store.bounds(topic, queue=queue)
+    bounds = calls.bounds(topic, queue=queue)
     at = bounds.min_offset if offset is None else max(offset, bounds.min_offset)
     while at < bounds.next_offset:
-        found = store.pull(topic, queue=queue, offset=at, limit=_STREAM_LIMIT, filter=expression)
+        found = calls.pull(topic, queue=queue, offset=at, limit=_STREAM_LIMIT, filter=expression)
         yield from found.messages
         if found.next_offset <= at:  # the queue's beginning moved past us, or nothing is left
             return
@@ -146,15 +158,16 @@ def _show_pull(out: Output, found: PullResult, raw: bool) -> None:
 @click.option("--end", type=Instant(), help="Stored at or before.")
 @click.option("--limit", type=click.IntRange(min=1), default=64, show_default=True)
 @click.option("--raw", is_flag=True, help="Only the bodies, one a line.")
+@namespace_option
 @access_options
 @output_option
 def query(
     out: Output, folder: Path, topic: str, key: str, begin: int | None, end: int | None,
-    limit: int, raw: bool, access: Access,
+    limit: int, raw: bool, namespace: str | None, access: Access,
 ) -> None:  # fmt: skip
     """Find the messages of TOPIC that carry KEY, newest first. With --json one line for each."""
-    with open_store(out, folder, access=access, read_only=True) as store:
-        found = store.query(topic, key=key, begin=begin, end=end, limit=limit)
+    with open_calls(out, folder, namespace, access=access, read_only=True) as calls:
+        found = calls.query(topic, key=key, begin=begin, end=end, limit=limit)
     show_messages(out, found, raw=raw)
 
 
@@ -163,16 +176,18 @@ def query(
 @topic_argument
 @click.argument("time", type=Instant())
 @click.option("--queue", type=click.IntRange(min=0), help="Default: every queue.")
+@namespace_option
 @access_options
 @output_option
 def offset_at(
-    out: Output, folder: Path, topic: str, time: int, queue: int | None, access: Access
-) -> None:
+    out: Output, folder: Path, topic: str, time: int, queue: int | None, namespace: str | None,
+    access: Access,
+) -> None:  # fmt: skip
     """Say, for the queues of TOPIC, the first offset stored at or after TIME.
 
     TIME is milliseconds since the epoch, or a date and time in ISO 8601.
     """
-    with open_store(out, folder, access=access, read_only=True) as store:
-        queues = range(store.topic(topic).read_queues) if queue is None else [queue]
-        found = [(number, store.offset_at(topic, queue=number, time=time)) for number in queues]
+    with open_calls(out, folder, namespace, access=access, read_only=True) as calls:
+        queues = range(calls.topic(topic).read_queues) if queue is None else [queue]
+        found = [(number, calls.offset_at(topic, queue=number, time=time)) for number in queues]
     out.rows(("queue", "offset"), found)

@@ -21,9 +21,8 @@ from kvstore.cli.terminal.opening import (
     delay_options,
     folder_argument,
     namespace_option,
-    open_store,
+    open_calls,
     time_text,
-    within,
 )
 from kvstore.cli.terminal.output import Output, exit_if, output_option
 from kvstore.cli.terminal.waiting_pages import page_options, show_page
@@ -52,8 +51,8 @@ def list_delayed(
     With --json one document: the messages, how many wait in all (count), and what --after takes for
     the next page (next; null behind the last).
     """
-    with open_store(out, folder, read_only=True) as store:
-        page = within(store, namespace).timers(topic, limit=limit, after=after)
+    with open_calls(out, folder, namespace, read_only=True) as calls:
+        page = calls.timers(topic, limit=limit, after=after)
     columns = ("due", "topic", "queue", "message id", "tag", "keys", "body")
     show_page(out, page, delayed_value, columns, _row)
 
@@ -72,8 +71,8 @@ def _row(one: DelayedMessage) -> tuple[object, ...]:
 @output_option
 def show(out: Output, folder: Path, message_id: str, namespace: str | None) -> None:
     """Show the message with ID that waits: where it goes, when, and all its fields."""
-    with open_store(out, folder, read_only=True) as store:
-        found = within(store, namespace).timer(message_id)
+    with open_calls(out, folder, namespace, read_only=True) as calls:
+        found = calls.timer(message_id)
     show_delayed(out, found)
 
 
@@ -91,8 +90,9 @@ def cancel(out: Output, folder: Path, message_ids: tuple[str, ...], namespace: s
     several = f"[{call_text('cancel', Word('one'), namespace=namespace)} for one in {message_ids}]"
     one = call_text("cancel", message_ids[0], namespace=namespace)
     ended: list[tuple[str, bool, str | None, str | None]] = []
-    with open_store(out, folder, does=one if len(message_ids) == 1 else several) as store:
-        calls = within(store, namespace)
+    with open_calls(
+        out, folder, namespace, does=one if len(message_ids) == 1 else several
+    ) as calls:
         for message_id in message_ids:
             try:
                 ended.append((message_id, calls.cancel(message_id), None, None))

@@ -19,9 +19,8 @@ from kvstore.cli.terminal.opening import (
     call_store,
     folder_argument,
     namespace_option,
-    open_store,
+    open_calls,
     time_text,
-    within,
 )
 from kvstore.cli.terminal.output import Output, output_option
 from kvstore.cli.terminal.waiting_pages import page_options, show_page
@@ -49,8 +48,8 @@ def list_prepared(
     With --json one document: the messages, how many wait in all (count), and what --after takes for
     the next page (next; null behind the last).
     """
-    with open_store(out, folder, read_only=True) as store:
-        page = within(store, namespace).transactions(group, limit=limit, after=after)
+    with open_calls(out, folder, namespace, read_only=True) as calls:
+        page = calls.transactions(group, limit=limit, after=after)
     columns = ("asked at", "group", "checks", "topic", "queue", "message id", "body")
     show_page(out, page, prepared_value, columns, _row)
 
@@ -69,8 +68,8 @@ def _row(one: PreparedMessage) -> tuple[object, ...]:
 @output_option
 def show_one(out: Output, folder: Path, message_id: str, namespace: str | None) -> None:
     """Show the prepared message with ID, or the first of its set, and all its fields."""
-    with open_store(out, folder, read_only=True) as store:
-        found = within(store, namespace).prepared(message_id)
+    with open_calls(out, folder, namespace, read_only=True) as calls:
+        found = calls.prepared(message_id)
     show_prepared(out, found)
 
 

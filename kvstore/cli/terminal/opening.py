@@ -1,9 +1,11 @@
 """Opening: how verbs name and open a store, with the arguments that they share.
 
-The idea: `DIR` and `--config` are declared once. A verb uses a store that is served through its
-socket, with the server's settings. Else one that only reads opens read-only, and can do so while
-another process writes. Nothing but `topic create`, `put --create` and `import` makes a
-folder: a mistyped one is an error, not a new empty store.
+The idea: `DIR`, `--config` and `--namespace` are declared once. A verb uses a store that is served
+through its socket, with the server's settings. Else one that only reads opens read-only, and can do
+so while another process writes. With `--namespace` (`namespace_option`) a verb has the calls of the
+namespace (`open_calls`), so it takes and shows the names that topics and groups have there. Nothing
+but `topic create`, `put --create` and `import` makes a folder: a mistyped one is an error, not a
+new empty store.
 """
 
 from __future__ import annotations
@@ -24,11 +26,15 @@ from kvstore.cli.terminal.options import Access, LocalPath, Option, listed
 from kvstore.cli.terminal.output import Output
 from kvstore.errors import ConnectionLost, StoreLocked, StoreNotFound
 from kvstore.files import LocalFiles, local_path
+from kvstore.meta.namespaces import check_namespace
 from kvstore.opening.store_folder import CLUSTER_FILE, COMMITLOG, INDEX, served_url
 from kvstore.record.put.explain import DELAY_MAX
 from kvstore.serve.access.credentials import check_private
 from kvstore.wire.addresses import TLS, UNIX
 from kvstore.wire.proof import PART_MAX, parse_proof
+
+StoreOrNamespace = kvstore.Store | kvstore.Namespace
+"""The calls that a verb makes."""
 
 folder_argument: Option = click.argument("folder", metavar="DIR", type=LocalPath(file_okay=False))
 topic_argument: Option = click.argument("topic")
@@ -187,9 +193,31 @@ def environment_target(url: str) -> dict[str, Any]:
     return found
 
 
-def within(store: kvstore.Store, namespace: str | None) -> kvstore.Store | kvstore.Namespace:
+def within(store: kvstore.Store, namespace: str | None) -> StoreOrNamespace:
     """The calls of the store, or of the namespace that was named."""
     return store if namespace is None else store.namespace(namespace)
+
+
+@contextmanager
+def open_calls(
+    out: Output,
+    folder: Path,
+    namespace: str | None,
+    config_file: Path | None = None,
+    *,
+    access: Access | None = None,
+    read_only: bool = False,
+    create: bool = False,
+    does: str = "",
+) -> Iterator[StoreOrNamespace]:
+    """As `open_store`; gives the calls of the store, or of the namespace that was named."""
+    if namespace is not None:
+        check_namespace(namespace)  # before a store is made for it
+    opened = open_store(
+        out, folder, config_file, access=access, read_only=read_only, create=create, does=does
+    )
+    with opened as store:
+        yield within(store, namespace)
 
 
 def call_store(
@@ -206,8 +234,8 @@ def call_store(
     elsewhere the error names that call.
     """
     does = call_text(call, *given, namespace=namespace, **named)
-    with open_store(out, folder, config_file, access=access, does=does) as store:
-        return getattr(within(store, namespace), call)(*given, **named)
+    with open_calls(out, folder, namespace, config_file, access=access, does=does) as calls:
+        return getattr(calls, call)(*given, **named)
 
 
 def call_text(call: str, *given: object, namespace: str | None = None, **named: object) -> str:
