@@ -60,6 +60,7 @@ class Child:
         self._cut = b""
         self._told: deque[str] = deque()
         self._errors: list[str] = []
+        self._has_ended = False
 
     def lines(self, seconds: float = _PATIENCE) -> Iterator[str]:
         """The lines that come within so many seconds from now, or until the end."""
@@ -72,6 +73,7 @@ class Child:
                 return
             data = os.read(self._reading.fileno(), _PART)
             if not data:
+                self._has_ended = True
                 return
             # A kill may cut a line: what was not told whole was not told.
             *whole, self._cut = (self._cut + data).split(b"\n")
@@ -84,9 +86,9 @@ class Child:
         for line in self.lines():
             if line.startswith(word):
                 return line
-        if not self._process.is_alive():
-            self.join()
-        raise AssertionError(f"the child never told {word!r}; it was at:\n{self._threads()}")
+        at = "its end" if self._has_ended else self._threads()
+        self.join()
+        raise AssertionError(f"the child never told {word!r}; it was at:\n{at}")
 
     def _threads(self) -> str:
         """Where each thread of the process is."""
