@@ -319,7 +319,6 @@ class Room:
 
     def __init__(self, group: GroupInfo, tables: InflightTables, now: int) -> None:
         self.now = now
-        self._group = group
         self._most = group.max_in_flight
         self._live = 0 if self._most is None else tables.live_at(group.id, now)
 
@@ -329,9 +328,8 @@ class Room:
             return
         if self._live >= self._most:
             raise ReceiptExpired(
-                f"the lock ran out, and group {self._group.name!r} has taken {self._most} others "
-                "since, as many as max_in_flight says; drop the receipt, the message is handed out "
-                "again"
+                f"the lock ran out, and its group has taken {self._most} others since, as many as "
+                "max_in_flight says; drop the receipt, the message is handed out again"
             )
         self._live += 1
 

@@ -13,7 +13,15 @@ import pytest
 
 import kvstore
 import kvstore.aio
-from kvstore import Message, Popped, ReceiptExpired, Store, StoreConfig
+from kvstore import (
+    GroupConfig,
+    Message,
+    Popped,
+    ReceiptExpired,
+    Store,
+    StoreConfig,
+    TopicConfig,
+)
 from tests.support.clock import VirtualClock
 from tests.support.popping import put
 
@@ -121,6 +129,24 @@ def test_a_lock_that_ran_out_is_not_made_longer_beyond_the_cap(tmp_path: Path) -
         store.ack(q.receipt)
         store.change_invisible(receipt, 60.0)
         assert store.pop("g", "b") == []
+
+
+def test_a_refusal_for_the_cap_in_a_batch_tells_a_namespace_nothing_of_the_stores_names(
+    tmp_path: Path,
+) -> None:
+    clock = VirtualClock()
+    with make(tmp_path / "s", clock) as store:
+        topics = [TopicConfig(name=name, queues=1) for name in "ab"]
+        store.create_namespace("tenant", topics, [GroupConfig(name="g", max_in_flight=1)])
+        view = store.namespace("tenant")
+        view.put_batch([Message("a", b"x"), Message("b", b"y")])
+        (late,) = view.pop("g", "a", 1, 1.0)
+        clock.advance(2)
+        view.pop("g", "b", 1, 10.0)
+        (refusal,) = view.change_invisible_batch([late.receipt], 60.0)
+        assert isinstance(refusal, ReceiptExpired)
+        assert "max_in_flight" in str(refusal)
+        assert "tenant" not in str(refusal)
 
 
 ROOMS: Final[dict[str, Callable[[Store, list[Popped]], object]]] = {
