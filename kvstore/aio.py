@@ -79,14 +79,25 @@ def _awaited(
     return awaited
 
 
+async def _outcome(checker: AsyncAsk, message: StoredMessage) -> Answer | SystemExit:
+    """The answer of a coroutine function, or its exit: an exit that a task raises ends the loop."""
+    try:
+        return await checker(message)
+    except SystemExit as e:
+        return e
+
+
 def _ask_in(loop: asyncio.AbstractEventLoop, checker: AsyncAsk, message: StoredMessage) -> Answer:
     """Asks a coroutine function, which runs in another thread's loop."""
-    asking = checker(message)
+    asking = _outcome(checker, message)
     try:
-        return asyncio.run_coroutine_threadsafe(asking, loop).result()
+        found = asyncio.run_coroutine_threadsafe(asking, loop).result()
     except RuntimeError:
         asking.close()  # the loop has ended
         raise
+    if isinstance(found, SystemExit):
+        raise found
+    return found
 
 
 class _Calls(ConsumesAwaited):
