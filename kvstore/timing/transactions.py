@@ -35,9 +35,6 @@ from kvstore.core.names import (
 from kvstore.errors import (
     CallerError,
     MessageIllegal,
-    MessageNotFound,
-    RecordDamaged,
-    SegmentDamaged,
     TopicNotFound,
     TransactionEnded,
     shown,
@@ -45,7 +42,7 @@ from kvstore.errors import (
 from kvstore.message import Message, PutResult, PutStatus, StoredMessage
 from kvstore.record.validate import check_group
 from kvstore.timing.pending_messages import Owns, PendingMessages, TimingContext
-from kvstore.timing.prepared_list import Ended, PreparedList, sees
+from kvstore.timing.prepared_list import Ended, Handle, PreparedList
 from kvstore.timing.prepared_message import (
     SET_MAX,
     WITH_THE_FIRST,
@@ -69,8 +66,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kvmq")
 End = Literal["commit", "rollback"]
-Handle = PutResult | str
-"""A prepared message: the result of its put, or its id."""
 IMMUNITY_MAX: Final = 30 * 86400.0
 
 
@@ -157,12 +152,15 @@ class Transactions:
             waiting: dict[int, PreparedMessage] = {}
             done: list[StoredMessage] = []
             for one in asked:
-                for found in self._look(one, owns):
+                for found in self._list.states(one, owns):
                     if isinstance(found, Ended):
                         _check_end(found, how)
                         done.append(found.message)
                     elif found.message.position not in waiting:
-                        waiting.update({p.message.position: p for p in self._list.members(found)})
+                        whole = self._list.together(found, owns)
+                        if how == "commit" and whole.damage is not None:
+                            raise whole.damage
+                        waiting |= {p.message.position: p for p in whole.messages}
             results = self._end(list(waiting.values()), how)
             return [*results, *map(_result, done)] if how == "commit" else []
 
@@ -188,16 +186,6 @@ class Transactions:
         position = found.message.position
         return *self._log.span(position), position, due_of(found), goes_to or found.topic, topic.id
 
-    def _look(self, asked: Handle, owns: Owns | None) -> list[PreparedMessage | Ended]:
-        """The first messages of transactions that go on, or the end of one."""
-        if isinstance(asked, PutResult):
-            found = self._list.at(asked.position)
-            if found is not None and found.message_id == asked.message_id and sees(owns, found):
-                return [self._list.first(found, owns)]
-            # To end it again must not end an older one with its id.
-            return [self._list.last(asked.message_id, owns)]
-        return self._list.states(asked, owns)
-
     # --- topics that are deleted ---
 
     def has_sets(self, topics: Iterable[int]) -> bool:
@@ -212,18 +200,14 @@ class Transactions:
             found: dict[int, PreparedMessage] = {}
             for one in self._list.in_sets(topics):
                 if one.message.position not in found:
-                    found |= {p.message.position: p for p in self._whole_set(one)}
+                    found |= {p.message.position: p for p in self._members(one)}
             if found:
                 self._roll_back(list(found.values()), "topic deleted")
             return len(found)
 
-    def _whole_set(self, one: PreparedMessage) -> list[PreparedMessage]:
-        """The messages of a set that wait, given one of them; that alone if the first is lost."""
-        with suppress(CallerError, MessageNotFound, RecordDamaged, SegmentDamaged):
-            first = self._list.first(one, None)
-            if isinstance(first, PreparedMessage):
-                return self._list.members(first)
-        return [one]
+    def _members(self, found: PreparedMessage) -> list[PreparedMessage]:
+        """The messages that end with one that waits."""
+        return self._list.together(found, None).messages
 
     # --- leaving ---
 
@@ -244,14 +228,8 @@ class Transactions:
         found: dict[int, None] = {}
         for position in positions:
             one = None if position in found else self._list.at(position)
-            if one is None:
-                continue
-            # Whose first message is lost goes with those behind it.
-            with suppress(CallerError, MessageNotFound, RecordDamaged, SegmentDamaged):
-                first = self._list.first(one, None)
-                one = first if isinstance(first, PreparedMessage) else one
-            found.update((p.message.position, None) for p in self._list.members(one))
-            found[position] = None
+            if one is not None:
+                found.update((p.message.position, None) for p in self._members(one))
         return list(found)
 
     # --- a put that a crash cut short ---
@@ -267,13 +245,10 @@ class Transactions:
         if is_new and TRANSACTION_BEFORE_MS not in last.properties:
             # Its put never returned.
             self._tell_cut(member)
-            first = self.pending.newest(member.set_id, None)
-            found = prepared_of(first)
-            members = [] if found is None else self._list.members(found)
-            self._roll_back(members, "crash")
+            found = self._list.at(last.position)
+            self._roll_back([] if found is None else self._members(found), "crash")
             return
-        before = self._context.reader.read_at(last.prepared_position - 1)
-        rest = self._list.behind(before, member)
+        rest = self._list.behind(last.prepared_position - 1, member)
         if not rest:
             return
         self._tell_cut(member)
@@ -331,7 +306,7 @@ class Transactions:
         if found is None or found.check_at is None:
             return None
         if self.age_end(found) <= now or found.checks >= self._config.transaction_checks:
-            self._give_up(self._list.members(found))
+            self._give_up(self._members(found))
             return None
         return found
 
@@ -344,7 +319,7 @@ class Transactions:
         with self.pending.lock:
             found = self._list.at(position)
             if found is not None and self.age_end(found) <= now:
-                self._give_up(self._list.members(found))
+                self._give_up(self._members(found))
 
     def question(self, position: int) -> PreparedMessage | None:
         """The message at a position, if it still waits to be asked about."""
@@ -371,7 +346,7 @@ class Transactions:
             found = self._list.at(position)
             if found is None:
                 return
-            members = self._list.members(found)
+            members = self._members(found)
             if answer is not None:
                 self._end(members, answer)
                 return
@@ -414,6 +389,12 @@ def _result(message: StoredMessage) -> PutResult:
 
 
 def result_of(prepared: Handle, results: Sequence[PutResult]) -> PutResult:
-    """Of the results of a commit that of one message: of several with its id the newest."""
+    """Of the results of a commit that of one message: of several with its id the newest to its
+    queue.
+    """
     wanted = prepared if isinstance(prepared, str) else prepared.message_id
-    return next((one for one in reversed(results) if one.message_id == wanted), results[0])
+    found = [one for one in results if one.message_id == wanted] or results[:1]
+    if isinstance(prepared, PutResult):
+        place = prepared.topic, prepared.queue
+        found = [one for one in found if (one.topic, one.queue) == place] or found
+    return found[-1]
