@@ -105,7 +105,7 @@ class PendingMessages:
         self._topics = context.topics
         self._rows = rows
         self._writer = writer
-        self._checkpoint = checkpoint
+        self.checkpoint = checkpoint
         self._topic = topic
         self._is_prepared = is_prepared
         self.lock = threading.RLock()
@@ -290,7 +290,7 @@ class PendingMessages:
                     while not self._move(with_others(part), kept):
                         pass
         if was_any:
-            self._checkpoint()
+            self.checkpoint()
 
     def _positions(self, segment: int, topic: int) -> list[int]:
         """The positions of records of delayed messages in a segment."""

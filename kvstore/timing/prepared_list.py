@@ -168,6 +168,7 @@ class PreparedList:
             is_its = (
                 message is not None
                 and message.topic == TRANSACTION_HALF_TOPIC
+                and message.offset == of.offset - member.number + number
                 and member_of(message) == (set_id, number, member.total)
             )
             if message is None or not is_its or (not number and message.message_id != set_id):

@@ -39,9 +39,10 @@ from kvstore.errors import (
     TransactionEnded,
     shown,
 )
+from kvstore.index.keys import META, TRANSACTION_AGE, U64
 from kvstore.message import Message, PutResult, PutStatus, StoredMessage
 from kvstore.record.validate import check_group
-from kvstore.timing.pending_messages import Owns, PendingMessages, TimingContext
+from kvstore.timing.pending_messages import AT_ONCE, Owns, PendingMessages, TimingContext
 from kvstore.timing.prepared_list import Ended, Handle, PreparedList
 from kvstore.timing.prepared_message import (
     SET_MAX,
@@ -56,7 +57,7 @@ from kvstore.timing.prepared_message import (
     topic_property,
     waiting_properties,
 )
-from kvstore.timing.timer_rows import TimerRows
+from kvstore.timing.timer_rows import START, Place, TimerRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +91,13 @@ class Transactions:
         self._list = prepared
         self._encode = encode
         self._config = config
+        self._age = whole_ms(config.transaction_age)
+        self._families = context.index.families
         self.pending = pending
+        self._early = self._early_from()
+        """Behind which place to look for messages whose checks are to be brought forward; None: all
+        were looked at.
+        """
 
     # --- preparing ---
 
@@ -121,7 +128,7 @@ class Transactions:
             raise CallerError(
                 f"immunity is {shown(immunity)}; it must be 0 to {IMMUNITY_MAX:.0f} seconds"
             )
-        wait = min(whole_ms(seconds), whole_ms(self._config.transaction_age))
+        wait = min(whole_ms(seconds), self._age)
         due = now + max(1, cut_ms(self._clock) + wait)
         if set_id is None:
             held = [(prepared_properties(group, None), due)] * len(messages)
@@ -232,6 +239,52 @@ class Transactions:
                 found.update((p.message.position, None) for p in self._members(one))
         return list(found)
 
+    # --- a shorter age ---
+
+    def _early_from(self) -> Place | None:
+        """Where to begin to look for messages that are too old before their next check; None if
+        `transaction_age` was never longer than now.
+        """
+        row = self._families.get(META, TRANSACTION_AGE)
+        longest = None if row is None else U64.unpack(row)[0]
+        if longest is not None and longest < self._age:
+            self._note_age()
+        return START if longest is None or longest > self._age else None
+
+    def _note_age(self) -> None:
+        """Notes that no message waits for a check behind the end of its age."""
+        batch = self._families.batch()
+        batch.put(META, TRANSACTION_AGE, U64.pack(self._age))
+        self._families.write(batch)
+
+    def bring_checks_forward(self) -> None:
+        """Lets messages that are too old before their next check wait until they are: as many as
+        one look has, until all were looked at. `transaction_age` was longer when they were put.
+        """
+        if self._early is None:
+            return
+        with self.pending.lock:
+            # Those that are due are given up by their checks.
+            now = self._clock.now_ms()
+            after = max(self._early, (now + 1, -1))
+            rows = self._rows.page(after, self._log.end, AT_ONCE, None)
+            for due, position, _, _ in rows:
+                found = None if due == WITH_THE_FIRST else self._list.at(position)
+                if found is not None and self.age_end(found) < due:
+                    self._bring_forward(found, max(now + 1, self.age_end(found)))
+            if len(rows) == AT_ONCE:
+                self._early = rows[-1][:2]
+                return
+            self.pending.checkpoint()  # the disk has the copies
+            self._note_age()
+            self._early = None
+
+    def _bring_forward(self, found: PreparedMessage, due: int) -> None:
+        whole = self._list.together(found, None)
+        if whole.damage is None:
+            times = [due] + [WITH_THE_FIRST] * (len(whole.messages) - 1)
+            self._wait_again(whole.messages, times, [one.checks for one in whole.messages])
+
     # --- a put that a crash cut short ---
 
     def finish_cut(self, last: StoredMessage | None) -> None:
@@ -274,11 +327,12 @@ class Transactions:
     # --- checks ---
 
     def is_due(self) -> bool:
-        """Whether a message is to be asked about."""
+        """Whether a message is to be asked about, or checks are to be brought forward."""
         if self._topics.find(TRANSACTION_HALF_TOPIC) is None:
             return False
         first = self._rows.first_due()
-        return self.pending.is_unsure or (first is not None and first <= self._clock.now_ms())
+        is_first_due = first is not None and first <= self._clock.now_ms()
+        return self._early is not None or self.pending.is_unsure or is_first_due
 
     def look_again(self) -> None:
         """Lets messages be asked about again whose questions nobody took."""
@@ -312,7 +366,7 @@ class Transactions:
 
     def age_end(self, found: PreparedMessage) -> int:
         """When a message is too old, ms."""
-        return found.since + cut_ms(self._clock) + whole_ms(self._config.transaction_age)
+        return found.since + cut_ms(self._clock) + self._age
 
     def give_up_old(self, position: int, now: int) -> None:
         """Gives up the message at a position, if it still waits there and is too old."""
