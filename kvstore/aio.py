@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
+from kvstore.api.loop_checks import AsyncAsk, ask_in
 from kvstore.api.loop_pops import Look, Looked, LoopPops
 from kvstore.api.namespace_view import Namespace as SyncNamespace
 from kvstore.api.namespace_view import own_form, topics_in
@@ -39,7 +40,7 @@ from kvstore.config import StoreConfig
 from kvstore.consume.async_consumer import ConsumesAwaited
 from kvstore.core.popping.receipts import Popped
 from kvstore.errors import CallerError, StoreClosed, StoreError, shown
-from kvstore.message import PutResult, StoredMessage
+from kvstore.message import PutResult
 from kvstore.meta.namespaces import speak_own_names, wrap
 from kvstore.opening.recovery import Progress, RecoveryReport
 from kvstore.pop.nack import Nack
@@ -48,7 +49,7 @@ from kvstore.read.sql import SqlFilter
 from kvstore.sharding.connecting import RECONNECT_FOR, check_reconnect
 from kvstore.sharding.sharded_store import ShardedStore
 from kvstore.sharding.shards import Shards
-from kvstore.timing.checks import Answer, Ask, Checker
+from kvstore.timing.checks import Ask, Checker
 from kvstore.timing.transaction import Transaction as SyncTransaction
 from kvstore.wire.call_table import REPEATS
 from kvstore.wire.cluster_file import cluster_of
@@ -61,7 +62,6 @@ _THREADS_MAX: Final = 1024
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
-AsyncAsk = Callable[[StoredMessage], Coroutine[Any, Any, Answer]]
 H = TypeVar("H", bound="Store | ServedStore")
 
 
@@ -77,16 +77,6 @@ def _awaited(
 
     functools.update_wrapper(awaited, method)
     return awaited
-
-
-def _ask_in(loop: asyncio.AbstractEventLoop, checker: AsyncAsk, message: StoredMessage) -> Answer:
-    """Asks a coroutine function, which runs in another thread's loop."""
-    asking = checker(message)
-    try:
-        return asyncio.run_coroutine_threadsafe(asking, loop).result()
-    except RuntimeError:
-        asking.close()  # the loop has ended
-        raise
 
 
 class _Calls(ConsumesAwaited):
@@ -111,7 +101,7 @@ class _Calls(ConsumesAwaited):
         """
         ask: Any = checker
         if inspect.iscoroutinefunction(checker):
-            ask = functools.partial(_ask_in, asyncio.get_running_loop(), checker)
+            ask = functools.partial(ask_in, asyncio.get_running_loop(), checker)
         found: Checker = await self._run(lambda: self._sync.on_check(group, ask))
         return found
 

@@ -41,10 +41,11 @@ from kvstore.record.put.explain import as_batch
 from kvstore.record.validate import listed
 from kvstore.timing.checks import Answer, Ask, Checker
 from kvstore.timing.delayed_message import DelayedMessage, DelayedPage
+from kvstore.timing.prepared_list import Handle
 from kvstore.timing.prepared_message import PreparedMessage, PreparedPage
 from kvstore.timing.schedule_rows import ScheduleInfo
 from kvstore.timing.transaction import Transaction
-from kvstore.timing.transactions import Handle, result_of
+from kvstore.timing.transactions import result_of
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -18,10 +18,10 @@ from kvstore.record.put.explain import as_batch
 from kvstore.record.validate import check_group, listed
 from kvstore.timing.checks import Ask, Checker
 from kvstore.timing.pending_messages import Owns
-from kvstore.timing.prepared_list import Ended
+from kvstore.timing.prepared_list import Ended, Handle
 from kvstore.timing.prepared_message import PreparedMessage, PreparedPage
 from kvstore.timing.transaction import Transaction
-from kvstore.timing.transactions import End, Handle, result_of
+from kvstore.timing.transactions import End, result_of
 
 
 class TransactionCalls:
@@ -189,12 +189,13 @@ class TransactionCalls:
         """As `prepared`, of messages to the topics of a namespace."""
         return self._prepared(message_id, belongs_to(namespace))
 
-    def _prepared(self, message_id: str, owns: Owns | None) -> PreparedMessage:
-        found = self._engine.prepared_list.state(message_id, owns)
+    def _prepared(self, prepared: Handle, owns: Owns | None) -> PreparedMessage:
+        found = self._engine.prepared_list.state(prepared, owns)
         if isinstance(found, Ended):
             how = "committed" if found.is_committed else "rolled back, or given up"
             raise TransactionEnded(
-                f"the transaction of {shown(message_id)} was {how}", found.is_committed
+                f"the transaction of {shown(found.message.message_id)} was {how}",
+                found.is_committed,
             )
         return found
 

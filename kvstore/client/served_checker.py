@@ -90,7 +90,7 @@ class ServedChecker:
     def _ask_for(self, message: StoredMessage) -> str:
         try:
             answer: object = self._ask(message)
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             _log.error("a checker of the group %s failed: %s", self.group, traced(e))
             return "unknown"
         if answer not in _ANSWERS:

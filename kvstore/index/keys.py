@@ -64,6 +64,7 @@ RECEIPT_SECRET: Final = b"receipt_secret"  # 32 random bytes: the secret that si
 ADOPTED: Final = b"adopted"  # JSON: the import, and its source
 FOREIGN_DELAYS: Final = b"foreign_delays"  # present until RocketMQ's delayed messages wait here
 FOREIGN_TRANSACTIONS: Final = b"foreign_transactions"  # present until its prepared ones do
+TRANSACTION_AGE: Final = b"transaction_age"  # u64, ms: no check is behind the end of this age
 GONE: Final = b"gone"  # u32 each: segments above LOG_START that are in archives alone
 NEXT_ARCHIVE: Final = b"next_archive"  # u32: the next archive's number
 COMING: Final = b"coming"  # u32: archives with numbers from this one on are being attached

@@ -22,12 +22,22 @@ from typing import Final
 
 import msgspec
 
+from kvstore.clock import whole_ms
 from kvstore.config import StoreConfig
 from kvstore.errors import DiskFull, IndexDamaged, SegmentDamaged, StoreNotFound
 from kvstore.files import LOCK_MARK, FolderLock
 from kvstore.index.families import Batch, check_format, check_writable_here
 from kvstore.index.index import Index
-from kvstore.index.keys import FORMAT, FORMAT_VERSION, META, SEGMENT_SIZE, STORE_ID, U32, U64
+from kvstore.index.keys import (
+    FORMAT,
+    FORMAT_VERSION,
+    META,
+    SEGMENT_SIZE,
+    STORE_ID,
+    TRANSACTION_AGE,
+    U32,
+    U64,
+)
 from kvstore.log.segments import named_position
 from kvstore.process.lock_holders import lock_holder
 
@@ -202,7 +212,9 @@ def found_index(path: Path, config: StoreConfig, source: Source | None, name: st
         batch = index.families.batch()
         batch.put(META, STORE_ID, secrets.token_bytes(16))
         batch.put(META, SEGMENT_SIZE, U64.pack(config.segment_size))
-        if source is not None:
+        if source is None:
+            batch.put(META, TRANSACTION_AGE, U64.pack(whole_ms(config.transaction_age)))
+        else:
             source(index, batch, config)
         batch.put(META, FORMAT, U32.pack(FORMAT_VERSION))
         index.families.write(batch, sync=True)

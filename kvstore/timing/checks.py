@@ -225,6 +225,7 @@ class Checks:
                 if asked.until <= now:
                     self._answered(position, "unknown")
             try:
+                self._transactions.bring_checks_forward()
                 self._give_up_old()
                 for found in self._transactions.questions():
                     self._age_ends.add(self._transactions.age_end(found), found.message.position)

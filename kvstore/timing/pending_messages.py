@@ -105,7 +105,7 @@ class PendingMessages:
         self._topics = context.topics
         self._rows = rows
         self._writer = writer
-        self._checkpoint = checkpoint
+        self.checkpoint = checkpoint
         self._topic = topic
         self._is_prepared = is_prepared
         self.lock = threading.RLock()
@@ -290,7 +290,7 @@ class PendingMessages:
                     while not self._move(with_others(part), kept):
                         pass
         if was_any:
-            self._checkpoint()
+            self.checkpoint()
 
     def _positions(self, segment: int, topic: int) -> list[int]:
         """The positions of records of delayed messages in a segment."""
@@ -343,16 +343,19 @@ class PendingMessages:
 
 
 def newest_of(
-    find: Callable[..., StoredMessage], topics: Container[str], message_id: str, owns: Owns | None
+    find: Callable[..., StoredMessage],
+    topics: Container[str],
+    message_id: str,
+    owns: Owns | None,
+    is_its: Callable[[StoredMessage], bool] = lambda message: True,
 ) -> StoredMessage:
     """The last record with an id, of the topics that a caller may see and of messages to these that
-    wait, or stay, in `topics`; `MessageNotFound`.
+    wait, or stay, in `topics`, if `is_its` says yes to it; `MessageNotFound`.
     """
-    if owns is None:
-        return find(message_id)
 
     def is_own(message: StoredMessage) -> bool:
-        return owns(_goes_to(message) if message.topic in topics else message.topic)
+        topic = _goes_to(message) if message.topic in topics else message.topic
+        return is_its(message) and (owns is None or owns(topic))
 
     return find(message_id, is_own)
 

@@ -1,17 +1,18 @@
 """Prepared list: which prepared messages wait, and how transactions ended.
 
-The idea: the state of a transaction is that of its first message, and that stands in a record with
-its id: one that waits, or the last, which ended the wait. The messages of a set stand behind one
-another in the log, so the first leads to the others. All this is answered of a store that is open
-for reading only as well.
+The idea: each record of a message names its transaction: by the message's id, and, where several
+have that, by the position at which the message was prepared. The state of a transaction is that of
+its last record: it waits, or it ended the wait. The messages of a set stand behind one another in
+the queue in which they wait, so each of them leads to the others. All this is answered of a store
+that is open for reading only as well.
 
-Invariant: a message that is found waiting waits in this store, not only in its record.
+Invariants: a message that is found waiting waits in this store, not only in its record; the result
+of a put is answered for its own transaction alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from kvstore.core.names import (
@@ -20,7 +21,6 @@ from kvstore.core.names import (
     TRANSACTION_HALF_TOPIC,
     TRANSACTION_ROLLBACK,
 )
-from kvstore.core.records import check_record
 from kvstore.errors import (
     CallerError,
     MessageNotFound,
@@ -28,13 +28,14 @@ from kvstore.errors import (
     SegmentDamaged,
     shown,
 )
-from kvstore.message import StoredMessage
-from kvstore.timing.pending_messages import Owns, TimingContext, newest_of, records_of, size_at
+from kvstore.message import PutResult, StoredMessage
+from kvstore.timing.pending_messages import Owns, TimingContext, newest_of, records_of
 from kvstore.timing.prepared_message import (
     Member,
     PreparedMessage,
     PreparedPage,
     due_of,
+    first_position,
     member_of,
     prepared_of,
 )
@@ -43,6 +44,8 @@ from kvstore.timing.timer_rows import START, Place, TimerRows, check_page
 _TOPICS: Final = (TRANSACTION_HALF_TOPIC, TRANSACTION_DISCARD_TOPIC)
 """The topics in which prepared messages wait, and in which those stay that were given up."""
 _AT_ONCE: Final = 1000
+Handle = PutResult | str
+"""A prepared message: the result of its put, or its id."""
 
 
 class Ended(NamedTuple):
@@ -50,6 +53,15 @@ class Ended(NamedTuple):
 
     is_committed: bool
     message: StoredMessage
+
+
+class Together(NamedTuple):
+    """The messages of one transaction that wait, in their order, and the reason for which they
+    can't be committed, if there is one.
+    """
+
+    messages: list[PreparedMessage]
+    damage: RecordDamaged | None
 
 
 class PreparedList:
@@ -69,7 +81,8 @@ class PreparedList:
             rows = self._rows.page(place, self._context.log.end, limit, None)
             for due, position, _, _ in rows:
                 place = due, position
-                found = self._read(position)
+                message = self._record(position)
+                found = None if message is None else prepared_of(message)
                 if found is None or not sees(owns, found) or group not in (None, found.group):
                     continue
                 messages.append(found)
@@ -97,67 +110,121 @@ class PreparedList:
 
     # --- transactions ---
 
-    def state(self, message_id: str, owns: Owns | None) -> PreparedMessage | Ended:
-        """The last of `states`."""
-        return self.states(message_id, owns)[-1]
+    def state(self, asked: Handle, owns: Owns | None) -> PreparedMessage | Ended:
+        """The last of `states`; of a set that waits its first message."""
+        found = self.states(asked, owns)[-1]
+        return found if isinstance(found, Ended) else self.together(found, owns).messages[0]
 
-    def states(self, message_id: str, owns: Owns | None) -> list[PreparedMessage | Ended]:
-        """The first messages of the open transactions that have a message of that id, oldest first;
-        if none is open, the end of the last one. `MessageNotFound`, and the errors of `first`.
+    def states(self, asked: Handle, owns: Owns | None) -> list[PreparedMessage | Ended]:
+        """The messages that wait with an id, oldest first; if none does, the end of the last one
+        that had it. Given the result of a put, that message alone, or its end. `MessageNotFound`.
         """
-        found = self._open(message_id, owns)
-        if found:
-            return [self.first(one, owns) for one in found]
-        return [self.last(message_id, owns)]
+        if isinstance(asked, PutResult):
+            return [self._state_of_put(asked, owns)]
+        found = self._open(asked, owns)
+        return [*found] if found else [self._state(self._newest(asked, owns))]
 
-    def last(self, message_id: str, owns: Owns | None) -> PreparedMessage | Ended:
-        """The first message of the transaction that has the last record with that id, or its end;
-        `MessageNotFound`, and the errors of `first`.
-        """
-        found = self._newest(message_id, owns)
-        return found if isinstance(found, Ended) else self.first(found, owns)
-
-    def first(self, found: PreparedMessage, owns: Owns | None) -> PreparedMessage | Ended:
-        """As `state`, given a message that waits. `RecordDamaged` if the message that its set is
-        named after is of another set.
-        """
-        if found.set_id in (None, found.message_id):
-            return found
-        first = self._newest(found.set_id or "", owns)
-        member = member_of(found.message)
-        is_first = member is None or member.number == 0
-        if isinstance(first, PreparedMessage) and (is_first or first.set_id != found.set_id):
-            position = found.message.position
-            raise RecordDamaged(
-                f"the message {shown(found.message_id)} at {position} waits as one of the set "
-                f"{shown(found.set_id)}, whose first message is not the newest with that id: an id "
-                "was given twice, or the log is damaged",
-                position,
+    def _state_of_put(self, asked: PutResult, owns: Owns | None) -> PreparedMessage | Ended:
+        """The message that a put prepared, if it waits, or its end."""
+        first = asked.position
+        there = self._record(asked.position)
+        if there is not None and there.message_id == asked.message_id:
+            found = self._waiting(there)
+            if found is not None and sees(owns, found):
+                return found
+            first = first_position(there)
+        try:
+            newest = self._newest(
+                asked.message_id, owns, lambda message: first_position(message) == first
             )
-        return first
+        except MessageNotFound:
+            raise MessageNotFound(
+                f"no transaction has the message {shown(asked.message_id)} that was put at "
+                f"{shown(asked.position)}, or its records have left the log"
+            ) from None
+        return self._state(newest)
+
+    def together(self, found: PreparedMessage, owns: Owns | None) -> Together:
+        """The messages that end with one that waits; `MessageNotFound` if a caller may not see the
+        first of them.
+        """
+        member = member_of(found.message)
+        whole = Together([found], None) if member is None else self._set(found.message, member)
+        if member is not None and found not in whole.messages:
+            whole = Together([found], _not_whole(member, member.number, found.message.position))
+        if not sees(owns, whole.messages[0]):
+            raise MessageNotFound(f"no message has the id {shown(found.message_id)}")
+        return whole
+
+    def _set(self, of: StoredMessage, member: Member) -> Together:
+        """The messages of a set that wait, given the record of one that waits, or has waited."""
+        messages: list[PreparedMessage] = []
+        damage: RecordDamaged | None = None
+        set_id = member.set_id
+        places = self._places(of, member)
+        for number in range(member.total):
+            position = places.get(number, -1)
+            message = self._record(position)
+            is_its = (
+                message is not None
+                and message.topic == TRANSACTION_HALF_TOPIC
+                and message.offset == of.offset - member.number + number
+                and member_of(message) == (set_id, number, member.total)
+            )
+            if message is None or not is_its or (not number and message.message_id != set_id):
+                damage = damage or _not_whole(member, number, position)
+            found = self._waiting(message) if message is not None and is_its else None
+            messages += () if found is None else (found,)
+        return Together(messages, damage)
+
+    def _places(self, of: StoredMessage, member: Member) -> dict[int, int]:
+        """The positions of a set's records by their numbers, as far as the index has them."""
+        context, index = self._context, self._context.index
+        topic = context.topics.find(TRANSACTION_HALF_TOPIC)
+        first = of.offset - member.number
+        at, behind = max(first, 0), first + member.total
+        oldest, found = context.reader.first_segment(), dict[int, int]()
+        while topic is not None and at < behind:
+            key = topic.base + of.queue
+            part = index.positions(key, at, behind - at, oldest, context.log.end)
+            found.update(enumerate(part, at - first))
+            following = at + len(part) if part else index.after(key, at, oldest)
+            if following is None:
+                break
+            at = following
+        return found
 
     def _open(self, message_id: str, owns: Owns | None) -> list[PreparedMessage]:
         """The messages that wait with a unique id, oldest first."""
         records = records_of(self._context.finder, TRANSACTION_HALF_TOPIC, message_id, owns)
-        found = map(prepared_of, records)
-        return [one for one in found if one is not None and self._is_waiting(one)]
+        found = map(self._waiting, records)
+        return [one for one in found if one is not None]
 
-    def _newest(self, message_id: str, owns: Owns | None) -> PreparedMessage | Ended:
-        """The message that waits with an id, or its end; `MessageNotFound`."""
-        message = newest_of(self._context.finder.find, _TOPICS, message_id, owns)
+    def _newest(
+        self,
+        message_id: str,
+        owns: Owns | None,
+        is_its: Callable[[StoredMessage], bool] = lambda message: True,
+    ) -> StoredMessage:
+        """The last record with an id of those that `is_its` says yes to; `MessageNotFound`."""
+        return newest_of(self._context.finder.find, _TOPICS, message_id, owns, is_its)
+
+    def _state(self, message: StoredMessage) -> PreparedMessage | Ended:
+        """The message whose last record this is, if it waits, or its end; `MessageNotFound` if it
+        was put without a transaction.
+        """
+        told = shown(message.message_id)
         if message.topic == TRANSACTION_DISCARD_TOPIC:
             return Ended(False, message)
         if message.topic != TRANSACTION_HALF_TOPIC:
             if TRANSACTION_CHECK_MS not in message.properties:
-                raise MessageNotFound(
-                    f"the message {shown(message_id)} was put without a transaction"
-                )
+                raise MessageNotFound(f"the message {told} was put without a transaction")
             return Ended(True, message)
         found = prepared_of(message)
         if found is None and TRANSACTION_ROLLBACK not in message.properties:
             raise CallerError(
-                f"the transaction of {shown(message_id)} ended in RocketMQ, or its message can't "
-                "be kept here; it can't be ended any more"
+                f"the transaction of {told} ended in RocketMQ, or its message can't be kept here; "
+                "it can't be ended any more"
             )
         if found is None:
             return Ended(False, message)
@@ -170,23 +237,15 @@ class PreparedList:
     def _is_waiting(self, found: PreparedMessage) -> bool:
         return self._rows.is_waiting(due_of(found), found.message.position)
 
-    def at(self, position: int) -> PreparedMessage | None:
-        """The prepared message at a position, if it still waits; None else."""
-        try:
-            message = self._context.reader.read_at(position)
-        except (MessageNotFound, RecordDamaged, SegmentDamaged):
-            return None
-        if message.topic != TRANSACTION_HALF_TOPIC:
-            return None
-        found = prepared_of(message)
+    def _waiting(self, message: StoredMessage) -> PreparedMessage | None:
+        """The prepared message whose record this is, if it still waits; None else."""
+        found = prepared_of(message) if message.topic == TRANSACTION_HALF_TOPIC else None
         return found if found is not None and self._is_waiting(found) else None
 
-    def members(self, first: PreparedMessage) -> list[PreparedMessage]:
-        """All messages of a transaction, given the first; as far as they are there."""
-        member = member_of(first.message)
-        if member is None:
-            return [first]
-        return [first, *self.behind(first.message, member)]
+    def at(self, position: int) -> PreparedMessage | None:
+        """The prepared message at a position, if it still waits; None else."""
+        message = self._record(position)
+        return None if message is None else self._waiting(message)
 
     def begin_of_cut(self, last: StoredMessage) -> int | None:
         """Where the last put of the log begins, if it was of a set and a part of it is missing;
@@ -195,67 +254,46 @@ class PreparedList:
         member = member_of(last)
         if member is None or member.number == member.total - 1:
             return None
-        find, read_at = self._context.finder.find, self._context.reader.read_at
         try:
-            first = newest_of(find, _TOPICS, member.set_id, None)
-            if first.topic == TRANSACTION_HALF_TOPIC:
-                return None
-            before = read_at(last.prepared_position - 1)
+            first = self._newest(member.set_id, None)
         except (MessageNotFound, RecordDamaged, SegmentDamaged):
             return None
-        return first.position if self.behind(before, member) else None
-
-    def behind(self, message: StoredMessage, member: Member) -> list[PreparedMessage]:
-        """The messages of a set that wait behind a record of one of them, which has waited or does
-        so. Those that can't be read, or whose topic was deleted, are not among them.
-        """
-        found: list[PreparedMessage] = []
-        position = message.position
-        for number in range(member.number + 1, member.total):
-            following = self._following(position)
-            if following is None:
-                break
-            position = following
-            with suppress(MessageNotFound, RecordDamaged, SegmentDamaged):
-                if member_of(self._context.reader.read_at(position)) != (
-                    member.set_id, number, member.total,
-                ):  # fmt: skip
-                    break
-                one = self.at(position)
-                found += () if one is None else (one,)
-        return found
-
-    def _following(self, position: int) -> int | None:
-        """Where the record begins that follows another in the log, which may be damaged but for its
-        size; None behind the last.
-        """
-        log = self._context.log
-        try:
-            buffer, at, stop = log.span(position)
-            size = size_at(buffer, at)
-            behind = position + size
-            if not 0 < size <= stop - at or behind >= log.end:
-                return None
-            if behind % log.segment_size:
-                buffer, at, stop = log.span(behind)
-                with suppress(RecordDamaged):
-                    if check_record(buffer, at, stop, behind) <= 0:
-                        # A blank record, or nothing, is behind it in this segment.
-                        behind = (behind // log.segment_size + 1) * log.segment_size
-        except (SegmentDamaged, ValueError):
+        if first.topic == TRANSACTION_HALF_TOPIC:
             return None
-        return behind if behind < log.end else None
+        return first.position if self.behind(last.prepared_position - 1, member) else None
+
+    def behind(self, position: int, member: Member) -> list[PreparedMessage]:
+        """The messages of a set that wait behind one of them, given the position of a record of
+        that one, which waits or has waited.
+        """
+        message = self._record(position)
+        if message is None or message.topic != TRANSACTION_HALF_TOPIC:
+            return []
+        found = self._set(message, member).messages
+        return [one for one in found if one.message.position > position]
 
     def _count(self, owns: Owns | None) -> int:
         name_of = self._context.topics.name_of
         counts = self._rows.counts()
         return sum(n for t, n in counts.items() if owns is None or owns(name_of(t) or ""))
 
-    def _read(self, position: int) -> PreparedMessage | None:
+    def _record(self, position: int) -> StoredMessage | None:
+        """The record at a position; None if it can't be read."""
         try:
-            return prepared_of(self._context.reader.read_at(position))
+            return self._context.reader.read_at(position)
         except (RecordDamaged, SegmentDamaged, MessageNotFound):
             return None
+
+
+def _not_whole(member: Member, number: int, position: int) -> RecordDamaged:
+    """The error for a set of which a message is lost, or is of another set."""
+    where = "is not in the log" if position < 0 else f"at {position} is damaged, or of another set"
+    return RecordDamaged(
+        f"the messages of the transaction {shown(member.set_id)} can't become visible together: "
+        f"of its {member.total} messages the record of number {number} {where}; roll it back, or "
+        "put back the segment from a copy and open the store again",
+        position,
+    )
 
 
 def sees(owns: Owns | None, found: PreparedMessage) -> bool:

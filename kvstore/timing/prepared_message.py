@@ -15,6 +15,7 @@ import msgspec
 from kvstore.core.names import (
     PRODUCER_GROUP,
     TRANSACTION_CHECKS,
+    TRANSACTION_FIRST_POSITION,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
     TRANSACTION_SET,
@@ -110,6 +111,15 @@ def member_of(message: StoredMessage) -> Member | None:
     return Member(parts[0], *numbers)
 
 
+def first_position(message: StoredMessage) -> int:
+    """The position at which a message was prepared, given any record of the message. It names the
+    transaction, where several have messages with one id.
+    """
+    before = message.prepared_position
+    known = before - 1 if before else message.position
+    return _number(message.properties.get(TRANSACTION_FIRST_POSITION), known)
+
+
 # --- properties, as they stand in a record ---
 
 
@@ -126,15 +136,18 @@ def prepared_properties(group: str, member: Member | None) -> bytes:
 def waiting_properties(found: PreparedMessage, checks: int) -> bytes:
     """The properties of a copy that waits on, after so many checks."""
     asked = {TRANSACTION_CHECKS: checks} if checks else {}
-    return _pairs(**{TRANSACTION_PREPARED: "true"}, **asked, **{TRANSACTION_SINCE_MS: found.since})
+    since = {TRANSACTION_SINCE_MS: found.since}
+    first = {}
+    if TRANSACTION_FIRST_POSITION not in found.message.properties:  # else the copy keeps it
+        first[TRANSACTION_FIRST_POSITION] = first_position(found.message)
+    return _pairs(**{TRANSACTION_PREPARED: "true"}, **asked, **since, **first)
 
 
 def rollback_properties(message: StoredMessage, why: str) -> bytes:
     """The properties of the note that a message was rolled back."""
-    of_set = {}
-    if TRANSACTION_SET in message.properties:
-        of_set[TRANSACTION_SET] = message.properties[TRANSACTION_SET]
-    return _pairs(**{TRANSACTION_ROLLBACK: why}, **of_set)
+    kept = (TRANSACTION_SET, TRANSACTION_FIRST_POSITION)
+    own = {name: message.properties[name] for name in kept if name in message.properties}
+    return _pairs(**{TRANSACTION_ROLLBACK: why}, **own)
 
 
 def topic_property(topic: str) -> bytes:

@@ -35,17 +35,15 @@ from kvstore.core.names import (
 from kvstore.errors import (
     CallerError,
     MessageIllegal,
-    MessageNotFound,
-    RecordDamaged,
-    SegmentDamaged,
     TopicNotFound,
     TransactionEnded,
     shown,
 )
+from kvstore.index.keys import META, TRANSACTION_AGE, U64
 from kvstore.message import Message, PutResult, PutStatus, StoredMessage
 from kvstore.record.validate import check_group
-from kvstore.timing.pending_messages import Owns, PendingMessages, TimingContext
-from kvstore.timing.prepared_list import Ended, PreparedList, sees
+from kvstore.timing.pending_messages import AT_ONCE, Owns, PendingMessages, TimingContext
+from kvstore.timing.prepared_list import Ended, Handle, PreparedList
 from kvstore.timing.prepared_message import (
     SET_MAX,
     WITH_THE_FIRST,
@@ -59,7 +57,7 @@ from kvstore.timing.prepared_message import (
     topic_property,
     waiting_properties,
 )
-from kvstore.timing.timer_rows import TimerRows
+from kvstore.timing.timer_rows import START, Place, TimerRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,8 +67,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kvmq")
 End = Literal["commit", "rollback"]
-Handle = PutResult | str
-"""A prepared message: the result of its put, or its id."""
 IMMUNITY_MAX: Final = 30 * 86400.0
 
 
@@ -95,7 +91,13 @@ class Transactions:
         self._list = prepared
         self._encode = encode
         self._config = config
+        self._age = whole_ms(config.transaction_age)
+        self._families = context.index.families
         self.pending = pending
+        self._early = self._early_from()
+        """Behind which place to look for messages whose checks are to be brought forward; None: all
+        were looked at.
+        """
 
     # --- preparing ---
 
@@ -126,7 +128,7 @@ class Transactions:
             raise CallerError(
                 f"immunity is {shown(immunity)}; it must be 0 to {IMMUNITY_MAX:.0f} seconds"
             )
-        wait = min(whole_ms(seconds), whole_ms(self._config.transaction_age))
+        wait = min(whole_ms(seconds), self._age)
         due = now + max(1, cut_ms(self._clock) + wait)
         if set_id is None:
             held = [(prepared_properties(group, None), due)] * len(messages)
@@ -157,12 +159,15 @@ class Transactions:
             waiting: dict[int, PreparedMessage] = {}
             done: list[StoredMessage] = []
             for one in asked:
-                for found in self._look(one, owns):
+                for found in self._list.states(one, owns):
                     if isinstance(found, Ended):
                         _check_end(found, how)
                         done.append(found.message)
                     elif found.message.position not in waiting:
-                        waiting.update({p.message.position: p for p in self._list.members(found)})
+                        whole = self._list.together(found, owns)
+                        if how == "commit" and whole.damage is not None:
+                            raise whole.damage
+                        waiting |= {p.message.position: p for p in whole.messages}
             results = self._end(list(waiting.values()), how)
             return [*results, *map(_result, done)] if how == "commit" else []
 
@@ -188,16 +193,6 @@ class Transactions:
         position = found.message.position
         return *self._log.span(position), position, due_of(found), goes_to or found.topic, topic.id
 
-    def _look(self, asked: Handle, owns: Owns | None) -> list[PreparedMessage | Ended]:
-        """The first messages of transactions that go on, or the end of one."""
-        if isinstance(asked, PutResult):
-            found = self._list.at(asked.position)
-            if found is not None and found.message_id == asked.message_id and sees(owns, found):
-                return [self._list.first(found, owns)]
-            # To end it again must not end an older one with its id.
-            return [self._list.last(asked.message_id, owns)]
-        return self._list.states(asked, owns)
-
     # --- topics that are deleted ---
 
     def has_sets(self, topics: Iterable[int]) -> bool:
@@ -212,18 +207,14 @@ class Transactions:
             found: dict[int, PreparedMessage] = {}
             for one in self._list.in_sets(topics):
                 if one.message.position not in found:
-                    found |= {p.message.position: p for p in self._whole_set(one)}
+                    found |= {p.message.position: p for p in self._members(one)}
             if found:
                 self._roll_back(list(found.values()), "topic deleted")
             return len(found)
 
-    def _whole_set(self, one: PreparedMessage) -> list[PreparedMessage]:
-        """The messages of a set that wait, given one of them; that alone if the first is lost."""
-        with suppress(CallerError, MessageNotFound, RecordDamaged, SegmentDamaged):
-            first = self._list.first(one, None)
-            if isinstance(first, PreparedMessage):
-                return self._list.members(first)
-        return [one]
+    def _members(self, found: PreparedMessage) -> list[PreparedMessage]:
+        """The messages that end with one that waits."""
+        return self._list.together(found, None).messages
 
     # --- leaving ---
 
@@ -244,15 +235,55 @@ class Transactions:
         found: dict[int, None] = {}
         for position in positions:
             one = None if position in found else self._list.at(position)
-            if one is None:
-                continue
-            # Whose first message is lost goes with those behind it.
-            with suppress(CallerError, MessageNotFound, RecordDamaged, SegmentDamaged):
-                first = self._list.first(one, None)
-                one = first if isinstance(first, PreparedMessage) else one
-            found.update((p.message.position, None) for p in self._list.members(one))
-            found[position] = None
+            if one is not None:
+                found.update((p.message.position, None) for p in self._members(one))
         return list(found)
+
+    # --- a shorter age ---
+
+    def _early_from(self) -> Place | None:
+        """Where to begin to look for messages that are too old before their next check; None if
+        `transaction_age` was never longer than now.
+        """
+        row = self._families.get(META, TRANSACTION_AGE)
+        longest = None if row is None else U64.unpack(row)[0]
+        if longest is not None and longest < self._age:
+            self._note_age()
+        return START if longest is None or longest > self._age else None
+
+    def _note_age(self) -> None:
+        """Notes that no message waits for a check behind the end of its age."""
+        batch = self._families.batch()
+        batch.put(META, TRANSACTION_AGE, U64.pack(self._age))
+        self._families.write(batch)
+
+    def bring_checks_forward(self) -> None:
+        """Lets messages that are too old before their next check wait until they are: as many as
+        one look has, until all were looked at. `transaction_age` was longer when they were put.
+        """
+        if self._early is None:
+            return
+        with self.pending.lock:
+            # Those that are due are given up by their checks.
+            now = self._clock.now_ms()
+            after = max(self._early, (now + 1, -1))
+            rows = self._rows.page(after, self._log.end, AT_ONCE, None)
+            for due, position, _, _ in rows:
+                found = None if due == WITH_THE_FIRST else self._list.at(position)
+                if found is not None and self.age_end(found) < due:
+                    self._bring_forward(found, max(now + 1, self.age_end(found)))
+            if len(rows) == AT_ONCE:
+                self._early = rows[-1][:2]
+                return
+            self.pending.checkpoint()  # the disk has the copies
+            self._note_age()
+            self._early = None
+
+    def _bring_forward(self, found: PreparedMessage, due: int) -> None:
+        whole = self._list.together(found, None)
+        if whole.damage is None:
+            times = [due] + [WITH_THE_FIRST] * (len(whole.messages) - 1)
+            self._wait_again(whole.messages, times, [one.checks for one in whole.messages])
 
     # --- a put that a crash cut short ---
 
@@ -267,13 +298,10 @@ class Transactions:
         if is_new and TRANSACTION_BEFORE_MS not in last.properties:
             # Its put never returned.
             self._tell_cut(member)
-            first = self.pending.newest(member.set_id, None)
-            found = prepared_of(first)
-            members = [] if found is None else self._list.members(found)
-            self._roll_back(members, "crash")
+            found = self._list.at(last.position)
+            self._roll_back([] if found is None else self._members(found), "crash")
             return
-        before = self._context.reader.read_at(last.prepared_position - 1)
-        rest = self._list.behind(before, member)
+        rest = self._list.behind(last.prepared_position - 1, member)
         if not rest:
             return
         self._tell_cut(member)
@@ -299,11 +327,12 @@ class Transactions:
     # --- checks ---
 
     def is_due(self) -> bool:
-        """Whether a message is to be asked about."""
+        """Whether a message is to be asked about, or checks are to be brought forward."""
         if self._topics.find(TRANSACTION_HALF_TOPIC) is None:
             return False
         first = self._rows.first_due()
-        return self.pending.is_unsure or (first is not None and first <= self._clock.now_ms())
+        is_first_due = first is not None and first <= self._clock.now_ms()
+        return self._early is not None or self.pending.is_unsure or is_first_due
 
     def look_again(self) -> None:
         """Lets messages be asked about again whose questions nobody took."""
@@ -331,20 +360,20 @@ class Transactions:
         if found is None or found.check_at is None:
             return None
         if self.age_end(found) <= now or found.checks >= self._config.transaction_checks:
-            self._give_up(self._list.members(found))
+            self._give_up(self._members(found))
             return None
         return found
 
     def age_end(self, found: PreparedMessage) -> int:
         """When a message is too old, ms."""
-        return found.since + cut_ms(self._clock) + whole_ms(self._config.transaction_age)
+        return found.since + cut_ms(self._clock) + self._age
 
     def give_up_old(self, position: int, now: int) -> None:
         """Gives up the message at a position, if it still waits there and is too old."""
         with self.pending.lock:
             found = self._list.at(position)
             if found is not None and self.age_end(found) <= now:
-                self._give_up(self._list.members(found))
+                self._give_up(self._members(found))
 
     def question(self, position: int) -> PreparedMessage | None:
         """The message at a position, if it still waits to be asked about."""
@@ -371,7 +400,7 @@ class Transactions:
             found = self._list.at(position)
             if found is None:
                 return
-            members = self._list.members(found)
+            members = self._members(found)
             if answer is not None:
                 self._end(members, answer)
                 return
@@ -414,6 +443,12 @@ def _result(message: StoredMessage) -> PutResult:
 
 
 def result_of(prepared: Handle, results: Sequence[PutResult]) -> PutResult:
-    """Of the results of a commit that of one message: of several with its id the newest."""
+    """Of the results of a commit that of one message: of several with its id the newest to its
+    queue.
+    """
     wanted = prepared if isinstance(prepared, str) else prepared.message_id
-    return next((one for one in reversed(results) if one.message_id == wanted), results[0])
+    found = [one for one in results if one.message_id == wanted] or results[:1]
+    if isinstance(prepared, PutResult):
+        place = prepared.topic, prepared.queue
+        found = [one for one in found if (one.topic, one.queue) == place] or found
+    return found[-1]

@@ -411,7 +411,8 @@ class Asked:
         return answer
 
 
-NONSENSE: Final = (ValueError("lost"), "maybe", None, 7, "COMMIT", object(), "commit")
+EXIT: Final = SystemExit(3)
+NONSENSE: Final = (ValueError("lost"), EXIT, "maybe", None, 7, "COMMIT", object(), "commit")
 
 
 @pytest.mark.parametrize("is_namespace", [False, True])

@@ -11,6 +11,7 @@ from typing import Final
 
 import pytest
 
+import kvstore
 from kvstore import Message, Retention, Store, StoredMessage
 from kvstore.core.names import TRANSACTION_DISCARD_TOPIC
 from kvstore.timing import checks
@@ -18,7 +19,7 @@ from kvstore.timing.checks import Answer
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.costs import Costs
-from tests.support.stores import SEGMENT, opened, settings
+from tests.support.stores import SEGMENT, killed, opened, settings
 from tests.support.waiting import until
 
 AGE: Final = 3600.0
@@ -158,6 +159,74 @@ def test_a_message_that_is_moved_grows_older(tmp_path: Path, clock: VirtualClock
         upkeep(store, clock, AGE / 2 - 0.001)
         waits = store.prepared(prepared.message_id)
         assert (waits.since, waits.checks) == (clock.now_ms() + 1 - int(AGE * 1000), 0)
+        upkeep(store, clock, 0.001)
+        assert given_up(store) == [b"x"]
+
+
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+@pytest.mark.parametrize("page", [2048, 3])
+def test_a_shorter_age_ends_at_its_time_for_messages_that_were_there_before(
+    tmp_path: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, is_rebuilt: bool,
+    page: int,
+) -> None:  # fmt: skip
+    """The next check of some is days later, whether or not anybody answers it."""
+    monkeypatch.setattr("kvstore.timing.transactions.AT_ONCE", page)
+    long = settings(clock=clock, transaction_age=10 * AGE)
+    with opened(tmp_path / "s", long) as store:
+        inside.stop_housekeepers(store)
+        for n in range(10):
+            store.prepare("t", b"%d" % n, group="pay", immunity=9 * AGE - n if n % 5 else 5.0)
+            clock.step(1)
+            if n == 4:
+                store.checkpoint()
+        messages = [Message("t", b"set", message_id="set"), Message("t", b"of it")]
+        store.prepare_batch(messages, group="pay", set_id="set", immunity=8 * AGE)
+        path = killed(store, tmp_path / "k")
+    short = settings(clock=clock, transaction_age=AGE)
+    if is_rebuilt:
+        kvstore.rebuild(path, config=short)
+    with kvstore.open(path, short) as store:
+        inside.stop_housekeepers(store)
+        upkeep(store, clock, AGE - 10)
+        for n in range(10):
+            assert given_up(store) == [b"%d" % n for n in range(n + 1)]
+            upkeep(store, clock, 0.999)
+            assert given_up(store)[n + 1 :] == []
+            upkeep(store, clock, 0.001)
+        assert given_up(store)[10:] == [b"set", b"of it"]
+        assert store.transactions().count == 0
+
+
+def test_a_longer_age_is_that_of_messages_that_were_there_before(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    with opened(tmp_path / "s", settings(clock=clock, transaction_age=AGE)) as store:
+        store.prepare("t", b"x", group="pay")
+    with kvstore.open(tmp_path / "s", settings(clock=clock, transaction_age=2 * AGE)) as store:
+        inside.stop_housekeepers(store)
+        upkeep(store, clock, 2 * AGE - 0.001)
+        assert (given_up(store), store.transactions().count) == ([], 1)
+        upkeep(store, clock, 0.001)
+        assert given_up(store) == [b"x"]
+
+
+def test_a_message_with_a_shorter_age_that_is_moved_is_given_up_at_its_time(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    kvstore.open(tmp_path / "s", settings(clock=clock, transaction_age=AGE)).close()
+    with opened(tmp_path / "s", settings(clock=clock, transaction_age=9 * AGE)) as store:
+        prepared = store.prepare("t", b"x", group="pay", immunity=9 * AGE)
+    kept = Retention(max_bytes=3 * SEGMENT)
+    config = settings(clock=clock, retention=kept, delete_interval=0.0, transaction_age=AGE)
+    with kvstore.open(tmp_path / "s", config) as store:
+        inside.stop_housekeepers(store)
+        upkeep(store, clock, AGE / 2)
+        for _ in range(8):
+            store.put_batch([Message("t", bytes(2000))] * 25)
+        store.apply_retention()
+        assert store.prepared(prepared.message_id).message.position > prepared.position
+        upkeep(store, clock, AGE / 2 - 0.001)
+        assert (given_up(store), store.transactions().count) == ([], 1)
         upkeep(store, clock, 0.001)
         assert given_up(store) == [b"x"]
 

@@ -18,6 +18,7 @@ from kvstore import (
     Message,
     MessageIllegal,
     MessageNotFound,
+    RecordDamaged,
     Retention,
     Store,
     StoreConfig,
@@ -410,7 +411,7 @@ def test_messages_that_are_put_amid_a_deletion_wait_no_longer_than_their_topic(
     assert (store.transactions().messages, store.timers().messages) == ([], [])
 
 
-def test_a_damaged_message_of_a_set_keeps_none_of_the_others(store: Store) -> None:
+def test_a_set_with_a_damaged_message_is_not_committed_in_part(store: Store) -> None:
     put = begun(store).prepare()
     path = segment_path(store.path, 0)
     with path.open("r+b") as file:
@@ -418,8 +419,14 @@ def test_a_damaged_message_of_a_set_keeps_none_of_the_others(store: Store) -> No
         assert file.read(1) == b"1", "its body"
         file.seek(put[1].position + 88)
         file.write(b"X")
-    store.commit(put[0])
-    assert (bodies(store), bodies(store, "u")) == ([b"3"], [b"0", b"2"])
+    for handle in (put[0], put[3], put[2].message_id):
+        with pytest.raises(RecordDamaged, match="number 1") as e:
+            store.commit(handle)
+        assert e.value.position == put[1].position
+    assert (bodies(store), bodies(store, "u")) == ([], [])
+    store.rollback(put[0])
+    with pytest.raises(TransactionEnded):
+        store.commit(put[3])
 
 
 def test_a_set_of_too_many_messages_is_refused(store: Store) -> None:

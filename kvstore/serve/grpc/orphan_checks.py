@@ -24,7 +24,12 @@ from kvstore.serve.grpc.clients import Clients
 from kvstore.serve.grpc.protocol.outgoing import fill
 from kvstore.serve.grpc.protocol.wire import Wire, message_class
 from kvstore.timing.checks import Answer, Checker
+from kvstore.timing.prepared_message import first_position
 
+TRANSACTION_ID_MARK: Final = "+"
+"""Between the message's id and the position at which it was prepared, which make its
+transaction's id: several messages may have one id.
+"""
 CHECKERS_MAX: Final = 1024
 """Topics that have a checker, each of which has a thread."""
 
@@ -75,6 +80,11 @@ class OrphanChecks:
         self._checkers.clear()
 
 
+def transaction_id(message_id: str, position: int) -> str:
+    """The id of the transaction of a message that was prepared at a position."""
+    return f"{message_id}{TRANSACTION_ID_MARK}{position}"
+
+
 def _question(message: StoredMessage) -> Wire:
     command = message_class("TelemetryCommand")()
     asked = command.recover_orphaned_transaction_command
@@ -85,5 +95,5 @@ def _question(message: StoredMessage) -> Wire:
         resource.resource_namespace = namespace
         resource.name = unwrap(namespace, message.topic) or message.topic
     fill(asked.message, message, resource)
-    asked.transaction_id = message.message_id
+    asked.transaction_id = transaction_id(message.message_id, first_position(message))
     return command

@@ -12,6 +12,7 @@ Invariants:
 - Messages that wait to be put are bounded, all together.
 - An entry that says OK is as safe as a put of the store that returned.
 - A recall handle names one message of one topic, and is refused for another.
+- A transaction id names one prepared message, also where several have one message id.
 """
 
 from __future__ import annotations
@@ -33,19 +34,21 @@ from kvstore.errors import (
     StoreError,
     TransactionEnded,
 )
-from kvstore.message import Message, PutResult
+from kvstore.message import Message, PutResult, PutStatus
 from kvstore.meta.topics import TopicInfo
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.brokers import BROKER, Brokers
 from kvstore.serve.grpc.caller import Caller
-from kvstore.serve.grpc.orphan_checks import OrphanChecks
+from kvstore.serve.grpc.orphan_checks import TRANSACTION_ID_MARK, OrphanChecks, transaction_id
 from kvstore.serve.grpc.protocol.answers import OK, Refusal, ok, status_of, summed_up
 from kvstore.serve.grpc.protocol.incoming import DoorLimits, check_type, message_to_put, type_of
 from kvstore.serve.grpc.protocol.wire import NUMBERS, Wire
 from kvstore.serve.open_calls import OpenCall
+from kvstore.timing.prepared_list import Handle
 
 _RESOLUTIONS: Final = NUMBERS["TransactionResolution"]
 _VERSION: Final = "v1"
+_DIGITS_MAX: Final = 18
 _MESSAGE_EXTRA: Final = 512
 """Bytes of memory that a message takes beside its body, about."""
 
@@ -171,14 +174,16 @@ class Sending:
     async def end_transaction(self, request: Wire, caller: Caller) -> Wire:
         """EndTransaction."""
         topic = caller.topic(request.topic, "produce")
-        handle = request.transaction_id or request.message_id
-        if not handle:
+        named = request.transaction_id or request.message_id
+        if not named:
             raise Refusal("INVALID_TRANSACTION_ID", "the request names no transaction")
+        handle = read_transaction_id(named) if request.transaction_id else named
         try:
-            found = await self._gatherer.call("prepared", handle)
+            look = partial(self._store._prepared, handle, None)
+            found = await self._gatherer.call_by("prepared", look)
             if found.topic != topic:
                 raise Refusal(
-                    "INVALID_TRANSACTION_ID", f"the transaction {handle!r} is of another topic"
+                    "INVALID_TRANSACTION_ID", f"the transaction {named!r} is of another topic"
                 )
         except MessageNotFound as e:
             raise Refusal("INVALID_TRANSACTION_ID", str(e)) from None
@@ -234,9 +239,20 @@ def _entry(message_id: str, checked: Checked | StoreError, outcome: Outcome) -> 
     assert isinstance(checked, tuple)
     kind, message, _ = checked
     found = outcome.message_id
-    transaction_id = found if kind == "TRANSACTION" else ""
+    transaction = transaction_id(found, outcome.position) if kind == "TRANSACTION" else ""
     handle = recall_handle(message, found) if kind == "DELAY" else ""
-    return (*_OK_STATUS, found, transaction_id, max(outcome.offset, 0), handle)
+    return (*_OK_STATUS, found, transaction, max(outcome.offset, 0), handle)
+
+
+def read_transaction_id(text: str) -> Handle:
+    """The prepared message that a transaction id names; one without a position names those that
+    have it as their id.
+    """
+    message_id, _, position = text.rpartition(TRANSACTION_ID_MARK)
+    is_position = position.isascii() and position.isdecimal()
+    if not message_id or not is_position or len(position) > _DIGITS_MAX:
+        return text
+    return PutResult(message_id, "", -1, -1, int(position), 0, PutStatus.WRITTEN)
 
 
 def recall_handle(message: Message, message_id: str) -> str:

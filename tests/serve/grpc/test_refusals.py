@@ -290,6 +290,43 @@ def test_a_transaction_is_not_ended_by_another_topic_nor_without_a_resolution(
     assert code_of(client, "EndTransaction", open_ended) == "INVALID_TRANSACTION_ID"
 
 
+def test_a_transaction_id_ends_its_own_transaction_where_two_have_one_message_id(
+    client: RocketmqClient,
+) -> None:
+    sent = request_of("SendMessage")
+    sent.messages[0].system_properties.message_type = 4
+    sent.messages[0].system_properties.message_id = "0102FC00000001651E0B18C2DF00000002"
+    handles = [answer(client, "SendMessage", sent).entries[0].transaction_id for _ in range(3)]
+    assert len({*handles}) == 3
+
+    def ended(named: str, resolution: int, *, by_id: bool = False) -> str:
+        request = request_of("EndTransaction")
+        request.resolution = resolution
+        if by_id:
+            request.message_id = named
+        else:
+            request.transaction_id = named
+        return code_of(client, "EndTransaction", request)
+
+    assert ended(handles[0], 2) == "OK"
+    assert ended(handles[0], 1) == "INVALID_TRANSACTION_ID"
+    assert ended(handles[0], 2) == "OK"
+    assert ended(handles[1], 1) == ended(handles[1], 1) == "OK"
+    assert ended(handles[1], 2) == "INVALID_TRANSACTION_ID"
+    message_id, _, position = handles[2].rpartition("+")
+    for wrong in (
+        f"{message_id}+{int(position) + 1}",
+        f"x+{position}",
+        "+1",
+        "1+",
+        "1+" + "9" * 30,
+    ):
+        assert ended(wrong, 2) == "INVALID_TRANSACTION_ID"
+    assert ended(message_id, 1, by_id=True) == "OK"
+    assert ended(handles[2], 2) == "INVALID_TRANSACTION_ID"
+    assert ended(handles[2], 1) == "OK"
+
+
 @pytest.mark.parametrize("handle", ["", "?", "djE=", "é", "A" * 10_000])
 def test_a_text_that_is_no_recall_handle_is_refused(client: RocketmqClient, handle: str) -> None:
     request = request_of("RecallMessage")
