@@ -129,6 +129,11 @@ class Exchange:
         self.folder = ""
         """The served store's, as the last welcome said."""
 
+    @property
+    def received(self) -> int:
+        """How many frames have come in the session."""
+        return self._received
+
     # --- connecting ---
 
     def hello(self) -> bytes:

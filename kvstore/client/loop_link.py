@@ -20,9 +20,9 @@ from kvstore.client.exchange import (
     bye_frame,
     cancel_frame,
     is_final,
-    is_refusal,
 )
 from kvstore.client.loop_batches import LoopBatches
+from kvstore.client.reconnecting import Reconnecting
 from kvstore.client.served_calls import Requests, result_of_call
 from kvstore.client.served_target import CONNECT_WITHIN, NO_ANSWER, Target, closed, unreachable
 from kvstore.clock import SystemClock
@@ -30,8 +30,6 @@ from kvstore.errors import StoreError
 from kvstore.wire.addresses import reachable
 from kvstore.wire.frames import REPLY_MAX, FrameReader
 
-_PAUSE: Final = 0.05
-_PAUSE_MAX: Final = 1.0
 _CLOSE_WITHIN: Final = 1.0
 _LOOK: Final = 1.0
 """Seconds after which a thread that waits for a loop looks whether the loop has ended."""
@@ -81,8 +79,8 @@ class LoopLink:
     def __init__(self, target: Target, reconnect_for: float) -> None:
         self.address = target.address
         self._tls = target.tls
-        self._reconnect_for = reconnect_for
         self._loop = asyncio.get_running_loop()
+        self._reconnecting = Reconnecting(reconnect_for, self._loop.time)
         self._exchange = Exchange(target.proof)
         self._stream: _Stream | None = None
         self._out: list[bytes] = []
@@ -186,6 +184,7 @@ class LoopLink:
                 else:
                     self._out += self._exchange.welcome(body)
                     stream.welcomed.set_result(None)
+                    self._reconnecting.made(self._exchange.received)
                     self._loop.call_soon(self._flush)
         except StoreError as e:
             self.lost(stream, e)
@@ -209,6 +208,7 @@ class LoopLink:
         if not stream.welcomed.done():
             stream.welcomed.set_exception(error)
             return  # the task that connects goes on
+        self._reconnecting.lost(why, self._exchange.received)
         if is_final(error):
             self._fail(error)
         if self._exchange.outstanding:
@@ -270,18 +270,20 @@ class LoopLink:
 
     async def _connect_again(self) -> None:
         """As `SocketLink` does."""
-        until, pause = self._loop.time() + self._reconnect_for, _PAUSE
-        while True:
+        error = self._reconnecting.begin()
+        while error is None:
+            await asyncio.sleep(self._reconnecting.pause())
             try:
                 await self.connect()
                 break
             except StoreError as e:
-                if is_refusal(e) or self._loop.time() >= until:
-                    self._fail(e)
-                    break
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _PAUSE_MAX)
+                if self._reconnecting.is_over(e):
+                    error = e
         self._connecting = None
+        if error is not None:
+            self._fail(error)
+        elif self._exchange.outstanding:
+            self.seek()  # it may be lost by now
 
     # --- the end ---
 
