@@ -46,7 +46,7 @@ from kvstore.pop.nack import Nack
 from kvstore.process.forking import refuse_in_child
 from kvstore.read.sql import SqlFilter
 from kvstore.sharding.connecting import RECONNECT_FOR, check_reconnect
-from kvstore.sharding.sharded_store import ShardedStore
+from kvstore.sharding.sharded_store import CallersLoop, ShardedStore
 from kvstore.sharding.shards import Shards
 from kvstore.timing.checks import Answer, Ask, Checker
 from kvstore.timing.transaction import Transaction as SyncTransaction
@@ -584,7 +584,7 @@ def connect(
             assert found is not None, "it is one or the other"
             shards = Shards(*found, seconds, credentials, tls)
             await shards.connect()
-            return ServedStore(shards, ShardedStore(shards, loop, lambda: None))
+            return ServedStore(shards, ShardedStore(CallersLoop(shards, loop)))
         link = LoopLink(target, seconds)
         await link.connect()
         calls = LoopCalls(link)

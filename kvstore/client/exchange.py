@@ -28,6 +28,7 @@ from kvstore.errors import (
     NotAuthenticated,
     ProtocolMismatch,
     StoreError,
+    StoreForked,
     shown,
 )
 from kvstore.wire.call_table import read_result, repeat_of
@@ -269,6 +270,14 @@ class Exchange:
         for sent in list(self.outstanding.values()):
             self._forget(sent)
             sent.end(copy.copy(error))  # each caller adds its own traceback
+
+    def forked(self) -> None:
+        """In a forked child: ends all requests, which are the parent's. Nobody is woken: those who
+        waited are threads and tasks of the parent.
+        """
+        for sent in self.outstanding.values():
+            sent.error = StoreForked(f"{sent.method} was called before the fork, by the parent")
+            sent.is_done = True
 
     # --- what came ---
 

@@ -1,7 +1,9 @@
 """A connection for asyncio: calls of many tasks are under way at a time, and none has a thread.
 
 Invariants: all is in the loop's thread; what tasks send in one turn of the loop is one write; a
-connection that breaks is made again, for `reconnect_for` seconds, while the calls wait.
+connection that breaks is made again, for `reconnect_for` seconds, while the calls wait. A forked
+child lets go of its copy of the socket, and asks nothing of the loop: the descriptor by which that
+waits is the parent's as well.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from kvstore.client.served_calls import Requests, result_of_call
 from kvstore.client.served_target import CONNECT_WITHIN, NO_ANSWER, Target, closed, unreachable
 from kvstore.clock import SystemClock
 from kvstore.errors import StoreError
+from kvstore.process.forking import let_go, release_in_child
 from kvstore.wire.addresses import reachable
 from kvstore.wire.frames import REPLY_MAX, FrameReader
 
@@ -89,6 +92,7 @@ class LoopLink:
         self._no_room: deque[asyncio.Future[None]] = deque()
         self._given_back = asyncio.Event()
         """No pop whose caller has gone waits for its answer; of a link that is being closed."""
+        release_in_child(self)
 
     @property
     def folder(self) -> str:
@@ -323,6 +327,14 @@ class LoopLink:
             self._given_back.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._given_back.wait(), _CLOSE_WITHIN)
+
+    def forked(self) -> None:
+        """See `process.forking.Holder`."""
+        self._exchange.forked()
+        transport = None if self._stream is None else self._stream.transport
+        if transport is not None:
+            descriptor = transport.get_extra_info("socket").fileno()
+            let_go([descriptor] if descriptor >= 0 else [])
 
 
 class LoopCalls:

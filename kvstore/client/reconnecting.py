@@ -74,10 +74,12 @@ class Reconnecting:
         return None
 
     def pause(self) -> float:
-        """The seconds to wait before the next trial."""
-        pause, self._tried_at = self._pause, self._now()
+        """The seconds to wait before the next trial; the last one is made when the time is over."""
+        pause, now = self._pause, self._now()
+        self._tried_at = now
         self._pause = min(max(2 * pause, _PAUSE), _PAUSE_MAX)
-        return pause * (1 - _JITTER * secrets.randbelow(_PARTS) / _PARTS)
+        left = pause if self._until is None else max(self._until - now, 0.0)
+        return min(pause * (1 - _JITTER * secrets.randbelow(_PARTS) / _PARTS), left)
 
     def is_over(self, error: StoreError) -> bool:
         """Whether no trial is to follow the one that failed so."""

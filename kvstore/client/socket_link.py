@@ -31,7 +31,7 @@ from kvstore.client.reconnecting import Reconnecting
 from kvstore.client.served_target import Target, closed, unreachable
 from kvstore.client.tls_socket import TlsSocket
 from kvstore.clock import Clock
-from kvstore.errors import StoreError, StoreForked
+from kvstore.errors import StoreError
 from kvstore.process.forking import release_in_child
 from kvstore.process.locks import Signal
 from kvstore.wire.frames import REPLY_MAX, FrameReader
@@ -314,10 +314,7 @@ class SocketLink:
     def forked(self) -> None:
         """See `process.forking.Holder`: the session, its calls and its locks are the parent's."""
         connection, before, was_closed = self._socket, self._exchange, self._closed.is_set()
-        for sent in before.outstanding.values():
-            # Nobody is woken: those who waited are threads of the parent.
-            sent.error = StoreForked(f"{sent.method} was called before the fork, by the parent")
-            sent.is_done = True
+        before.forked()
         self._closed = Signal()
         if was_closed:
             self._closed.set()
