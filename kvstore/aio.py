@@ -11,8 +11,9 @@ store's own, because the loop's threads are few and serve other work, like name 
 because closing has to wait for just these calls. A pop that waits has no thread (`api.loop_pops`).
 
 Invariants: a pop that waits holds no thread; a cancelled pop leaves no waiter behind, and the
-messages that it took meanwhile are given back at once, as if they had not been handed out; after
-`close` every call raises `StoreClosed`, and every pop that waits does so at once.
+messages that it took meanwhile are given back at once, as if they had not been handed out (any
+other call that is cancelled may be made or not); after `close` every call raises `StoreClosed`, and
+every pop that waits does so at once.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from kvstore.pop.nack import Nack
 from kvstore.process.forking import refuse_in_child
 from kvstore.read.sql import SqlFilter
 from kvstore.sharding.connecting import RECONNECT_FOR, check_reconnect
-from kvstore.sharding.sharded_store import ShardedStore
+from kvstore.sharding.sharded_store import CallersLoop, ShardedStore
 from kvstore.sharding.shards import Shards
 from kvstore.timing.checks import Ask, Checker
 from kvstore.timing.transaction import Transaction as SyncTransaction
@@ -58,6 +59,8 @@ THREADS: Final = 16
 """Calls that run at a time: more than processors, since puts that wait for the disk share a sync.
 """
 _THREADS_MAX: Final = 1024
+_PUT: Final = "with a dedup id the repeat returns the first result"
+_PREPARE: Final = "`transactions` lists it if so"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,7 +69,7 @@ H = TypeVar("H", bound="Store | ServedStore")
 
 
 def _awaited(
-    method: Callable[Concatenate[S, P], R],
+    method: Callable[Concatenate[S, P], R], cancelled: str = ""
 ) -> Callable[Concatenate[_Calls, P], Coroutine[Any, Any, R]]:
     """A call of the store, or of a namespace's view, that a thread makes and a task awaits."""
     name = method.__name__
@@ -76,6 +79,8 @@ def _awaited(
         return result
 
     functools.update_wrapper(awaited, method)
+    if cancelled:
+        awaited.__doc__ = f"{method.__doc__}\nCancelled, it may have been made or not: {cancelled}."
     return awaited
 
 
@@ -105,9 +110,9 @@ class _Calls(ConsumesAwaited):
         found: Checker = await self._run(lambda: self._sync.on_check(group, ask))
         return found
 
-    put = _awaited(SyncStore.put)
-    put_batch = _awaited(SyncStore.put_batch)
-    put_columns = _awaited(SyncStore.put_columns)
+    put = _awaited(SyncStore.put, _PUT)
+    put_batch = _awaited(SyncStore.put_batch, _PUT)
+    put_columns = _awaited(SyncStore.put_columns, _PUT)
     get = _awaited(SyncStore.get)
     pull = _awaited(SyncStore.pull)
     pull_columns = _awaited(SyncStore.pull_columns)
@@ -148,8 +153,8 @@ class _Calls(ConsumesAwaited):
     offset_history = _awaited(SyncStore.offset_history)
     reset_offset = _awaited(SyncStore.reset_offset)
     lag = _awaited(SyncStore.lag)
-    prepare = _awaited(SyncStore.prepare)
-    prepare_batch = _awaited(SyncStore.prepare_batch)
+    prepare = _awaited(SyncStore.prepare, _PREPARE)
+    prepare_batch = _awaited(SyncStore.prepare_batch, _PREPARE)
     commit = _awaited(SyncStore.commit)
     commit_batch = _awaited(SyncStore.commit_batch)
     rollback = _awaited(SyncStore.rollback)
@@ -447,7 +452,7 @@ class ServedStore(_WholeStore):
 
     @signed_as(SyncStore.put)
     async def put(self, topic: str, body: Any, **fields: Any) -> PutResult:
-        """See `kvstore.Store.put`. Puts of one turn of the loop go out together."""
+        """See `kvstore.aio.Store.put`. Puts of one turn of the loop go out together."""
         message = message_of(topic, body, fields)
         size = len(body) if isinstance(body, bytes | bytearray | memoryview) else 0
         result: PutResult = await self._calls.single("put_batch", message, size)
@@ -574,7 +579,7 @@ def connect(
             assert found is not None, "it is one or the other"
             shards = Shards(*found, seconds, credentials, tls)
             await shards.connect()
-            return ServedStore(shards, ShardedStore(shards, loop, lambda: None))
+            return ServedStore(shards, ShardedStore(CallersLoop(shards, loop)))
         link = LoopLink(target, seconds)
         await link.connect()
         calls = LoopCalls(link)

@@ -24,7 +24,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 import msgspec
 
 from kvstore.api.calls import Calls
-from kvstore.consume.consumer import Consumes
+from kvstore.consume.consumer import ConsumesInThreads
 from kvstore.core.names import DLQ_ORIGIN_GROUP, DLQ_ORIGIN_TOPIC
 from kvstore.core.popping.receipts import Popped
 from kvstore.engine.group_offsets import is_commit
@@ -261,7 +261,7 @@ def _passed_on(
     return passed
 
 
-class Namespace(Consumes):
+class Namespace(ConsumesInThreads):
     """The calls of one namespace, see the module; `Store` says what each call does. `name` is the
     namespace's.
     """

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from kvstore.consume.consumer import Consumes
+from kvstore.consume.consumer import ConsumesInThreads
 from kvstore.core.popping.receipts import Popped
 from kvstore.engine.engine import Engine
 from kvstore.errors import ReceiptExpired, ReceiptIllegal
@@ -25,7 +25,7 @@ from kvstore.record.validate import listed
 _NO_WAIT: Final = 0.0
 
 
-class PopCalls(Consumes):
+class PopCalls(ConsumesInThreads):
     """The calls, see the module. `engine` has the parts of the open store."""
 
     _engine: Engine

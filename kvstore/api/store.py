@@ -170,7 +170,7 @@ class Store(Calls):
         12
         """
         self._check_open()
-        told = progress or (lambda step, done, total: None)
+        told = self._telling(progress)
         return export_broker_folder(self._engine, folder, archived=archived, progress=told)
 
     def import_rocketmq_config(self, folder: str | Path) -> ConfigImport:
@@ -251,7 +251,7 @@ class Store(Calls):
         when they were stored; from the index alone.
         """
         self._check_open()
-        return segment_stats(self._engine.context, progress)
+        return segment_stats(self._engine.context, self._telling(progress))
 
     def verify(self, progress: Progress | None = None, *, archives: bool = False) -> VerifyReport:
         """Checks every record's CRC, and the one over the whole record of those that carry it, and
@@ -261,7 +261,17 @@ class Store(Calls):
         self._check_open()
         if self._engine.log.writable:
             self.checkpoint()
-        return verify(self._engine.context, progress, archives=archives)
+        return verify(self._engine.context, self._telling(progress), archives=archives)
+
+    def _telling(self, progress: Progress | None) -> Progress:
+        """Tells a call's progress; the call gives up if the store is about to be closed."""
+
+        def tell(step: str, done: int, total: int) -> None:
+            self._engine.log.check_going_on()
+            if progress is not None:
+                progress(step, done, total)
+
+        return tell
 
     # --- for `kvstore.aio` and `kvmq serve` ---
 
@@ -271,6 +281,14 @@ class Store(Calls):
         """
         self._engine.log.check_writable()
         self._engine.folder_lock.say_served(url)
+
+    def _say_ending(self, *, is_ending: bool) -> None:
+        """Makes calls of many steps give up at their next one (`StoreClosed`), or not any more."""
+        self._engine.log.is_ending = is_ending
+
+    def _is_safe(self) -> bool:
+        """Whether `close` has come so far that all is on the disk, and checkpointed."""
+        return self._engine.is_finished
 
     def _begin_pop(
         self,

@@ -28,6 +28,7 @@ from kvstore.errors import (
     NotAuthenticated,
     ProtocolMismatch,
     StoreError,
+    StoreForked,
     shown,
 )
 from kvstore.wire.call_table import read_result, repeat_of
@@ -128,6 +129,11 @@ class Exchange:
         """Frames that give back what came for these, and are to be sent."""
         self.folder = ""
         """The served store's, as the last welcome said."""
+
+    @property
+    def received(self) -> int:
+        """How many frames have come in the session."""
+        return self._received
 
     # --- connecting ---
 
@@ -264,6 +270,14 @@ class Exchange:
         for sent in list(self.outstanding.values()):
             self._forget(sent)
             sent.end(copy.copy(error))  # each caller adds its own traceback
+
+    def forked(self) -> None:
+        """In a forked child: ends all requests, which are the parent's. Nobody is woken: those who
+        waited are threads and tasks of the parent.
+        """
+        for sent in self.outstanding.values():
+            sent.error = StoreForked(f"{sent.method} was called before the fork, by the parent")
+            sent.is_done = True
 
     # --- what came ---
 

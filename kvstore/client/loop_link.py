@@ -1,7 +1,9 @@
 """A connection for asyncio: calls of many tasks are under way at a time, and none has a thread.
 
 Invariants: all is in the loop's thread; what tasks send in one turn of the loop is one write; a
-connection that breaks is made again, for `reconnect_for` seconds, while the calls wait.
+connection that breaks is made again, for `reconnect_for` seconds, while the calls wait. A forked
+child lets go of its copy of the socket, and asks nothing of the loop: the descriptor by which that
+waits is the parent's as well.
 """
 
 from __future__ import annotations
@@ -20,18 +22,17 @@ from kvstore.client.exchange import (
     bye_frame,
     cancel_frame,
     is_final,
-    is_refusal,
 )
 from kvstore.client.loop_batches import LoopBatches
+from kvstore.client.reconnecting import Reconnecting
 from kvstore.client.served_calls import Requests, result_of_call
 from kvstore.client.served_target import CONNECT_WITHIN, NO_ANSWER, Target, closed, unreachable
 from kvstore.clock import SystemClock
 from kvstore.errors import StoreError
+from kvstore.process.forking import let_go, release_in_child
 from kvstore.wire.addresses import reachable
 from kvstore.wire.frames import REPLY_MAX, FrameReader
 
-_PAUSE: Final = 0.05
-_PAUSE_MAX: Final = 1.0
 _CLOSE_WITHIN: Final = 1.0
 _LOOK: Final = 1.0
 """Seconds after which a thread that waits for a loop looks whether the loop has ended."""
@@ -81,8 +82,8 @@ class LoopLink:
     def __init__(self, target: Target, reconnect_for: float) -> None:
         self.address = target.address
         self._tls = target.tls
-        self._reconnect_for = reconnect_for
         self._loop = asyncio.get_running_loop()
+        self._reconnecting = Reconnecting(reconnect_for, self._loop.time)
         self._exchange = Exchange(target.proof)
         self._stream: _Stream | None = None
         self._out: list[bytes] = []
@@ -91,6 +92,7 @@ class LoopLink:
         self._no_room: deque[asyncio.Future[None]] = deque()
         self._given_back = asyncio.Event()
         """No pop whose caller has gone waits for its answer; of a link that is being closed."""
+        release_in_child(self)
 
     @property
     def folder(self) -> str:
@@ -186,6 +188,7 @@ class LoopLink:
                 else:
                     self._out += self._exchange.welcome(body)
                     stream.welcomed.set_result(None)
+                    self._reconnecting.made(self._exchange.received)
                     self._loop.call_soon(self._flush)
         except StoreError as e:
             self.lost(stream, e)
@@ -209,6 +212,7 @@ class LoopLink:
         if not stream.welcomed.done():
             stream.welcomed.set_exception(error)
             return  # the task that connects goes on
+        self._reconnecting.lost(why, self._exchange.received)
         if is_final(error):
             self._fail(error)
         if self._exchange.outstanding:
@@ -270,18 +274,20 @@ class LoopLink:
 
     async def _connect_again(self) -> None:
         """As `SocketLink` does."""
-        until, pause = self._loop.time() + self._reconnect_for, _PAUSE
-        while True:
+        error = self._reconnecting.begin()
+        while error is None:
+            await asyncio.sleep(self._reconnecting.pause())
             try:
                 await self.connect()
                 break
             except StoreError as e:
-                if is_refusal(e) or self._loop.time() >= until:
-                    self._fail(e)
-                    break
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _PAUSE_MAX)
+                if self._reconnecting.is_over(e):
+                    error = e
         self._connecting = None
+        if error is not None:
+            self._fail(error)
+        elif self._exchange.outstanding:
+            self.seek()  # it may be lost by now
 
     # --- the end ---
 
@@ -321,6 +327,14 @@ class LoopLink:
             self._given_back.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._given_back.wait(), _CLOSE_WITHIN)
+
+    def forked(self) -> None:
+        """See `process.forking.Holder`."""
+        self._exchange.forked()
+        transport = None if self._stream is None else self._stream.transport
+        if transport is not None:
+            descriptor = transport.get_extra_info("socket").fileno()
+            let_go([descriptor] if descriptor >= 0 else [])
 
 
 class LoopCalls:

@@ -23,7 +23,7 @@ from kvstore.api.store import Store
 from kvstore.client.exchange import Sent
 from kvstore.client.served_calls import Requests, message_of, result_of_call, signed_as
 from kvstore.client.served_checker import RegisteredChecker, ServedChecker
-from kvstore.consume.consumer import Consumes
+from kvstore.consume.consumer import ConsumesInThreads
 from kvstore.errors import CallerError
 from kvstore.message import PutResult
 from kvstore.pop.nack import Nack
@@ -53,7 +53,7 @@ def _shared(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Se
     return method
 
 
-class ServedCalls(Consumes):
+class ServedCalls(ConsumesInThreads):
     """The calls; `_call` sends one, and waits for its reply."""
 
     def _call(self, method: str, args: Sequence[Any], named: Mapping[str, Any]) -> Any:

@@ -26,12 +26,12 @@ from kvstore.client.exchange import (
     Sent,
     bye_frame,
     is_final,
-    is_refusal,
 )
+from kvstore.client.reconnecting import Reconnecting
 from kvstore.client.served_target import Target, closed, unreachable
 from kvstore.client.tls_socket import TlsSocket
 from kvstore.clock import Clock
-from kvstore.errors import StoreError, StoreForked
+from kvstore.errors import StoreError
 from kvstore.process.forking import release_in_child
 from kvstore.process.locks import Signal
 from kvstore.wire.frames import REPLY_MAX, FrameReader
@@ -43,8 +43,7 @@ _LOOK: Final = 1.0
 _UNSAID: Final = 1 << 20
 """Bytes of replies whose confirmation does not wait for the next request."""
 _PAUSE: Final = 0.05
-_PAUSE_MAX: Final = 1.0
-"""Seconds between two trials to connect: the first pause, and the longest."""
+"""Seconds between two looks of a thread that waits for another one."""
 _log = logging.getLogger("kvmq")
 
 
@@ -63,6 +62,7 @@ class SocketLink:
     def _begin_session(self) -> None:
         """A new session, with nothing under way and no connection."""
         self._exchange = Exchange(self._target.proof)
+        self._reconnecting = Reconnecting(self._reconnect_for, self._clock.monotonic)
         self._lock = threading.Lock()
         """Around the exchange, the queue and the socket."""
         self._reading = threading.Lock()
@@ -180,13 +180,15 @@ class SocketLink:
                 self._take(data)
                 return
         except OSError:
-            pass
+            self._break()
         except StoreError as e:
             self._goodbye(e)
+            self._break(e)
         except BaseException:
             self._break()  # what came may be lost; the server sends it again
             raise
-        self._break()
+        else:
+            self._break()
 
     def _take(self, data: bytes) -> None:
         with self._lock:
@@ -208,9 +210,11 @@ class SocketLink:
             with self._lock:
                 self._exchange.fail(error)
 
-    def _break(self) -> None:
+    def _break(self, why: StoreError | None = None) -> None:
         with self._lock:
             connection, self._socket = self._socket, None
+            if connection is not None:
+                self._reconnecting.lost(why, self._exchange.received)
             self._queue.clear()
         if connection is not None:
             with suppress(OSError):
@@ -223,21 +227,16 @@ class SocketLink:
         """Connects, as soon as the server is there; when it has not come in time, all calls that
         are under way raise `ConnectionLost`.
         """
-        until, pause = self._clock.monotonic() + self._reconnect_for, _PAUSE
-        error: StoreError = closed(self.address.url)
-        while not self._closed.is_set():
+        error = self._reconnecting.begin()
+        while error is None and not self._clock.wait(self._closed, self._reconnecting.pause()):
             try:
                 self._connect()
-            except StoreError as e:
-                if is_refusal(e) or self._clock.monotonic() >= until:
-                    error = e
-                    break
-            else:
                 return
-            self._clock.wait(self._closed, pause)
-            pause = min(2 * pause, _PAUSE_MAX)
+            except StoreError as e:
+                if self._reconnecting.is_over(e):
+                    error = e
         with self._lock:
-            self._exchange.fail(error)
+            self._exchange.fail(error or closed(self.address.url))
 
     def _connect(self) -> None:
         """`ConnectionLost` if nobody serves there."""
@@ -266,6 +265,7 @@ class SocketLink:
                 self._queue.append(self._exchange.answers())
                 self._reader = reader
                 self._socket = connection
+                self._reconnecting.made(self._exchange.received)
         except OSError as e:
             connection.close()
             raise unreachable(self.address, e) from e
@@ -314,10 +314,7 @@ class SocketLink:
     def forked(self) -> None:
         """See `process.forking.Holder`: the session, its calls and its locks are the parent's."""
         connection, before, was_closed = self._socket, self._exchange, self._closed.is_set()
-        for sent in before.outstanding.values():
-            # Nobody is woken: those who waited are threads of the parent.
-            sent.error = StoreForked(f"{sent.method} was called before the fork, by the parent")
-            sent.is_done = True
+        before.forked()
         self._closed = Signal()
         if was_closed:
             self._closed.set()

@@ -20,19 +20,12 @@ from typing import Any, Final, Self
 
 from kvstore.clock import Clock, SystemClock
 from kvstore.consume.consumer import STOP_WITHIN
-from kvstore.consume.consuming import (
-    CONCURRENCY,
-    ConsumerStats,
-    Consuming,
-    check_consuming,
-    check_within,
-)
+from kvstore.consume.consuming import ConsumerStats, Consumes, Consuming, check_within
 from kvstore.consume.hand import Hand, Held, Outcome, reason_of
 from kvstore.consume.rounds import checking, fetching, is_fatal, run_awaited, settling
 from kvstore.core.popping.receipts import Popped
 from kvstore.errors import CallerError, StoreClosed, StoreForked, shown
 from kvstore.process.background import traced
-from kvstore.read.sql import SqlFilter
 
 _WAIT: Final = 3600.0
 """Seconds of one pop, which can be cancelled."""
@@ -259,31 +252,8 @@ async def _rung(event: asyncio.Event, seconds: float | None) -> None:
         pass
 
 
-class ConsumesAwaited:
-    """The call `consume` of whatever has the calls that `rounds` makes, to be awaited."""
+class ConsumesAwaited(Consumes[AsyncHandler, AsyncConsumer]):
+    """The call `consume`, with a consumer in a loop; for `async with`, or to be awaited."""
 
-    def consume(
-        self,
-        group: str,
-        topics: str | Sequence[str],
-        handler: AsyncHandler,
-        *,
-        concurrency: int = CONCURRENCY,
-        prefetch: int = 0,
-        invisible_for: float = 30.0,
-        retry_in: float | None = None,
-        time_limit: float | None = None,
-        filter: str | SqlFilter | None = None,
-        queue: int | None = None,
-        count: int | None = None,
-        until_empty: bool = False,
-    ) -> AsyncConsumer:
-        """As `kvstore.Store.consume`, with an async handler; for `async with`, or to be awaited. A
-        handler whose lock is lost, or whose time is over, is cancelled.
-        """
-        plan = check_consuming(
-            handler, group, topics, concurrency=concurrency, prefetch=prefetch,
-            invisible_for=invisible_for, retry_in=retry_in, time_limit=time_limit, filter=filter,
-            queue=queue, count=count, until_empty=until_empty,
-        )  # fmt: skip
+    def _consumer(self, plan: Consuming, handler: AsyncHandler) -> AsyncConsumer:
         return AsyncConsumer(self, plan, handler)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 from types import TracebackType
@@ -26,10 +26,9 @@ from typing import Final, Self
 
 from kvstore.clock import Clock, SystemClock
 from kvstore.consume.consuming import (
-    CONCURRENCY,
     ConsumerStats,
+    Consumes,
     Consuming,
-    check_consuming,
     check_within,
     is_async,
 )
@@ -39,7 +38,6 @@ from kvstore.core.popping.receipts import Popped
 from kvstore.errors import CallerError, StoreClosed, StoreError, StoreForked, shown
 from kvstore.process.background import Background, ThreadStats, traced
 from kvstore.process.locks import Signal
-from kvstore.read.sql import SqlFilter
 
 STOP_WITHIN: Final = 30.0
 """Seconds that handlers have to end, if the caller of `stop` says nothing."""
@@ -308,44 +306,10 @@ def _refusal(handler: object) -> CallerError:
     )
 
 
-class Consumes:
-    """The call `consume` of whatever has the calls that `rounds` makes."""
+class ConsumesInThreads(Consumes[Handler, Consumer]):
+    """The call `consume`, with a consumer in threads."""
 
-    def consume(
-        self,
-        group: str,
-        topics: str | Sequence[str],
-        handler: Handler,
-        *,
-        concurrency: int = CONCURRENCY,
-        prefetch: int = 0,
-        invisible_for: float = 30.0,
-        retry_in: float | None = None,
-        time_limit: float | None = None,
-        filter: str | SqlFilter | None = None,
-        queue: int | None = None,
-        count: int | None = None,
-        until_empty: bool = False,
-    ) -> Consumer:
-        """Calls `handler` with each message that a group gets of topics (a name, a pattern, or a
-        list; see `pop`), in `concurrency` threads, until the consumer is stopped. A handler that
-        returns acks its message; one that raises gives it back, with the exception's text as the
-        reason, for another attempt after the group's backoff, or after `retry_in` seconds. Locks
-        of `invisible_for` seconds are renewed while handlers run.
-
-        `prefetch` messages more are popped ahead, for quick handlers. A handler that runs for more
-        than `time_limit` seconds is given up as one that failed. The consumer ends by itself after
-        `count` messages, or with `until_empty` when no more can be had. `GroupNotFound`,
-        `TopicNotFound`, `CallerError`.
-
-        >>> with store.consume("billing", ["orders", "refunds"], print) as c:  # doctest: +SKIP
-        ...     c.wait()
-        """
+    def _consumer(self, plan: Consuming, handler: Handler) -> Consumer:
         if is_async(handler):
             raise _refusal(handler)
-        plan = check_consuming(
-            handler, group, topics, concurrency=concurrency, prefetch=prefetch,
-            invisible_for=invisible_for, retry_in=retry_in, time_limit=time_limit, filter=filter,
-            queue=queue, count=count, until_empty=until_empty,
-        )  # fmt: skip
         return Consumer(self, plan, handler)

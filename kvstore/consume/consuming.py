@@ -1,30 +1,35 @@
-"""The settings of a consumer, and its figures.
+"""The settings of a consumer, and its figures; the call that takes them.
 
-The idea: what a caller asks for is checked once, and goes on as one value. Invariant: a `Consuming`
-that exists is right as far as that can be known without the store.
+The idea: the call `consume` is stated once, with each setting's name, default and meaning, for
+threads and asyncio, embedded and connected. Its arguments are checked once, and go on as one value.
+
+Invariant: a `Consuming` that exists is right as far as that can be known without the store.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
 from kvstore.errors import CallerError, shown
 from kvstore.pop.popped import INVISIBLE_MAX
+from kvstore.read.sql import SqlFilter
 from kvstore.record.validate import listed
 
-CONCURRENCY: Final = 4
-"""Handlers that run at a time if the caller says nothing."""
 CONCURRENCY_MAX: Final = 4096
 _INVISIBLE_MIN: Final = 0.1
 """Seconds: a lock is renewed at each third of its time."""
+H = TypeVar("H")
+"""A handler: a function of a message."""
+C = TypeVar("C")
+"""A consumer that runs such handlers."""
 
 
 class Consuming(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a consumer; `Store.consume` says what they mean."""
+    """The settings of a consumer, right ones (`CallerError`); see `Consumes.consume`."""
 
     group: str
     topics: str | tuple[str, ...]
@@ -33,10 +38,80 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True):
     invisible_for: float
     retry_in: float | None
     time_limit: float | None
-    filter: Any
+    filter: str | SqlFilter | None
     queue: int | None
     count: int | None
     until_empty: bool
+
+    def __post_init__(self) -> None:
+        _check_whole("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
+        _check_whole("prefetch", self.prefetch, 0, CONCURRENCY_MAX)
+        if self.count is not None:
+            _check_whole("count", self.count, 1, 1 << 62)
+        _check_seconds("invisible_for", self.invisible_for, _INVISIBLE_MIN)
+        if self.retry_in is not None:
+            _check_seconds("retry_in", self.retry_in, 0.0)
+        if self.time_limit is not None:
+            _check_seconds("time_limit", self.time_limit, 0.001)
+        if type(self.until_empty) is not bool:
+            raise CallerError(f"until_empty is {shown(self.until_empty)}; it must be True or False")
+
+
+class Consumes(Generic[H, C]):
+    """The call `consume` of whatever has the calls that `rounds` makes."""
+
+    def consume(
+        self,
+        group: str,
+        topics: str | Sequence[str],
+        handler: H,
+        *,
+        concurrency: int = 4,
+        prefetch: int = 0,
+        invisible_for: float = 30.0,
+        retry_in: float | None = None,
+        time_limit: float | None = None,
+        filter: str | SqlFilter | None = None,
+        queue: int | None = None,
+        count: int | None = None,
+        until_empty: bool = False,
+    ) -> C:
+        """Calls `handler` with each message that a group gets of topics (a name, a pattern, or a
+        list; see `pop`), `concurrency` at a time, until the consumer is stopped: in threads, or
+        with `kvstore.aio` in tasks, for a handler that is async. A handler that returns acks its
+        message; one that raises gives it back, with the exception's text as the reason, for another
+        attempt after the group's backoff, or after `retry_in` seconds. Locks of `invisible_for`
+        seconds are renewed while handlers run; the task of a handler whose lock is lost is
+        cancelled.
+
+        `prefetch` messages more are popped ahead, for quick handlers. A handler that runs for more
+        than `time_limit` seconds is given up as one that failed. The consumer ends by itself after
+        `count` messages, or with `until_empty` when no more can be had. `GroupNotFound`,
+        `TopicNotFound`, `CallerError`.
+
+        >>> with store.consume("billing", ["orders", "refunds"], print) as c:  # doctest: +SKIP
+        ...     c.wait()
+        """
+        if not callable(handler):
+            raise CallerError(f"handler is {shown(handler)}; it must be a function of a message")
+        plan = Consuming(
+            group=group,
+            topics=topics if isinstance(topics, str) else tuple(listed("topics", topics)),
+            concurrency=concurrency,
+            prefetch=prefetch,
+            invisible_for=invisible_for,
+            retry_in=retry_in,
+            time_limit=time_limit,
+            filter=filter,
+            queue=queue,
+            count=count,
+            until_empty=until_empty,
+        )
+        return self._consumer(plan, handler)
+
+    def _consumer(self, plan: Consuming, handler: H) -> C:
+        """A consumer with these settings."""
+        raise NotImplementedError
 
 
 class ConsumerStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,50 +133,6 @@ class ConsumerStats(msgspec.Struct, frozen=True, kw_only=True):
     renewed: int = 0
     waiting: int = 0
     running: int = 0
-
-
-def check_consuming(
-    handler: object,
-    group: str,
-    topics: str | Sequence[str],
-    *,
-    concurrency: int,
-    prefetch: int,
-    invisible_for: float,
-    retry_in: float | None,
-    time_limit: float | None,
-    filter: Any,
-    queue: int | None,
-    count: int | None,
-    until_empty: bool,
-) -> Consuming:
-    """The settings, checked; `CallerError`."""
-    if not callable(handler):
-        raise CallerError(f"handler is {shown(handler)}; it must be a function of a message")
-    _check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
-    _check_whole("prefetch", prefetch, 0, CONCURRENCY_MAX)
-    if count is not None:
-        _check_whole("count", count, 1, 1 << 62)
-    _check_seconds("invisible_for", invisible_for, _INVISIBLE_MIN)
-    if retry_in is not None:
-        _check_seconds("retry_in", retry_in, 0.0)
-    if time_limit is not None:
-        _check_seconds("time_limit", time_limit, 0.001)
-    if type(until_empty) is not bool:
-        raise CallerError(f"until_empty is {shown(until_empty)}; it must be True or False")
-    return Consuming(
-        group=group,
-        topics=topics if isinstance(topics, str) else tuple(listed("topics", topics)),
-        concurrency=concurrency,
-        prefetch=prefetch,
-        invisible_for=float(invisible_for),
-        retry_in=retry_in,
-        time_limit=time_limit,
-        filter=filter,
-        queue=queue,
-        count=count,
-        until_empty=until_empty,
-    )
 
 
 def is_async(handler: object) -> bool:

@@ -81,7 +81,7 @@ def export_broker_folder(
         moment = _gather(engine)
         log = _ExportedLog(engine, staging / COMMITLOG, moment.end)
         with target_errors(target):
-            log.link(archived=archived)
+            log.link(progress, archived=archived)
     with target_errors(target):
         log.complete(progress)
         written = _write_files(engine, staging, target, moment)
@@ -185,7 +185,7 @@ class _ExportedLog:
         """The numbers of segments."""
         self.gap_bytes = 0
 
-    def link(self, *, archived: bool) -> None:
+    def link(self, progress: Progress, *, archived: bool) -> None:
         """Links the segments that the store has, and notes those that archives have."""
         segments = self._engine.log.segments
         there = set(segments.numbers)
@@ -195,7 +195,9 @@ class _ExportedLog:
             self._archives = sorted(archives.numbers())
             spans = [archives.span(number) for number in self._archives]
             self.first = min([self.first, *(first // self._size for first, _ in spans)])
-        for number in range(self.first, self._last):
+        count = self._last - self.first
+        for done, number in enumerate(range(self.first, self._last)):
+            progress("linking the log", done, count)
             if number not in there:
                 self._missing.append(number)
             elif self._files.link_or_copy(segments.path(number), self._path(number)):

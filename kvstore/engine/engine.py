@@ -93,6 +93,8 @@ class Engine:
     ) -> None:
         self.path = path
         self.is_closed = False
+        self.is_finished = False
+        """Whether `close` has put all on the disk, and made the last checkpoint."""
         self.threads: list[Background] = []
         """Threads that work for this store by themselves: its own, and a tiering worker's."""
         self.tiers: Archived | None = None
@@ -447,6 +449,7 @@ class Engine:
             self.progress.finish()
             self.upkeep.checkpoint(clean=True)
             self.schedules.close()
+            self.is_finished = True
             self.index.tidy()
         except StoreError:
             # The next opening recovers everything that could not be finished here; only a failed

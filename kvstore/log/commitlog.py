@@ -79,6 +79,8 @@ class CommitLog:
         self.writable = writable
         self.failure: FlushFailed | None = None
         self.closed = False
+        self.is_ending = False
+        """Whether the store is about to be closed: calls of many steps give up at the next one."""
         self.staging: Staging | None = None
         self.end = self.first
         self.durable = self.first
@@ -184,6 +186,15 @@ class CommitLog:
                 "write"
             )
         self.check_failure()
+
+    def check_going_on(self) -> None:
+        """`StoreClosed` for a call of many steps, between two of them, if the store is closed or
+        about to be.
+        """
+        if self.closed or self.is_ending:
+            raise StoreClosed(
+                f"{self.folder.parent} is being closed; the call was given up between two steps"
+            )
 
     def check_failure(self) -> None:
         """Raises `FlushFailed` if a flush failed."""

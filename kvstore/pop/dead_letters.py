@@ -247,6 +247,7 @@ class Redrive:
             letter_queues(group, self._reader, self._context.topics, self._offsets)
         ):
             while limit is None or done < limit:
+                self._reader.check_going_on()
                 most = _AT_ONCE if limit is None else min(_AT_ONCE, limit - done)
                 found = self._step(group, letters, queue, bounds.next_offset, most)
                 if found is None:

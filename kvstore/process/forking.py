@@ -3,9 +3,9 @@
 The idea: threads, locks and RocksDB do not survive a fork, and two processes that write one store
 would give out the same offsets. So right after a fork, in the child, each object that a caller
 holds (`Store`, `aio.Store`, `tiering.Worker`) becomes one whose every call raises `StoreForked`,
-and each part that holds a file open closes it there. A connection that needs no thread begins anew
-in the child (`client.socket_link`); the others are refused as stores are, since their loop stayed
-behind. No call of the parent checks anything for this.
+and each part that holds a file or a socket open closes it there. The connections of threads begin
+anew in the child (`client.socket_link`, `sharding.sharded_store`); those of asyncio are refused as
+stores are, since their loop stayed behind. No call of the parent checks anything for this.
 
 Invariants: nothing that the parent uses is written, unlocked or closed for it; nothing here waits
 for a lock, since its holder may be a thread that the child does not have; calls that are added to a
@@ -17,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from inspect import iscoroutinefunction
 from pathlib import Path
@@ -74,12 +74,20 @@ def blind(folder: Path) -> None:
     closed pipe, because the library can't be told to close them. Reads and writes by them fail.
     """
     there = folder.resolve()
-    nowhere, its_writer = os.pipe()
-    os.close(its_writer)
+    found = []
     for name in os.listdir(_DESCRIPTORS):
         with suppress(OSError):  # the listing's own descriptor is closed by now
             if Path(os.readlink(f"{_DESCRIPTORS}/{name}")).is_relative_to(there):
-                os.dup2(nowhere, int(name), inheritable=False)
+                found.append(int(name))
+    let_go(found)
+
+
+def let_go(descriptors: Iterable[int]) -> None:
+    """In the child: replace open descriptors by those of a closed pipe, as `blind` does."""
+    nowhere, its_writer = os.pipe()
+    os.close(its_writer)
+    for descriptor in descriptors:
+        os.dup2(nowhere, descriptor, inheritable=False)
     os.close(nowhere)
 
 

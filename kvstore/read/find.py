@@ -167,6 +167,7 @@ class Finder:
         lost: list[ArchiveDamaged] = []
         is_timed = begin is not None or end is not None
         for position, archive in self._candidates(low, low, begin, end, lost, since=topic.since):
+            self._reader.check_going_on()
             # A record that is passed over for its time is not decoded for it.
             if is_timed and archive < 0 and self._is_of_other_time(position, begin, end):
                 continue

@@ -510,6 +510,10 @@ class Reader:
         span = self._index.locations.location_at(key, offset, first)
         return span.location.stored_at if span is not None and span.location.is_archived else None
 
+    def check_going_on(self) -> None:
+        """See `CommitLog.check_going_on`."""
+        self._log.check_going_on()
+
     def check_open(self) -> None:
         """Raises `StoreClosed` after the log was closed."""
         if self._log.closed:

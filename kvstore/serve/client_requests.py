@@ -19,7 +19,6 @@ from kvstore.errors import (
     Cancelled,
     FormatError,
     MessageTooLarge,
-    StoreClosed,
     StoreError,
     shown,
 )
@@ -94,9 +93,8 @@ class Request:
         part = None if guard is None else guard.check(self._store, method, given, named)
         if hand is not None:
             return hand(self, given, named, again)
-        # None that is given by its place says as well that nobody wants to be told.
-        if method in HAVE_PROGRESS and None not in given:
-            named["progress"] = self._giving_up(self._progress() if named.get("progress") else None)
+        if method in HAVE_PROGRESS and "progress" in named:
+            named["progress"] = self._progress() if named["progress"] else None
         if part is not None:
             return self._gatherer.call_of(part, method, *given, **named)
         return self._gatherer.call(method, *given, **named)
@@ -247,17 +245,6 @@ class Request:
                 self._loop.call_soon_threadsafe(self._event, (what, done, total))
 
         return progress
-
-    def _giving_up(self, progress: Tells | None) -> Tells:
-        """Such a function for a call that may take long, which gives up when the server ends."""
-
-        def tell(what: str, done: int, total: int) -> None:
-            if self._gatherer.is_ending:
-                raise StoreClosed(f"the server is ending; it gave up {what}")
-            if progress is not None:
-                progress(what, done, total)
-
-        return tell
 
     # --- questions about transactions ---
 

@@ -27,6 +27,7 @@ call of each connection more.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -54,6 +55,7 @@ _LANE_THREADS: Final = 12
 _CALL_THREADS: Final = 16
 
 T = TypeVar("T")
+_log: Final = logging.getLogger("kvmq.serve")
 Changed = tuple[str, float | None, bool]
 """A receipt, the seconds and `gives_back` of `Store.change_invisible`."""
 First = tuple[Bell, tuple[Any, ...]]
@@ -75,7 +77,7 @@ class Gatherer:
         self._queued = 0
         self._no_room: list[asyncio.Future[None]] = []
         self.is_ending = False
-        """Whether the server ends: no pop is taken, and calls that tell their progress give up."""
+        """Whether the server ends: no pop is taken, and calls of many steps give up."""
         self._polls: set[asyncio.Task[list[Popped]]] = set()
         self._calls: set[asyncio.Future[Any]] = set()
         self._giving = 0
@@ -360,19 +362,35 @@ class Gatherer:
     def end_polls(self) -> None:
         """Answers the pops that wait; from here on none is taken."""
         self.is_ending = True
+        self._store._say_ending(is_ending=True)
         self._pops.end()
 
-    async def close(self) -> None:
-        """Waits for all calls that were taken, and ends the threads."""
+    async def close(self, within: float | None = None) -> None:
+        """Waits for all calls that were taken, so many seconds at most, and ends the threads. Calls
+        that were not made by then are cancelled; those that are being made can't be stopped, and
+        their threads go on.
+        """
         self.end_polls()
+        try:
+            async with asyncio.timeout(within):
+                await self._all_made()
+        except TimeoutError:
+            under_way = [*self._polls, *self._calls]
+            _log.error("%d calls that can't be stopped are given up", len(under_way))
+            for one in under_way:
+                one.cancel()
+        else:
+            self._store._say_ending(is_ending=False)
+        self._lane_threads.shutdown(wait=False, cancel_futures=True)
+        self._call_threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _all_made(self) -> None:
         if self._polls:
             await asyncio.wait(self._polls)
         for lane in (self._puts, self._acks, self._changes, self._firsts, self._looks):
             await lane.idle()
         if self._calls:
             await asyncio.wait(self._calls)
-        self._lane_threads.shutdown(wait=False)
-        self._call_threads.shutdown(wait=False)
 
 
 def _look_all(looks: Sequence[Look]) -> list[Any]:

@@ -4,12 +4,14 @@ The idea: doors start one after the other, and stop together. Stopping drains: n
 that wait are answered, what was taken is made; then the store is closed by its owner.
 
 Invariants: if a door can't start, the doors before it are stopped; all that was taken before the
-stop is made, and answered if that takes no longer than `DRAIN` seconds.
+stop is made and answered, if that takes no longer than `DRAIN` seconds; the drain takes no longer,
+whatever a call waits for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -20,6 +22,8 @@ from kvstore.serve.tier_jobs import TierJobs
 
 DRAIN: Final = 8.0
 """Seconds that requests under way have when the server ends; the store's closing comes behind."""
+_LOOK: Final = 0.02
+"""Seconds between two looks at whether the work of tiering has ended."""
 Gathers = Callable[[Store], Gatherer]
 """Makes the gatherer, in the loop."""
 
@@ -60,17 +64,22 @@ class Server:
                 ready(door)
             await self._stopping.wait()
         finally:
+            until = loop.time() + DRAIN
             stops = [loop.create_task(door.stop(DRAIN)) for door in self.doors]
-            # Their clients wait for an answer, which is that they were stopped.
-            stopped = None if jobs is None else loop.run_in_executor(None, jobs.stop)
+            stopping: threading.Thread | None = None
+            if jobs is not None:
+                # Their clients wait for an answer, which is that they were stopped. A job may wait
+                # for a place that does not answer, and the process waits for no such thread.
+                stopping = threading.Thread(target=jobs.stop, name="kvmq-jobs-stop", daemon=True)
+                stopping.start()
             # The doors take no more first: a pop that came now would be refused, not waited for.
             await asyncio.sleep(0)
             gatherer.end_polls()
             await asyncio.gather(*stops)
             self._store._say_served("")
-            await gatherer.close()
-            if stopped is not None:
-                await stopped
+            await gatherer.close(max(until - loop.time(), 0.0))
+            while stopping is not None and stopping.is_alive() and loop.time() < until:
+                await asyncio.sleep(_LOOK)
 
     def stop(self) -> None:
         """Lets `run` drain and end; called in the loop."""

@@ -78,10 +78,10 @@ def connect(
     seconds, found = check_reconnect(reconnect_for), cluster_of(url)
     if found is not None:
         # Who has no shards doesn't wait for asyncio.
-        from kvstore.sharding.sharded_store import connect_shards  # noqa: PLC0415  # see above
+        from kvstore.sharding.sharded_store import OwnLoop, ShardedStore  # noqa: PLC0415  # see above
         from kvstore.sharding.shards import Shards  # noqa: PLC0415  # see above
 
-        return connect_shards(partial(Shards, *found, seconds, credentials, tls))
+        return ShardedStore(OwnLoop(partial(Shards, *found, seconds, credentials, tls)))
     target, clock = read_target(url, credentials, tls), SystemClock()  # type: ignore[arg-type]  # no list
     link = SocketLink(target, clock, seconds)
     return ServedStore(link, Requests(clock), target.address.url)

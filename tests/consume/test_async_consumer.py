@@ -24,7 +24,7 @@ from kvstore import (
 )
 from kvstore.aio import Store
 from kvstore.consume.async_consumer import AsyncConsumer
-from kvstore.consume.consuming import check_consuming
+from kvstore.consume.consuming import Consuming
 from tests.consume.calls_only import CallsOnly
 from tests.consume.test_consumer import PLAIN
 from tests.support.stores import settings
@@ -121,8 +121,10 @@ def test_locks_are_renewed_in_batches_while_handlers_run(tmp_path: Path) -> None
         async def handle(popped: Popped) -> None:
             await gate.wait()
 
-        plan = check_consuming(
-            handle, "g", "t", **PLAIN | {"concurrency": 4, "prefetch": 4, "invisible_for": SHORT}
+        plan = Consuming(
+            group="g",
+            topics="t",
+            **PLAIN | {"concurrency": 4, "prefetch": 4, "invisible_for": SHORT},
         )
         async with AsyncConsumer(calls, plan, handle) as consumer:
             await until(lambda: consumer.stats().renewed >= 24)
@@ -302,7 +304,7 @@ def test_a_call_that_fails_is_made_again_and_a_fatal_one_ends_it(tmp_path: Path)
         calls = CallsOnly(
             store, {"pop": [StoreBusy("later")], "ack_batch": [MemoryError(), StoreBusy("later")]}
         )
-        plan = check_consuming(nothing, "g", "t", **PLAIN)
+        plan = Consuming(group="g", topics="t", **PLAIN)
         async with AsyncConsumer(calls, plan, nothing) as consumer:
             await until(lambda: consumer.stats().handled == 10)
         await store.create_topic("u", queues=1)

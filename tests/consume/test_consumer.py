@@ -27,7 +27,7 @@ from kvstore import (
     StoreClosed,
     TopicNotFound,
 )
-from kvstore.consume.consuming import check_consuming
+from kvstore.consume.consuming import Consuming
 from kvstore.tracing import traced
 from tests.consume.calls_only import CallsOnly
 from tests.support.stores import settings
@@ -75,7 +75,7 @@ def test_every_message_is_handled_once_and_acked_in_batches(store: Store) -> Non
     put(store, 500)
     seen: list[bytes] = []
     calls = CallsOnly(store)
-    plan = check_consuming(print, "g", "t", **PLAIN | {"concurrency": 16, "until_empty": True})
+    plan = Consuming(group="g", topics="t", **PLAIN | {"concurrency": 16, "until_empty": True})
     ended(Consumer(calls, plan, lambda popped: seen.append(popped.message.body)))
     assert sorted(seen) == sorted(b"%d" % n for n in range(500))
     assert lag(store) == 0
@@ -375,7 +375,7 @@ def test_a_call_that_fails_is_made_again(store: Store) -> None:
 
     fails = {call: busy() for call in ("pop", "ack_batch", "nack_batch", "group_stats")}
     calls = CallsOnly(store, fails)
-    plan = check_consuming(print, "g", "t", **PLAIN | {"until_empty": True})
+    plan = Consuming(group="g", topics="t", **PLAIN | {"until_empty": True})
 
     def handle(popped: Popped) -> None:
         if popped.message.body == b"3" and popped.attempt == 1:

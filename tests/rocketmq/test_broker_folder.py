@@ -55,6 +55,23 @@ def messages(store: Store, topic: str = "orders") -> list[tuple[int, int, bytes]
     return found
 
 
+def test_an_export_tells_how_far_it_is_and_can_be_ended_there(
+    opens: Callable[..., Store], tmp_path: Path
+) -> None:
+    def progress(step: str, done: int, total: int) -> None:
+        steps.append(step)
+        if done == 1:
+            raise KeyboardInterrupt
+
+    store, steps = opens(), list[str]()
+    fill(store)
+    with pytest.raises(KeyboardInterrupt):
+        store.export_rocketmq_store(tmp_path / "broker", progress=progress)
+    assert steps == ["linking the log"] * 2
+    assert not (tmp_path / "broker").exists()
+    assert store.export_rocketmq_store(tmp_path / "broker").linked_files >= 2
+
+
 def test_rocketmq_finds_every_message_at_its_place(
     opens: Callable[..., Store], tmp_path: Path
 ) -> None:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -25,8 +28,6 @@ from tests.support.certificates import make_certificate
 from tests.support.children import FORK_PATIENCE, Teller, forked, in_child
 from tests.support.served import serving
 from tests.support.sharding import served_shards
-
-"""Seconds after which a child that hangs is ended."""
 
 
 @pytest.fixture
@@ -45,7 +46,10 @@ def url(store: kvstore.Store) -> Iterator[str]:
         yield server.url
 
 
-def _used_on_both_sides(tell: Teller, url: str, tls: Path | None) -> None:
+Url = str | list[str]
+
+
+def _used_on_both_sides(tell: Teller, url: Url, tls: Path | None) -> None:
     store = kvstore.connect(url, tls=tls)
     path = store.path
     popped = list[kvstore.Popped]()
@@ -128,32 +132,83 @@ def test_a_checker_answers_in_the_process_that_registered_it(url: str) -> None:
     in_child(_checker_stays, url)
 
 
-def _refused(tell: Teller, url: str, shards: list[str]) -> None:
+def _open_sockets(url: Url) -> int:
+    """How many descriptors of this process are connections to one of these."""
+    paths = {one.partition("://")[2] for one in ([url] if isinstance(url, str) else url)}
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as held:
+            found += held.getpeername() in paths
+    return found
+
+
+def _sharded(tell: Teller, urls: list[str]) -> None:
+    store = kvstore.connect(urls)
+    store.create_topic("t", queues=2)
+    store.create_group("g")
+    one = store.shard(store.names[0])
+    popped = list[kvstore.Popped]()
+    waiting = threading.Thread(target=lambda: popped.extend(store.pop("g", "t", wait=20)))
+    waiting.start()
+
+    def child() -> None:
+        assert _open_sockets(urls) == 0
+        with pytest.raises(StoreForked, match="connect again in this process"):
+            one.topics()
+        calls = [threading.Thread(target=store.topics) for _ in range(4)]
+        for call in calls:
+            call.start()
+        for call in calls:
+            call.join()
+        assert _open_sockets(urls) == len(urls)
+        store.put("t", b"of the child", queue=0)
+        assert forked(tell, lambda: tell(store.put("t", b"", queue=1).message_id)) == 0
+        store.close()
+        assert _open_sockets(urls) == 0
+        _is_closed(store)
+
+    assert forked(tell, child) == 0
+    waiting.join(FORK_PATIENCE)
+    assert popped[0].message.body in (b"of the child", b"")
+    assert _open_sockets(urls) == len(urls)
+    store.ack(popped[0].receipt)
+    assert [store.bounds("t", queue) for queue in (0, 1)] == [(0, 1)] * 2
+    assert forked(tell, store.close) == 0
+    assert len(store.topics()) == 1
+    store.close()
+    assert forked(tell, lambda: _is_closed(store)) == 0
+
+
+def test_a_connection_to_shards_begins_anew_in_the_child(tmp_path: Path) -> None:
+    with served_shards(tmp_path, 2) as shards:
+        in_child(_sharded, shards.urls)
+
+
+def _refused(tell: Teller, url: str) -> None:
     async def main() -> None:
         awaited = await kvstore.aio.connect(url)
-        several = kvstore.connect(shards)
+        popping = asyncio.create_task(awaited.pop("g", "t", wait=20))
+        assert await awaited.pop("g", "t") == []
 
         def child() -> None:
+            assert _open_sockets(url) == 0
             with pytest.raises(StoreForked, match="connect again in this process"):
-                several.topics()
-            with pytest.raises(StoreForked, match="connect again in this process"):
-                asyncio.run(call())
-            several.close()
-            with kvstore.connect(shards) as own:
-                assert own.topics() == []
+                anew.submit(asyncio.run, awaited.topics()).result()
+            anew.submit(asyncio.run, connect_anew()).result()
 
-        async def call() -> None:
-            await awaited.topics()
+        async def connect_anew() -> None:
+            async with kvstore.aio.connect(url) as own:
+                await own.put("t", b"of the child", queue=0)
 
+        anew = ThreadPoolExecutor(1)  # its threads have no loop that runs
         assert forked(tell, child) == 0
+        assert _open_sockets(url) == 1
+        assert [one.message.body for one in await popping] == [b"of the child"]
         assert len(await awaited.topics()) == 1
-        assert several.topics() == []
-        several.close()
         await awaited.close()
 
     asyncio.run(main())
 
 
-def test_connections_with_a_loop_are_refused_in_a_child(url: str, tmp_path: Path) -> None:
-    with served_shards(tmp_path, 2) as shards:
-        in_child(_refused, url, shards.urls)
+def test_a_connection_of_asyncio_is_refused_in_a_child_which_may_connect_anew(url: str) -> None:
+    in_child(_refused, url)

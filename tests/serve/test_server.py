@@ -8,7 +8,9 @@ import pickle
 import socket
 import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +31,7 @@ from kvstore import (
 )
 from kvstore.clock import SystemClock
 from kvstore.core.names import TIMER_TOPIC, TRANSACTION_HALF_TOPIC
+from kvstore.pop.progress import letter_queues
 from kvstore.wire.addresses import Address, read_address, socket_of
 from tests.support.clock import VirtualClock
 from tests.support.served import ServerThread, serving
@@ -292,5 +295,36 @@ def test_a_long_call_gives_up_when_the_server_ends(tmp_path: Path) -> None:
             verifying.join(PATIENCE)
             stopping.join(PATIENCE)
             client.close()
-        assert found == ["the server is ending; it gave up verifying archives"]
+        assert found == [f"{store.path} is being closed; the call was given up between two steps"]
         assert store.verify(archives=True).problems == []
+
+
+def test_a_redrive_goes_no_further_than_to_its_next_step_when_the_server_ends(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gated_queues(*given: Any) -> Iterator[Any]:
+        begun.release()
+        assert go_on.wait(PATIENCE)
+        return queues(*given)
+
+    def redrive() -> None:
+        with pytest.raises(StoreClosed, match="given up between two steps"):
+            client.redrive("g")
+
+    store.alter_group("g", max_attempts=1)
+    store.put_batch([Message("t", b"x", queue=0)] * 3)
+    for popped in store.pop("g", "t", limit=3):
+        store.nack(popped.receipt)
+    begun, go_on, queues = threading.Semaphore(0), threading.Event(), letter_queues
+    monkeypatch.setattr("kvstore.pop.dead_letters.letter_queues", gated_queues)
+    with serving(store) as server, kvstore.connect(server.url) as client:
+        redriving = threading.Thread(target=redrive)
+        redriving.start()
+        assert begun.acquire(timeout=PATIENCE)
+        stopping = threading.Thread(target=server.stop)
+        stopping.start()
+        until(lambda: server.is_ending)
+        go_on.set()
+        redriving.join(PATIENCE)
+        stopping.join(PATIENCE)
+    assert store.redrive("g") == 3

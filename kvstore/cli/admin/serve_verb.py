@@ -4,7 +4,8 @@ The idea: doors are made of options. The first one's URL stands in the folder's 
 openings and the other verbs find it.
 
 Invariants: a line for each door is printed when clients can connect; SIGTERM and SIGINT end it by
-draining: what was taken is made and answered, and the store is closed with a checkpoint.
+draining: what was taken is made and answered, and the store is closed with a checkpoint. The
+process ends `_END_WITHIN` seconds behind the signal at the latest, whatever its threads wait for.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from kvstore.cli.tier.server_worker import ServerWorker
 from kvstore.config import StoreConfig
 from kvstore.errors import CallerError, ConfigError, StoreLocked, StoreServed
 from kvstore.opening.recovery import Progress
+from kvstore.process.ending import end_within
 from kvstore.process.signals import on_signal
 from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.door import Door
@@ -49,6 +51,8 @@ from kvstore.serve.server import Gathers, Server
 from kvstore.wire.addresses import read_address, socket_of
 
 _log = logging.getLogger("kvmq.serve")
+_END_WITHIN: Final = 9.5
+"""Seconds behind a signal; 10 are promised."""
 _TLS_BUFFER: Final = 32 << 10
 _YOUNG: Final = 50_000
 """Objects after which Python looks for garbage: what calls make goes by itself."""
@@ -167,24 +171,26 @@ async def _serve(
     """Serves until a signal comes, or, with `ends`, until standard input ends."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        on_signal(loop, number, partial(_stop, server, number))
+        on_signal(loop, number, partial(_stop, server, store, number))
     on_signal(loop, signal.SIGHUP, partial(_read_again, access))
     if ends:
-        loop.add_reader(sys.stdin.fileno(), _orphaned, loop, server)
+        loop.add_reader(sys.stdin.fileno(), _orphaned, loop, server, store)
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, 20, 100)
     await server.run(partial(_ready, out, store))
 
 
-def _stop(server: Server, number: int) -> None:
+def _stop(server: Server, store: kvstore.Store, number: int) -> None:
     _log.info("%s: draining", signal.Signals(number).name)
+    end_within(_END_WITHIN, store._is_safe)
     server.stop()
 
 
-def _orphaned(loop: asyncio.AbstractEventLoop, server: Server) -> None:
+def _orphaned(loop: asyncio.AbstractEventLoop, server: Server, store: kvstore.Store) -> None:
     loop.remove_reader(sys.stdin.fileno())
     _log.error("the supervisor has ended: draining")
+    end_within(_END_WITHIN, store._is_safe)
     server.stop()
 
 

@@ -54,7 +54,8 @@ class ServerWorker:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.stop()
+        if not self._is_stopped:
+            self.stop()
 
     def job(self, operation: Any, policy: Any, arguments: Any, progress: Tells | None) -> _Job:
         """See `serve.tier_jobs.TierJobs`."""
