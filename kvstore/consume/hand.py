@@ -215,14 +215,16 @@ class Hand:
         return gone
 
     def next_in(self) -> float | None:
-        """Seconds until there is a renewal or a time limit to see to; None if there is none."""
-        limit = self.plan.time_limit
+        """Seconds until there may be a renewal or a time limit to see to; None if there is none."""
+        limit, now = self.plan.time_limit, self._clock.monotonic()
         with self._lock:
-            times = [h.renew_at for h in self._held.values() if h.outcome is None]
+            unsettled = [held for held in self._held.values() if held.outcome is None]
+            times = [held.renew_at for held in unsettled]
             if limit is not None:
-                begun = [h.began_at for h in self._held.values() if h.outcome is None]
-                times += [began + limit for began in begun if began is not None]
-        return max(0.0, min(times) - self._clock.monotonic()) if times else None
+                # Nobody is told when a handler begins: one that has not may begin now.
+                begun = [now if held.began_at is None else held.began_at for held in unsettled]
+                times += [began + limit for began in begun]
+        return max(0.0, min(times) - now) if times else None
 
     # --- the end ---
 

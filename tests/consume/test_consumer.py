@@ -28,8 +28,10 @@ from kvstore import (
     TopicNotFound,
 )
 from kvstore.consume.consuming import Consuming
+from kvstore.consume.hand import Hand
 from kvstore.tracing import traced
 from tests.consume.calls_only import CallsOnly
+from tests.support.clock import VirtualClock
 from tests.support.stores import settings
 from tests.support.throwing import Thrower, some
 from tests.support.waiting import PATIENCE, until
@@ -238,6 +240,27 @@ def test_a_handler_that_runs_too_long_is_given_up_and_another_takes_its_place(
     gate.set()
     until(lambda: len(seen) == 8)
     assert consumer.stats() == stats
+
+
+def test_a_handler_that_begins_behind_the_last_look_is_given_up_in_time_as_well(
+    store: Store,
+) -> None:
+    put(store, 1)
+    clock = VirtualClock()
+    hand = Hand(Consuming(group="g", topics="t", **PLAIN | {"time_limit": 1.0}), clock)
+    popped = store.pop("g", "t", 1, 30.0)
+    hand.take(popped)
+    (held,) = hand.unqueued()
+    looked_again_in = hand.next_in()
+    assert looked_again_in == 1.0
+    clock.advance(0.25)
+    assert hand.begin(held)
+    clock.advance(looked_again_in - 0.25)
+    assert hand.overdue() == []
+    looked_again_in = hand.next_in()
+    assert looked_again_in == 0.25
+    clock.advance(looked_again_in)
+    assert hand.overdue() == [held]
 
 
 def test_handlers_that_all_hang_are_replaced_up_to_a_limit(
