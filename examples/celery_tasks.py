@@ -1,7 +1,7 @@
 """Tasks of Celery over a served store.
 
 kvmq serve data --create
-celery -A examples.celery_tasks worker -b kvmq+unix:///PATH/data/kvmq.sock
+celery -A examples.celery_tasks -b kvmq+unix:///PATH/data/kvmq.sock worker
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import kvstore
 
 store = kvstore.connect(os.environ["STORE"])
 store.create_topic("orders", queues=4, dedup_window=3600, exist_ok=True)
-store.create_topic("shipped", queues=4, exist_ok=True)
+store.create_topic("shipped", queues=4, dedup_window=3600, exist_ok=True)
 app = Flask(__name__)
 
 

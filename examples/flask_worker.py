@@ -15,13 +15,14 @@ def main() -> None:
     """Works until SIGTERM, and ends the order at hand before it stops."""
     with kvstore.connect(os.environ["STORE"]) as store:
         store.create_topic("orders", queues=4, dedup_window=3600, exist_ok=True)
-        store.create_topic("shipped", queues=4, exist_ok=True)
+        store.create_topic("shipped", queues=4, dedup_window=3600, exist_ok=True)
         store.create_group("shipping", max_attempts=5, backoff=[1, 10, 60], exist_ok=True)
 
         def ship(popped: kvstore.Popped) -> None:
             (order,) = popped.message.keys
             # A worker may die behind this put: the same order again is no second message.
-            store.put("shipped", f"worker {os.getpid()}".encode(), keys=[order])
+            worker = f"worker {os.getpid()}".encode()
+            store.put("shipped", worker, keys=[order], dedup_id=order)
 
         consumer = store.consume("shipping", "orders", ship, concurrency=1)
         signal.signal(signal.SIGTERM, lambda number, frame: consumer.stop())

@@ -59,7 +59,7 @@ def extras(path: Path) -> set[str]:
         if "pip install" in line
     ]
     assert len(installs) == 1
-    return set(Requirement(installs[0].replace("/source", "kvmq")).extras)
+    return set(Requirement(re.sub("^[^[]*", "kvmq", installs[0])).extras)
 
 
 def packages(name: str, extras: set[str]) -> set[str]:

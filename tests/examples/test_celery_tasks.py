@@ -22,6 +22,7 @@ class Workers:
 
     def __init__(self, url: str, folder: Path) -> None:
         self.notes = folder / "notes"
+        self._url = url
         self._folder = folder
         self._environment = {
             **os.environ, "BROKER": url, "NOTES": str(self.notes), "PYTHONPATH": str(ROOT),
@@ -30,7 +31,8 @@ class Workers:
         self.running: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "celery", "-A", "examples.celery_tasks", "worker"]
+        app = ["-A", "examples.celery_tasks", "-b", self._url]
+        command = [sys.executable, "-m", "celery", *app, "worker"]
         with (self._folder / f"log{len(self.running)}").open("wb") as log:
             self.running.append(
                 subprocess.Popen(
