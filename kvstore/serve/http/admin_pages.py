@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from kvstore.api.store import Store
+from kvstore.core.names import PENDING_TOPICS
 from kvstore.errors import (
     CallerError,
     MessageNotFound,
@@ -140,6 +141,7 @@ def topic(context: AdminContext, query: Query) -> Values:
         "queues": queues[:_QUEUES_SHOWN],
         "left_out": info.read_queues - min(len(queues), _QUEUES_SHOWN),
         "messages": [row_of(m) for m in newest],
+        "is_read": info.name not in PENDING_TOPICS,
     }
 
 

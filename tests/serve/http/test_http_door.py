@@ -535,6 +535,7 @@ def test_pages_show_no_message_of_a_topic_in_which_messages_wait(
     page = served.ask(f"/topic?topic={topic}")
     assert page.status == 200
     assert "not yet" not in page.text
+    assert f"/messages?topic={topic}" not in page.text, "a link that leads to a refusal"
     for path in (f"/messages?topic={topic}&queue=0&offset=0", f"/messages?topic={topic}&key=later",
                  f"/message?topic={topic}&queue=0&offset=0"):  # fmt: skip
         answer = served.ask(path, accept="text/html")
