@@ -93,9 +93,12 @@ class Finder:
                 return message, []
         return None, lost
 
-    def in_log(self, topic: str, message_id: str, since: int) -> list[StoredMessage]:
+    def in_log(
+        self, topic: str, message_id: str, since: int, damaged: list[int] | None = None
+    ) -> list[StoredMessage]:
         """The messages of a topic with a unique id that are in the log from a position on, oldest
-        first; also of a topic that was deleted, as long as its keys are there.
+        first; also of a topic that was deleted, as long as its keys are there. The positions of
+        records that may be of such messages, and can't be read, go to `damaged`.
         """
         self._reader.check_open()
         low = key_hash(topic.encode(), message_id.encode("utf-8", "surrogatepass"))
@@ -105,10 +108,12 @@ class Finder:
             # A checkpoint may move a position from tail to RocksDB between the two looks.
             in_tails = self._index.find_in_tails(low, visible)
             positions = {*in_tails, *self._in_log(low, low, None, None, visible, since)}
-            messages = (self._candidate(p, -1, []) for p in sorted(positions) if p >= since)
+            found = {p: self._candidate(p, -1, []) for p in sorted(positions) if p >= since}
+            if damaged is not None:
+                damaged[:] = [p for p, message in found.items() if message is None]
             return [
                 message
-                for message in messages
+                for message in found.values()
                 if message is not None
                 and message.message_id == message_id
                 and message.topic == topic

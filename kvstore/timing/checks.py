@@ -34,7 +34,7 @@ from kvstore.message import StoredMessage
 from kvstore.process.background import Background, traced
 from kvstore.record.validate import check_group
 from kvstore.timing.prepared_message import PreparedMessage
-from kvstore.timing.transactions import Transactions
+from kvstore.timing.transactions import Question, Transactions
 
 Answer = Literal["commit", "rollback", "unknown"]
 Ask = Callable[[StoredMessage], Answer]
@@ -228,7 +228,7 @@ class Checks:
                 self._transactions.bring_checks_forward()
                 self._give_up_old()
                 for found in self._transactions.questions():
-                    self._age_ends.add(self._transactions.age_end(found), found.message.position)
+                    self._age_ends.add(found.age_end, found.position)
                     self._line_up(found)
             except BaseException:
                 self._transactions.look_again()
@@ -247,9 +247,11 @@ class Checks:
     def _groups(self) -> set[str]:
         return {one.group for one in self._checkers if one.is_open}
 
-    def _line_up(self, found: PreparedMessage) -> None:
+    def _line_up(self, found: Question) -> None:
         """Puts a message into its group's line, if the group has a checker."""
-        group, position = found.group, found.message.position
+        group, position = found.group, found.position
+        if group is None:
+            return
         with self._lock:
             if position in self._in_line or position in self._asked or group not in self._groups():
                 return
@@ -294,17 +296,18 @@ class Checks:
 
     def _answered(self, position: int, answer: str) -> None:
         """Ends a transaction as a checker said, or lets it wait for the next check."""
-        is_kept = False
+        is_kept = is_over = False
         try:
             end = answer if answer in ("commit", "rollback") else None
-            self._transactions.answered(position, end)  # type: ignore[arg-type]  # one of these
+            is_over = self._transactions.answered(position, end)  # type: ignore[arg-type]  # one of these
             is_kept = True
         except StoreError as e:
             # The disk is full, or the store is being closed: it is asked about again.
             _log.error("the answer %r about a transaction could not be kept: %s", answer, str(e))
         self._asked.pop(position, None)
-        if is_kept:
+        if is_over:
             self._age_ends.drop(position)
+        if is_kept:
             return
         # Not before: a look passes over a message that is still asked about.
         self._transactions.look_again()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from kvstore.clock import Clock
 from kvstore.core.encoding import Encoder, PreparedBatch
-from kvstore.core.names import REAL_TOPIC
+from kvstore.core.names import REAL_TOPIC, UNIQUE_ID
 from kvstore.core.pending.pending_records import prepare_copies, prepare_notes, read_pending
 from kvstore.core.records import facts
 from kvstore.errors import FormatError, RecordDamaged, SegmentDamaged, TopicNotFound
@@ -50,6 +50,8 @@ AT_ONCE: Final = 2048
 thread keeps for 5 ms: with fewer messages a turn, less than 100,000 a second would be delivered.
 """
 _BYTES_AT_ONCE: Final = 4 << 20
+_ID: Final = f"{UNIQUE_ID}\x01".encode()
+_VALUE_END: Final = b"\x02"
 Owns = Callable[[str], bool]
 """Whether a topic is one of those that a caller may see."""
 
@@ -242,11 +244,19 @@ class PendingMessages:
         )
 
     def note(
-        self, held: list[Held], added: list[bytes] | None = None, *, is_needed: bool = False
+        self,
+        held: list[Held],
+        added: list[bytes] | None = None,
+        *,
+        ids: list[str | None] | None = None,
+        is_needed: bool = False,
     ) -> None:
-        """Puts notes that messages wait no more and go to no topic; `is_needed` as with `copy`."""
+        """Puts notes that messages wait no more and go to no topic; `ids` has those of messages
+        whose records can't be read, and `is_needed` is as with `copy`.
+        """
+        encoder, is_prepared = self._writer.encoder, self._is_prepared
         self.put(
-            prepare_notes(self._writer.encoder, held, is_prepared=self._is_prepared, added=added),
+            prepare_notes(encoder, held, is_prepared=is_prepared, added=added, ids=ids),
             self._context.clock.now_ms() if is_needed else None,
         )
 
@@ -361,18 +371,27 @@ def newest_of(
 
 
 def records_of(
-    finder: Finder, topic: str, message_id: str, owns: Owns | None
+    finder: Finder,
+    topic: str,
+    message_id: str,
+    owns: Owns | None,
+    damaged: list[int] | None = None,
 ) -> list[StoredMessage]:
     """The records with an id in a topic in which messages wait, oldest first, of those that a
-    caller may see.
+    caller may see; `damaged` as with `Finder.in_log`.
     """
-    found = finder.in_log(topic, message_id, 0) if isinstance(message_id, str) else []
+    found = finder.in_log(topic, message_id, 0, damaged) if isinstance(message_id, str) else []
     return [one for one in found if owns is None or owns(_goes_to(one))]
 
 
 def _goes_to(message: StoredMessage) -> str:
     """The topic that a message goes to which waits, or would have gone to."""
     return message.properties.get(REAL_TOPIC, "")
+
+
+def unique_id_in(properties: bytes) -> str:
+    """The unique id that the properties of a record have, "" without one."""
+    return properties.partition(_ID)[2].partition(_VALUE_END)[0].decode("utf-8", "replace")
 
 
 def size_at(buffer: Buffer, at: int) -> int:

@@ -12,8 +12,9 @@ of a put is answered for its own transaction alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvstore.core.names import (
     TRANSACTION_CHECK_MS,
@@ -21,6 +22,7 @@ from kvstore.core.names import (
     TRANSACTION_HALF_TOPIC,
     TRANSACTION_ROLLBACK,
 )
+from kvstore.core.records import facts
 from kvstore.errors import (
     CallerError,
     MessageNotFound,
@@ -29,8 +31,16 @@ from kvstore.errors import (
     shown,
 )
 from kvstore.message import PutResult, StoredMessage
-from kvstore.timing.pending_messages import Owns, TimingContext, newest_of, records_of
+from kvstore.timing.pending_messages import (
+    Owns,
+    TimingContext,
+    newest_of,
+    records_of,
+    unique_id_in,
+)
 from kvstore.timing.prepared_message import (
+    SET_MAX,
+    WITH_THE_FIRST,
     Member,
     PreparedMessage,
     PreparedPage,
@@ -40,6 +50,9 @@ from kvstore.timing.prepared_message import (
     prepared_of,
 )
 from kvstore.timing.timer_rows import START, Place, TimerRows, check_page
+
+if TYPE_CHECKING:
+    from kvstore.core.tail import Waiting
 
 _TOPICS: Final = (TRANSACTION_HALF_TOPIC, TRANSACTION_DISCARD_TOPIC)
 """The topics in which prepared messages wait, and in which those stay that were given up."""
@@ -55,13 +68,28 @@ class Ended(NamedTuple):
     message: StoredMessage
 
 
+class Unreadable(NamedTuple):
+    """A message that waits, and whose record is damaged: its row, and the id by which it was found,
+    None if it was found by its position.
+    """
+
+    row: Waiting
+    message_id: str | None
+
+
 class Together(NamedTuple):
-    """The messages of one transaction that wait, in their order, and the reason for which they
-    can't be committed, if there is one.
+    """The messages of one transaction that wait, in their order. `damage` is the reason for which
+    they can't be committed, if there is one; `is_lost` says that a message of them can't be read,
+    and `lost` has the positions of such messages, as far as they are known.
     """
 
     messages: list[PreparedMessage]
-    damage: RecordDamaged | None
+    damage: RecordDamaged | None = None
+    is_lost: bool = False
+    lost: tuple[int, ...] = ()
+
+
+State = PreparedMessage | Unreadable | Ended
 
 
 class PreparedList:
@@ -81,7 +109,7 @@ class PreparedList:
             rows = self._rows.page(place, self._context.log.end, limit, None)
             for due, position, _, _ in rows:
                 place = due, position
-                message = self._record(position)
+                message = self.record(position)
                 found = None if message is None else prepared_of(message)
                 if found is None or not sees(owns, found) or group not in (None, found.group):
                     continue
@@ -111,27 +139,35 @@ class PreparedList:
     # --- transactions ---
 
     def state(self, asked: Handle, owns: Owns | None) -> PreparedMessage | Ended:
-        """The last of `states`; of a set that waits its first message."""
+        """The last of `states`; of a set that waits its first message that can be read."""
         found = self.states(asked, owns)[-1]
-        return found if isinstance(found, Ended) else self.together(found, owns).messages[0]
+        if isinstance(found, Ended):
+            return found
+        whole = self.together(found, owns)
+        if whole.damage is not None and not whole.messages:
+            raise whole.damage
+        return whole.messages[0]
 
-    def states(self, asked: Handle, owns: Owns | None) -> list[PreparedMessage | Ended]:
+    def states(self, asked: Handle, owns: Owns | None) -> list[State]:
         """The messages that wait with an id, oldest first; if none does, the end of the last one
         that had it. Given the result of a put, that message alone, or its end. `MessageNotFound`.
         """
         if isinstance(asked, PutResult):
             return [self._state_of_put(asked, owns)]
         found = self._open(asked, owns)
-        return [*found] if found else [self._state(self._newest(asked, owns))]
+        return found or [self._state(self._newest(asked, owns))]
 
-    def _state_of_put(self, asked: PutResult, owns: Owns | None) -> PreparedMessage | Ended:
+    def _state_of_put(self, asked: PutResult, owns: Owns | None) -> State:
         """The message that a put prepared, if it waits, or its end."""
         first = asked.position
-        there = self._record(asked.position)
+        there = self.record(first)
+        damaged = self.unreadable([first]) if there is None else []
+        if damaged and self._may_see(damaged[0], owns):
+            return damaged[0]._replace(message_id=asked.message_id)
         if there is not None and there.message_id == asked.message_id:
-            found = self._waiting(there)
-            if found is not None and sees(owns, found):
-                return found
+            waits = self.waiting(there)
+            if waits is not None and sees(owns, waits):
+                return waits
             first = first_position(there)
         try:
             newest = self._newest(
@@ -142,16 +178,28 @@ class PreparedList:
                 f"no transaction has the message {shown(asked.message_id)} that was put at "
                 f"{shown(asked.position)}, or its records have left the log"
             ) from None
-        return self._state(newest)
+        found = self._state(newest)
+        if isinstance(found, Ended) and newest.topic == TRANSACTION_HALF_TOPIC:
+            for one in self._damaged(asked.message_id, owns):
+                position = one.row[1]
+                raise RecordDamaged(
+                    f"the message {shown(asked.message_id)} that was put at {asked.position} may "
+                    f"wait at {position}, where the record is damaged; its id ends that",
+                    position,
+                )
+        return found
 
-    def together(self, found: PreparedMessage, owns: Owns | None) -> Together:
+    def together(self, found: PreparedMessage | Unreadable, owns: Owns | None) -> Together:
         """The messages that end with one that waits; `MessageNotFound` if a caller may not see the
         first of them.
         """
-        member = member_of(found.message)
-        whole = Together([found], None) if member is None else self._set(found.message, member)
-        if member is not None and found not in whole.messages:
-            whole = Together([found], _not_whole(member, member.number, found.message.position))
+        if isinstance(found, Unreadable):
+            return self._with_unreadable(found)
+        member = None if found.set_id is None else member_of(found.message)
+        whole = Together([found]) if member is None else self._set(found.message, member)
+        position = found.message.position
+        if member is not None and position not in [one.message.position for one in whole.messages]:
+            whole = Together([found], _not_whole(member, member.number, position))
         if not sees(owns, whole.messages[0]):
             raise MessageNotFound(f"no message has the id {shown(found.message_id)}")
         return whole
@@ -160,11 +208,13 @@ class PreparedList:
         """The messages of a set that wait, given the record of one that waits, or has waited."""
         messages: list[PreparedMessage] = []
         damage: RecordDamaged | None = None
+        lost: list[int] = []
         set_id = member.set_id
         places = self._places(of, member)
         for number in range(member.total):
             position = places.get(number, -1)
-            message = self._record(position)
+            message = self.record(position)
+            lost += [position] if message is None else []
             is_its = (
                 message is not None
                 and message.topic == TRANSACTION_HALF_TOPIC
@@ -173,9 +223,9 @@ class PreparedList:
             )
             if message is None or not is_its or (not number and message.message_id != set_id):
                 damage = damage or _not_whole(member, number, position)
-            found = self._waiting(message) if message is not None and is_its else None
+            found = self.waiting(message) if message is not None and is_its else None
             messages += () if found is None else (found,)
-        return Together(messages, damage)
+        return Together(messages, damage, bool(lost), tuple(p for p in lost if p >= 0))
 
     def _places(self, of: StoredMessage, member: Member) -> dict[int, int]:
         """The positions of a set's records by their numbers, as far as the index has them."""
@@ -186,7 +236,7 @@ class PreparedList:
         oldest, found = context.reader.first_segment(), dict[int, int]()
         while topic is not None and at < behind:
             key = topic.base + of.queue
-            part = index.positions(key, at, behind - at, oldest, context.log.end)
+            part = self._positions(key, at, behind - at)
             found.update(enumerate(part, at - first))
             following = at + len(part) if part else index.after(key, at, oldest)
             if following is None:
@@ -194,11 +244,122 @@ class PreparedList:
             at = following
         return found
 
-    def _open(self, message_id: str, owns: Owns | None) -> list[PreparedMessage]:
+    # --- damaged records ---
+
+    def unreadable(
+        self, positions: Collection[int], likely: int = WITH_THE_FIRST
+    ) -> list[Unreadable]:
+        """The messages that wait at some positions, whose records can't be read; `likely` is when
+        they may be due, in ms.
+        """
+        found = [position for position in positions if self.record(position) is None]
+        topic = self._context.topics.find(TRANSACTION_HALF_TOPIC) if found else None
+        if topic is None:
+            return []
+        # Only the index knows that a damaged record is one of the topic.
+        damaged = [one for one in found if self._offset_of(topic.base, one) is not None]
+        rows = self._rows.waiting_at(damaged, likely) if damaged else []
+        return [Unreadable(row, None) for row in rows]
+
+    def id_of(self, row: Waiting) -> str | None:
+        """The id of a message whose record is damaged, if that still says it and the index agrees;
+        None if it is not known any more.
+        """
+        position, size = row[1], row[3]
+        damaged: list[int] = []
+        with suppress(RecordDamaged, SegmentDamaged, ValueError, IndexError):
+            buffer, at, _ = self._context.log.span(position)
+            message_id = unique_id_in(facts(buffer, at, size)[5])
+            if message_id:
+                self._context.finder.in_log(TRANSACTION_HALF_TOPIC, message_id, 0, damaged)
+            return message_id if position in damaged else None
+        return None
+
+    def _damaged(self, message_id: str, owns: Owns | None) -> list[Unreadable]:
+        """The messages that wait with a unique id, by the keys of records that can't be read."""
+        damaged: list[int] = []
+        self._context.finder.in_log(TRANSACTION_HALF_TOPIC, message_id, 0, damaged)
+        found = self.unreadable(damaged) if damaged else []
+        return [one._replace(message_id=message_id) for one in found if self._may_see(one, owns)]
+
+    def _may_see(self, one: Unreadable, owns: Owns | None) -> bool:
+        return owns is None or owns(self._context.topics.name_of(one.row[2]) or "")
+
+    def _with_unreadable(self, one: Unreadable) -> Together:
+        """The messages that end with one whose record is damaged: those of its set, as the next
+        record before or behind it says. Without such a set, those directly behind it that wait with
+        a first message and can't be read either.
+        """
+        position = one.row[1]
+        key = self._context.topics.get(TRANSACTION_HALF_TOPIC).base
+        at = self._offset_of(key, position)
+        for step in (-1, 1):
+            whole = None if at is None else self._set_beside(key, at, step)
+            if whole is not None and position in whole.lost:
+                return whole
+        told = RecordDamaged(
+            f"the prepared message at {position} can't be committed: its record is damaged; roll "
+            "it back, or put back the segment from a copy and open the store again",
+            position,
+        )
+        behind = () if at is None else self._lost_behind(key, at)
+        return Together([], told, is_lost=True, lost=(position, *behind))
+
+    def _set_beside(self, key: int, at: int, step: int) -> Together | None:
+        """The set of the next record before an offset, or behind it, that can be read."""
+        for offset in range(at + step, at + step * SET_MAX, step):
+            places = self._positions(key, offset, 1)
+            record = self.record(places[0]) if places else None
+            if record is not None:
+                member = member_of(record)
+                return None if member is None else self._set(record, member)
+        return None
+
+    def _lost_behind(self, key: int, at: int) -> Iterator[int]:
+        """The positions of messages directly behind an offset that wait with the first of their
+        set, and can't be read.
+        """
+        for offset in range(at + 1, at + SET_MAX):
+            found = self.unreadable(self._positions(key, offset, 1))
+            if not found or found[0].row[0] != WITH_THE_FIRST:
+                return
+            yield found[0].row[1]
+
+    def _offset_of(self, key: int, position: int) -> int | None:
+        """The offset of the record at a position in a queue, by the index; None if that lacks it.
+        Positions rise with offsets.
+        """
+        low, high = self._context.reader.bounds(key)
+        while low < high:
+            middle = (low + high) // 2
+            at, found = middle, self._positions(key, middle, 1)
+            if not found:
+                oldest = self._context.reader.first_segment()
+                behind = self._context.index.after(key, middle, oldest)
+                at = high if behind is None else behind
+                found = self._positions(key, at, 1) if at < high else []
+            if found and found[0] == position:
+                return at
+            if found and found[0] < position:
+                low = at + 1
+            else:
+                high = middle
+        return None
+
+    def _positions(self, key: int, offset: int, limit: int) -> list[int]:
+        context = self._context
+        oldest, end = context.reader.first_segment(), context.log.end
+        return context.index.positions(key, offset, limit, oldest, end)
+
+    # --- records ---
+
+    def _open(self, message_id: str, owns: Owns | None) -> list[State]:
         """The messages that wait with a unique id, oldest first."""
-        records = records_of(self._context.finder, TRANSACTION_HALF_TOPIC, message_id, owns)
-        found = map(self._waiting, records)
-        return [one for one in found if one is not None]
+        damaged: list[int] = []
+        finder, topic = self._context.finder, TRANSACTION_HALF_TOPIC
+        records = records_of(finder, topic, message_id, owns, damaged)
+        found: list[State] = [one for one in map(self.waiting, records) if one is not None]
+        return found + (self._damaged(message_id, owns) if damaged else [])
 
     def _newest(
         self,
@@ -237,15 +398,15 @@ class PreparedList:
     def _is_waiting(self, found: PreparedMessage) -> bool:
         return self._rows.is_waiting(due_of(found), found.message.position)
 
-    def _waiting(self, message: StoredMessage) -> PreparedMessage | None:
+    def waiting(self, message: StoredMessage) -> PreparedMessage | None:
         """The prepared message whose record this is, if it still waits; None else."""
         found = prepared_of(message) if message.topic == TRANSACTION_HALF_TOPIC else None
         return found if found is not None and self._is_waiting(found) else None
 
     def at(self, position: int) -> PreparedMessage | None:
         """The prepared message at a position, if it still waits; None else."""
-        message = self._record(position)
-        return None if message is None else self._waiting(message)
+        message = self.record(position)
+        return None if message is None else self.waiting(message)
 
     def begin_of_cut(self, last: StoredMessage) -> int | None:
         """Where the last put of the log begins, if it was of a set and a part of it is missing;
@@ -266,7 +427,7 @@ class PreparedList:
         """The messages of a set that wait behind one of them, given the position of a record of
         that one, which waits or has waited.
         """
-        message = self._record(position)
+        message = self.record(position)
         if message is None or message.topic != TRANSACTION_HALF_TOPIC:
             return []
         found = self._set(message, member).messages
@@ -277,7 +438,7 @@ class PreparedList:
         counts = self._rows.counts()
         return sum(n for t, n in counts.items() if owns is None or owns(name_of(t) or ""))
 
-    def _record(self, position: int) -> StoredMessage | None:
+    def record(self, position: int) -> StoredMessage | None:
         """The record at a position; None if it can't be read."""
         try:
             return self._context.reader.read_at(position)
@@ -294,6 +455,11 @@ def _not_whole(member: Member, number: int, position: int) -> RecordDamaged:
         "put back the segment from a copy and open the store again",
         position,
     )
+
+
+def position_of(found: PreparedMessage | Unreadable) -> int:
+    """Where the record of a message that waits stands."""
+    return found.row[1] if isinstance(found, Unreadable) else found.message.position
 
 
 def sees(owns: Owns | None, found: PreparedMessage) -> bool:

@@ -150,6 +150,11 @@ def rollback_properties(message: StoredMessage, why: str) -> bytes:
     return _pairs(**{TRANSACTION_ROLLBACK: why}, **own)
 
 
+def lost_properties(why: str) -> bytes:
+    """The properties of the note that a message was rolled back whose record can't be read."""
+    return _pairs(**{TRANSACTION_ROLLBACK: why})
+
+
 def topic_property(topic: str) -> bytes:
     """The property of a message that was given up: the topic it would have gone to."""
     return _pairs(REAL_TOPIC=topic)

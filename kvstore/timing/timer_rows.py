@@ -13,7 +13,7 @@ to its row; memory does not grow with the rows.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -132,6 +132,23 @@ class TimerRows:
                 found.update(one for one in tail.pending(*after, end, _TIME_END) if one[2] == topic)
         ended = [one for one in found if any(tail.has_ended(one[1]) for tail in tails)]
         return sorted(found.difference(ended))[:limit]
+
+    def waiting_at(self, positions: Collection[int], likely: int) -> list[Waiting]:
+        """The messages whose records are at some positions, if they wait. All that wait are gone
+        through, unless they are found at the `likely` due time: it is for damaged records, of which
+        nobody knows when they are due.
+        """
+        found: list[Waiting] = []
+        for position in sorted(positions):
+            rows = self.page((likely, position - 1), position + 1, 1, None)
+            found += [one for one in rows if one[1] == position]
+        left = {*positions} - {one[1] for one in found}
+        place = START
+        while left and (rows := self.page(place, _PLACE_END, _PAGE_MAX, None)):
+            place = rows[-1][:2]
+            found += [one for one in rows if one[1] in left]
+            left.difference_update(one[1] for one in rows)
+        return found
 
     def due_at(self, due: int) -> list[Waiting]:
         """The messages that wait until this very ms."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from kvstore.clock import cut_ms, whole_ms
-from kvstore.core.names import TIMER_TOPIC, UNIQUE_ID
+from kvstore.core.names import TIMER_TOPIC
 from kvstore.core.pending.pending_records import read_end
 from kvstore.core.records import facts
 from kvstore.errors import (
@@ -49,6 +49,7 @@ from kvstore.timing.pending_messages import (
     newest_of,
     records_of,
     size_at,
+    unique_id_in,
 )
 from kvstore.timing.timer_rows import Place, TimerRows, check_page
 
@@ -58,8 +59,6 @@ if TYPE_CHECKING:
 
 _REST_MS: Final = 8
 """So long at least is between two turns: where many are due, each turn has many of them."""
-_ID: Final = f"{UNIQUE_ID}\x01".encode()
-_VALUE_END: Final = b"\x02"
 _NEVER: Final = 1 << 63
 
 
@@ -337,7 +336,7 @@ class Timers:
             properties = facts(buffer, at, size_at(buffer, at))[5]
         except Damaged:
             return None
-        return properties.partition(_ID)[2].partition(_VALUE_END)[0].decode("utf-8", "replace")
+        return unique_id_in(properties)
 
     def newest(self, message_id: str) -> StoredMessage:
         """The last record of a message; `MessageNotFound`."""

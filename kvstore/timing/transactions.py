@@ -20,9 +20,11 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from kvstore.clock import cut_ms, whole_ms
 from kvstore.config import StoreConfig
@@ -43,13 +45,21 @@ from kvstore.index.keys import META, TRANSACTION_AGE, U64
 from kvstore.message import Message, PutResult, PutStatus, StoredMessage
 from kvstore.record.validate import check_group
 from kvstore.timing.pending_messages import AT_ONCE, Owns, PendingMessages, TimingContext
-from kvstore.timing.prepared_list import Ended, Handle, PreparedList
+from kvstore.timing.prepared_list import (
+    Ended,
+    Handle,
+    PreparedList,
+    Together,
+    Unreadable,
+    position_of,
+)
 from kvstore.timing.prepared_message import (
     SET_MAX,
     WITH_THE_FIRST,
     Member,
     PreparedMessage,
     due_of,
+    lost_properties,
     member_of,
     prepared_of,
     prepared_properties,
@@ -64,10 +74,21 @@ if TYPE_CHECKING:
 
     from kvstore.core.encoding import PreparedBatch
     from kvstore.core.pending.pending_records import Held
+    from kvstore.core.tail import Waiting
 
 _log = logging.getLogger("kvmq")
 End = Literal["commit", "rollback"]
 IMMUNITY_MAX: Final = 30 * 86400.0
+
+
+class Question(NamedTuple):
+    """A message to ask about: its position, when it is too old, in ms, and the producer group; None
+    if its record is damaged, and nobody is asked.
+    """
+
+    position: int
+    age_end: int
+    group: str | None
 
 
 class Transactions:
@@ -98,6 +119,8 @@ class Transactions:
         """Behind which place to look for messages whose checks are to be brought forward; None: all
         were looked at.
         """
+        self._next_ends = 0
+        """When the next set may be too old, ms."""
 
     # --- preparing ---
 
@@ -157,35 +180,53 @@ class Transactions:
         """
         with self.pending.lock:
             waiting: dict[int, PreparedMessage] = {}
+            lost: dict[int, str] = {}
             done: list[StoredMessage] = []
             for one in asked:
                 for found in self._list.states(one, owns):
                     if isinstance(found, Ended):
                         _check_end(found, how)
                         done.append(found.message)
-                    elif found.message.position not in waiting:
+                    elif position_of(found) not in waiting:
                         whole = self._list.together(found, owns)
                         if how == "commit" and whole.damage is not None:
                             raise whole.damage
                         waiting |= {p.message.position: p for p in whole.messages}
-            results = self._end(list(waiting.values()), how)
-            return [*results, *map(_result, done)] if how == "commit" else []
-
-    def _end(self, found: list[PreparedMessage], how: End) -> list[PutResult]:
-        if not found:
-            return []
-        if how == "commit":
-            return self._commit(found)
-        self._roll_back(found, "rollback")
-        return []
+                        if whole.lost:
+                            lost |= dict.fromkeys(whole.lost, _id_of(whole, found))
+            if how == "rollback":
+                self._roll_back(list(waiting.values()), "rollback", lost)
+                return []
+            return [*self._commit(list(waiting.values())), *map(_result, done)]
 
     def _commit(self, found: list[PreparedMessage]) -> list[PutResult]:
+        if not found:
+            return []
         held = [self._held(one) for one in found]
         return self.pending.put(self.pending.copies(held, [0] * len(held), [b""] * len(held)))
 
-    def _roll_back(self, found: list[PreparedMessage], why: str) -> None:
+    def _roll_back(
+        self,
+        found: list[PreparedMessage],
+        why: str,
+        lost: Mapping[int, str] = MappingProxyType({}),
+        *,
+        is_needed: bool = False,
+    ) -> None:
+        """Puts notes for messages, and for those of `lost` that wait: positions of records that
+        can't be read, and ids for their notes. These come last: a crash that cuts the put leaves
+        records of a set whose rest can be told.
+        """
+        rows = self._list.unreadable(lost)
         held = [self._held(one) for one in found]
-        self.pending.note(held, [rollback_properties(one.message, why) for one in found])
+        names = {one.row[2]: self._topics.name_of(one.row[2]) or "" for one in rows}
+        held += [(b"", 0, 0, at, due, names[topic], topic) for (due, at, topic, _), _ in rows]
+        added = [rollback_properties(one.message, why) for one in found]
+        added += [lost_properties(why)] * len(rows)
+        ids: list[str | None] = [None] * len(found)
+        ids += [self._list.id_of(row) or lost[row[1]] for row, _ in rows]
+        if held:
+            self.pending.note(held, added, ids=ids, is_needed=is_needed)
 
     def _held(self, found: PreparedMessage, goes_to: str | None = None) -> Held:
         """A message for `copies` and `note`; it goes to its own topic unless another is given."""
@@ -208,8 +249,7 @@ class Transactions:
             for one in self._list.in_sets(topics):
                 if one.message.position not in found:
                     found |= {p.message.position: p for p in self._members(one)}
-            if found:
-                self._roll_back(list(found.values()), "topic deleted")
+            self._roll_back(list(found.values()), "topic deleted")
             return len(found)
 
     def _members(self, found: PreparedMessage) -> list[PreparedMessage]:
@@ -230,13 +270,22 @@ class Transactions:
 
     def _with_sets(self, positions: list[int]) -> list[int]:
         """Positions of prepared messages, with those of the sets that any of them are in: each set
-        from its first message on.
+        from its first message on. Transactions of which a message can't be read are given up.
         """
         found: dict[int, None] = {}
+        damaged: list[int] = []
         for position in positions:
-            one = None if position in found else self._list.at(position)
-            if one is not None:
-                found.update((p.message.position, None) for p in self._members(one))
+            record = None if position in found else self._list.record(position)
+            if record is None and position not in found:
+                damaged.append(position)
+            one = None if record is None else self._list.waiting(record)
+            whole = None if one is None else self._list.together(one, None)
+            if one is not None and whole is not None and whole.is_lost:
+                self._give_up(whole, one, is_needed=True)
+            elif whole is not None:
+                found.update((p.message.position, None) for p in whole.messages)
+        for lost in self._list.unreadable(damaged):
+            self._give_up(self._list.together(lost, None), lost, is_needed=True)
         return list(found)
 
     # --- a shorter age ---
@@ -314,7 +363,7 @@ class Transactions:
             if why is not None:  # else it is no record of ours
                 self._roll_back(rest, why)
         elif last.topic == TRANSACTION_DISCARD_TOPIC:
-            self._give_up(rest)
+            self._put_to_discarded(rest)
         else:
             self._commit(rest)
 
@@ -332,84 +381,157 @@ class Transactions:
             return False
         first = self._rows.first_due()
         is_first_due = first is not None and first <= self._clock.now_ms()
-        return self._early is not None or self.pending.is_unsure or is_first_due
+        is_other_due = self._early is not None or self._next_ends <= self._clock.now_ms()
+        return self.pending.is_unsure or is_first_due or is_other_due
 
     def look_again(self) -> None:
         """Lets messages be asked about again whose questions nobody took."""
         with self.pending.lock:
             self.pending.look_again()
 
-    def questions(self) -> Iterator[PreparedMessage]:
+    def questions(self) -> Iterator[Question]:
         """The messages that are to be asked about, in the order of their times; those that were
         asked about often enough, or are too old, are given up. None of them is given again before
         `look_again`, or before it has waited for another check.
         """
         now = self._clock.now_ms()
+        if self._next_ends <= now:
+            self._give_up_sets(now)
         while True:
             with self.pending.lock:
                 due = self.pending.due(now)
-                found = [self._question_at(position, now) for _, position, _, _ in due]
+                found = [self._question_at(row, now) for row in due]
                 self.pending.settled(due)
             if not due:
                 return
             yield from (one for one in found if one is not None)
 
-    def _question_at(self, position: int, now: int) -> PreparedMessage | None:
-        """The message at a position that is due, unless it is given up, or can't be read."""
+    def _question_at(self, row: Waiting, now: int) -> Question | None:
+        """The message that is due, unless it is given up, or waits no more."""
+        position = row[1]
         found = self._list.at(position)
-        if found is None or found.check_at is None:
+        if found is None:
+            return self._question_of_damaged(row, now)
+        end = self.age_end(found)
+        if end <= now or found.checks >= self._config.transaction_checks:
+            self._give_up(self._list.together(found, None), found)
             return None
-        if self.age_end(found) <= now or found.checks >= self._config.transaction_checks:
-            self._give_up(self._members(found))
-            return None
-        return found
+        return Question(position, end, found.group)
+
+    def _question_of_damaged(self, row: Waiting, now: int) -> Question | None:
+        """Nobody is asked about a message that can't be read; it grows too old as others do."""
+        due, position = row[:2]
+        for lost in self._list.unreadable([position], due):
+            whole = self._list.together(lost, None)
+            end = self._end_of(whole, lost)
+            if end > now:
+                return Question(position, end, None)
+            self._give_up(whole, lost)
+        return None
 
     def age_end(self, found: PreparedMessage) -> int:
         """When a message is too old, ms."""
         return found.since + cut_ms(self._clock) + self._age
 
+    def _end_of(self, whole: Together, found: PreparedMessage | Unreadable) -> int:
+        """When the messages of a transaction are too old, ms. If none can be read, they are as old
+        as if they had been prepared when they were to be asked about.
+        """
+        if isinstance(found, PreparedMessage):
+            return self.age_end(found)
+        return self.age_end(whole.messages[0]) if whole.messages else found.row[0] + self._age
+
     def give_up_old(self, position: int, now: int) -> None:
         """Gives up the message at a position, if it still waits there and is too old."""
         with self.pending.lock:
-            found = self._list.at(position)
-            if found is not None and self.age_end(found) <= now:
-                self._give_up(self._members(found))
+            one = self._list.at(position)
+            for found in self._list.unreadable([position]) if one is None else [one]:
+                whole = self._list.together(found, None)
+                if self._end_of(whole, found) <= now:
+                    self._give_up(whole, found)
+
+    def _give_up_sets(self, now: int) -> None:
+        """Gives up the sets that are too old, also where damage has left none of a set's first
+        message, which would be asked about. The messages behind the first wait in the order in
+        which they were put, so this ends at one that is not too old.
+        """
+        self._next_ends, place = now + self._age, (WITH_THE_FIRST, -1)
+        with self.pending.lock:
+            while rows := self._rows.page(place, self._log.end, AT_ONCE, None):
+                for row in rows:
+                    place = row[:2]
+                    found = self._list.at(row[1])
+                    if found is None:  # with its set, or with a first one that can't be read
+                        continue
+                    end = self.age_end(found)
+                    if end > now:
+                        self._next_ends = min(end, self._next_ends)
+                        return
+                    self._give_up(self._list.together(found, None), found)
 
     def question(self, position: int) -> PreparedMessage | None:
         """The message at a position, if it still waits to be asked about."""
         return self._list.at(position)
 
-    def _give_up(self, found: list[PreparedMessage]) -> None:
+    def _give_up(
+        self, whole: Together, found: PreparedMessage | Unreadable, *, is_needed: bool = False
+    ) -> None:
+        """Gives up a transaction, given one of its messages."""
+        self._put_to_discarded(whole.messages, is_needed=is_needed)
+        lost = dict.fromkeys(whole.lost, _id_of(whole, found))
+        self._roll_back([], "damaged", lost, is_needed=is_needed)
+        where = self._log.folder.parent
+        if whole.messages:
+            first = whole.messages[0]
+            _log.warning(
+                "%s: the transaction of %s, group %s, was given up after %d checks: its messages "
+                "are in %s", where, first.message_id, first.group, first.checks,
+                TRANSACTION_DISCARD_TOPIC,
+            )  # fmt: skip
+        if whole.lost:
+            _log.error(
+                "%s: the prepared messages at %s were given up: their records are damaged",
+                where, ", ".join(map(str, whole.lost)),
+            )  # fmt: skip
+
+    def _put_to_discarded(self, found: list[PreparedMessage], *, is_needed: bool = False) -> None:
+        if not found:
+            return
         if self._topics.find(TRANSACTION_DISCARD_TOPIC) is None:
             self._topics.make_pending_topic(TRANSACTION_DISCARD_TOPIC)
         held = [self._held(one, TRANSACTION_DISCARD_TOPIC) for one in found]
-        added = [topic_property(one.topic) for one in found]
-        self.pending.put(self.pending.copies(held, [0] * len(held), added))
-        first = found[0]
-        _log.warning(
-            "%s: the transaction of %s, group %s, was given up after %d checks: its messages are "
-            "in %s", self._log.folder.parent, first.message_id, first.group, first.checks,
-            TRANSACTION_DISCARD_TOPIC,
-        )  # fmt: skip
+        copies = self.pending.copies(
+            held, [0] * len(held), [topic_property(one.topic) for one in found]
+        )
+        self.pending.put(copies, self._clock.now_ms() if is_needed else None)
 
-    def answered(self, position: int, answer: End | None) -> None:
+    def answered(self, position: int, answer: End | None) -> bool:
         """Ends a transaction whose first message still waits at a position as a checker says, or
-        (None) lets it wait for the next check.
+        (None) lets it wait for the next check. False if it waits on as it is, since it can't be
+        committed, or be copied: a record is damaged.
         """
         with self.pending.lock:
             found = self._list.at(position)
             if found is None:
-                return
-            members = self._members(found)
+                return True
+            whole = self._list.together(found, None)
+            members = whole.messages
+            if answer == "rollback":
+                self._roll_back(members, answer, dict.fromkeys(whole.lost, _id_of(whole, found)))
+                return True
+            if whole.is_lost or (answer is not None and whole.damage is not None):
+                _log.error("%s: %s", self._log.folder.parent, str(whole.damage))
+                return False
             if answer is not None:
-                self._end(members, answer)
-                return
+                self._commit(members)
+                return True
             interval = whole_ms(self._config.transaction_check_interval)
             now = self._clock.now_ms()
             next_check = now + cut_ms(self._clock) + interval
             due = max(now + 1, min(next_check, self.age_end(found)))
             times = [due] + [WITH_THE_FIRST] * (len(members) - 1)
             self._wait_again(members, times, [one.checks + 1 for one in members])
+            return True
 
     def _wait_again(self, found: list[PreparedMessage], due: list[int], checks: list[int]) -> None:
         held = [self._held(one) for one in found]
@@ -440,6 +562,16 @@ def _result(message: StoredMessage) -> PutResult:
         message.size,
         PutStatus.WRITTEN,
     )
+
+
+def _id_of(whole: Together, found: PreparedMessage | Unreadable) -> str:
+    """The id for the notes of messages of a transaction that can't be read: that by which one was
+    found, or that of its set.
+    """
+    if whole.messages:
+        return whole.messages[0].set_id or whole.messages[0].message_id
+    known = found.message_id
+    return secrets.token_hex(16).upper() if known is None else known
 
 
 def result_of(prepared: Handle, results: Sequence[PutResult]) -> PutResult:

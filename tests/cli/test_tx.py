@@ -9,6 +9,7 @@ import pytest
 import kvstore
 from kvstore import Message, PutResult
 from tests.cli.conftest import Kvmq
+from tests.support.stores import flip
 
 
 @pytest.fixture
@@ -47,6 +48,24 @@ def test_a_prepared_message_is_shown_with_its_transaction(
     assert (shown["group"], shown["checks"], shown["offset"]) == ("ship", 0, None)
     rows = kvmq("tx", "show", folder, prepared[0].message_id).out
     assert "pay" in rows
+
+
+@pytest.mark.parametrize("number", [3, 4])
+def test_a_set_with_a_damaged_message_is_rolled_back_and_not_committed(
+    kvmq: Kvmq, folder: Path, prepared: list[PutResult], number: int
+) -> None:
+    flip(folder, prepared[number].position)
+    listed = kvmq("tx", "list", folder, "ship", "--json").json
+    assert [one["body"] for one in listed["messages"]] == ["b" if number == 3 else "a"]
+    ids = [one.message_id for one in prepared[3:]]
+    for message_id in ids:
+        refused = kvmq("tx", "commit", folder, message_id, "--json")
+        assert (refused.code, refused.error["error"]) == (1, "RecordDamaged")
+        assert "roll it back" in refused.error["message"]
+        shown = kvmq("tx", "show", folder, message_id, "--json").json
+        assert shown["set_id"] == "set"
+    assert kvmq("tx", "rollback", folder, ids[number - 3]).code == 0
+    assert kvmq("tx", "list", folder, "--json").json["count"] == 3
 
 
 def test_transactions_are_ended_all_or_none(

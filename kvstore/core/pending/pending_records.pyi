@@ -36,9 +36,12 @@ def prepare_notes(
     *,
     is_prepared: bool = False,
     added: Sequence[bytes] | None = None,
+    ids: Sequence[str | None] | None = None,
 ) -> PreparedBatch:
     """Notes that pending messages wait no more and go to no topic; the arguments are those of
-    `prepare_copies`. Raises RecordDamaged for a record that is no pending message.
+    `prepare_copies`. `ids` has the id for the note of a message whose record can't be read, and
+    is not looked at; None for the others. Raises RecordDamaged for another record that is no
+    pending message.
     """
 
 def read_pending(properties: bytes) -> tuple[int, str, int] | None:

@@ -290,8 +290,12 @@ cdef int _add_keys(PreparedBatch batch, const Span *keys) except -1:
     return batch.add(b"\x02", 1) if count else 0
 
 
-def prepare_notes(Encoder encoder not None, held, *, bint is_prepared=False, added=None):
+def prepare_notes(
+    Encoder encoder not None, held, *, bint is_prepared=False, added=None, ids=None
+):
     cdef PreparedBatch batch = PreparedBatch.__new__(PreparedBatch)
+    cdef Py_ssize_t size = 0
+    cdef const uint8_t *text
     cdef Py_ssize_t i
     cdef Parts p
     cdef Row *row
@@ -304,11 +308,19 @@ def prepare_notes(Encoder encoder not None, held, *, bint is_prepared=False, add
     batch.routes = [route] * batch.count
     for i in range(batch.count):
         one = held[i]
-        view = view_of(one[0])
-        record = _measured(view, one, &p, False)
-        _read_wait(&wait, record + p.properties_at, p.properties_size)
-        if not _waits(&wait) or wait.unique_id.at == NULL:
-            _not_pending(one[3])
+        if ids is not None and ids[i] is not None:
+            # The record can't be read.
+            _read_wait(&wait, NULL, 0)
+            text = <const uint8_t *>PyUnicode_AsUTF8AndSize(ids[i], &size)
+            wait.unique_id.at, wait.unique_id.size = text, size
+            text = <const uint8_t *>PyUnicode_AsUTF8AndSize(one[5], &size)
+            wait.topic.at, wait.topic.size = text, size
+        else:
+            view = view_of(one[0])
+            record = _measured(view, one, &p, False)
+            _read_wait(&wait, record + p.properties_at, p.properties_size)
+            if not _waits(&wait) or wait.unique_id.at == NULL:
+                _not_pending(one[3])
         row = &batch.rows[i]
         row.body = <const uint8_t *>b""
         row.born_at = -1
