@@ -81,7 +81,7 @@ def _is_odd(row: list[Any]) -> bool:
 LOCAL_FUZZERS: Final = {
     "messages.stored_of": Fuzzer(_stored_row),
     "transport.local_packing.pack_messages": Fuzzer(_packed),
-    "transport.local_packing.pack_stored": Fuzzer(_stored),
+    "transport.local_packing.frame_of_stored": Fuzzer(lambda rng: _as_frame(*_stored(rng))),
     "transport.local_packing.frame_of_results": Fuzzer(lambda rng: _as_frame(_results(rng))),
     "transport.local_packing.frame_of_popped": Fuzzer(lambda rng: _as_frame(_popped(rng))),
     "transport.local_reading.read_messages": Fuzzer(_messages),
