@@ -28,6 +28,7 @@ from kvstore.core.messages import StoredMessage, stored_of
 from kvstore.core.popping.receipts import Popped
 from kvstore.core.put_values import NO_PROPERTIES, Message, PutResult, PutStatus
 from kvstore.core.transport.local_packing import (
+    frame_of_columns,
     frame_of_popped,
     frame_of_results,
     frame_of_stored,
@@ -36,7 +37,7 @@ from kvstore.core.transport.local_packing import (
 from kvstore.core.transport.local_reading import read_messages, read_popped, read_results
 from kvstore.core.unique_ids import UniqueIds
 from kvstore.errors import CallerError, FormatError, StoreError, shown
-from kvstore.message import PullResult
+from kvstore.message import PulledBatch, PullResult
 from kvstore.meta.groups import GroupConfig
 from kvstore.meta.topics import TopicConfig
 from kvstore.pop.nack import Nack
@@ -286,10 +287,15 @@ def frame_of_result(kind: int, number: int, result: Any) -> bytes:
         if frame_of is not None:
             return frame_of(kind, number, result)
     elif type(result) is PullResult:
-        # The messages are its first field, and its name has no such byte.
+        # The messages are its first field, and its name has no such byte; so are columns below.
         rest = _results.encode(msgspec.structs.replace(result, messages=[]))
         before, _, after = rest.partition(_EMPTY_ARRAY)
         return frame_of_stored(kind, number, result.messages, before, after)
+    elif type(result) is PulledBatch:
+        rest = _results.encode(msgspec.structs.replace(result, columns=[]))
+        before, _, after = rest.partition(_EMPTY_ARRAY)
+        packed: Any = result.columns  # see `column_values.pulled_columns`
+        return frame_of_columns(kind, number, packed, before, after)
     return frame(_results.encode((kind, number, result)))
 
 

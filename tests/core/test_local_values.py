@@ -18,6 +18,7 @@ from kvstore.core.messages import stored_of
 from kvstore.core.popping.receipts import Popped
 from kvstore.core.put_values import Message, PutResult, PutStatus
 from kvstore.core.transport.local_packing import (
+    frame_of_columns,
     frame_of_popped,
     frame_of_results,
     frame_of_stored,
@@ -56,6 +57,14 @@ def test_stored_messages_are_the_same_behind_their_fields() -> None:
     again = [stored_of(row) for row in decode(inside[4:])[2]["messages"]]
     assert again == messages
     assert [m.expires_at for m in again] == [m.expires_at for m in messages]
+
+
+def test_packed_columns_are_the_same_within_what_is_around_them() -> None:
+    packed: list[Any] = [3, [["a", True, 1 << 33, b"", bytes(n), ["b", [], b"c"]] for n in LENGTHS]]
+    assert frame_of_columns(1, 7, packed) == framed(1, 7, packed)
+    before, _, after = encode({"columns": 0, "next": 9}).partition(b"\x00")
+    inside = frame_of_columns(1, 7, packed, before, after)
+    assert inside == framed(1, 7, {"columns": packed, "next": 9})
 
 
 def test_popped_messages_are_the_same_behind_their_frame() -> None:
@@ -175,6 +184,12 @@ def test_bytes_that_are_cut_or_go_on_are_refused(read: Any, good: bytes) -> None
 def test_what_is_no_such_value_is_refused(read: Any, bad: bytes) -> None:
     with pytest.raises((ValueError, TypeError, OverflowError)):
         read(bad)
+
+
+def test_only_values_of_packed_columns_are_written() -> None:
+    for wrong in (object(), Message("t", b"x"), [[{1}]]):
+        with pytest.raises(TypeError):
+            frame_of_columns(1, 1, [5, wrong])
 
 
 @pytest.mark.parametrize("is_popped", [False, True])

@@ -29,6 +29,13 @@ def frame_of_stored(
     before and after it.
     """
 
+def frame_of_columns(
+    kind: int, number: int, packed: list[object], before: bytes = b"", after: bytes = b""
+) -> bytes:
+    """A frame, likewise, of packed columns (`arrow.packed_columns`). Raises TypeError for a value
+    that these do not have.
+    """
+
 def frame_of_popped(kind: int, number: int, popped: list[Popped]) -> bytes:
     """A frame, likewise, of popped messages: the fields of the message, the receipt, the attempt,
     and when the lock ends.

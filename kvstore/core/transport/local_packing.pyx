@@ -13,7 +13,8 @@ other threads of Python wait no longer for the frame of a large reply than for a
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_Next
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.string cimport memcpy
 
 from kvstore.core.buffers cimport store_be32
 from kvstore.core.messages cimport StoredMessage
@@ -276,6 +277,42 @@ def frame_of_stored(
         for one in given:
             _stored(&out, <StoredMessage>one)
             _let_others_in(&out, &since)
+        write_raw(&out, PyBytes_AS_STRING(after), PyBytes_GET_SIZE(after))
+        return _end_frame(&out)
+    finally:
+        drop(&out)
+
+
+cdef int _packed(Out *out, object value) except -1:
+    # Of packed columns: lists, and in them plain values, of which bytes may be large.
+    cdef const char *given
+    cdef uint8_t *to
+    cdef Py_ssize_t size
+    if type(value) is list:
+        write_array(out, len(<list>value))
+        for one in tuple(<list>value):
+            _packed(out, one)
+    elif type(value) is bytes:
+        given, size = PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value)
+        write_head(out, 0, -1, 0xC4, 0xC5, size)
+        reserve(out, size)
+        to = out.bytes + out.size
+        with nogil:
+            memcpy(to, given, size)
+        out.size += size
+    elif not _plain(out, value):
+        raise TypeError(f"packed columns have no {type(value).__name__}")
+    return 0
+
+
+def frame_of_columns(
+    int kind, uint64_t number, list packed not None, bytes before=b"", bytes after=b""
+):
+    cdef Out out = Out(NULL, NULL, 0, 0)
+    try:
+        _begin_frame(&out, kind, number)
+        write_raw(&out, PyBytes_AS_STRING(before), PyBytes_GET_SIZE(before))
+        _packed(&out, packed)
         write_raw(&out, PyBytes_AS_STRING(after), PyBytes_GET_SIZE(after))
         return _end_frame(&out)
     finally:
