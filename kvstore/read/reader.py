@@ -41,6 +41,9 @@ from kvstore.record.layout import BLANK, BLANK_MAGIC, MAGIC_V1, MAGIC_V2
 _free: Final = nullcontext()
 NO_BOUND: Final = 1 << 62
 """More bytes than there are, and a later time and offset than any."""
+_FIRST_PART: Final = 32
+_PART_BYTES: Final = 2 << 20
+"""Messages that are read first of many, and bytes of those that are read at a time from then on."""
 _LASTING: Final = ExpiryCheck(NO_BOUND, 0, NO_BOUND)
 """Ends a read before the first message that ever expires."""
 _LOOKED_THROUGH: Final = 8192
@@ -173,14 +176,7 @@ class Reader:
         left = NO_BOUND if max_bytes is None else max_bytes
         stop, at, decoded_at = len(out) + limit, offset, -1
         while True:
-            before, expired = len(out), 0 if check is None else len(check.offsets)
-            active, frozen = index.tails
-            left = self._in_memory.read(
-                active, frozen, topic.name, key, at, stop - before, end, left, out, check
-            )
-            at += len(out) - before
-            if check is not None:
-                at += len(check.offsets) - expired
+            at, left = self._read_in_parts(topic, key, at, stop - len(out), end, left, out, check)
             if len(out) == stop or left < 0 or (check is not None and check.ends_at(at)):
                 return at
             # Nothing is looked up for a reader that has come to the queue's end.
@@ -198,12 +194,42 @@ class Reader:
         their records have `max_bytes` together; None if that is not so.
         """
         found: list[StoredMessage] = []
-        active, frozen = self._index.tails
-        self._in_memory.read(
-            active, frozen, topic.name, topic.base + queue, offset, count, self.visible_end(),
+        self._read_in_parts(
+            topic, topic.base + queue, offset, count, self.visible_end(),
             NO_BOUND if max_bytes is None else max_bytes, found, _LASTING,
         )  # fmt: skip
         return found if len(found) == count else None
+
+    def _read_in_parts(
+        self,
+        topic: Topic,
+        key: int,
+        at: int,
+        limit: int,
+        end: int,
+        left: int,
+        out: Messages,
+        check: ExpiryCheck | None,
+    ) -> tuple[int, int]:
+        """As `QueueReader.read`, a part at a time: within one no other thread goes on. Returns the
+        offset at which to go on, and the rest of `left`.
+        """
+        active, frozen = self._index.tails
+        count = min(limit, _FIRST_PART)
+        while True:
+            before, expired = len(out), 0 if check is None else len(check.offsets)
+            rest = self._in_memory.read(
+                active, frozen, topic.name, key, at, count, end, left, out, check
+            )
+            taken = len(out) - before
+            at += taken
+            if check is not None:
+                at += len(check.offsets) - expired
+            limit -= taken
+            if taken < count or not limit or rest < 0:
+                return at, rest
+            count = min(limit, max(1, _PART_BYTES * taken // (left - rest)))
+            left = rest
 
     def read_tiers(
         self,

@@ -28,15 +28,16 @@ from kvstore.core.messages import StoredMessage, stored_of
 from kvstore.core.popping.receipts import Popped
 from kvstore.core.put_values import NO_PROPERTIES, Message, PutResult, PutStatus
 from kvstore.core.transport.local_packing import (
+    frame_of_columns,
     frame_of_popped,
     frame_of_results,
+    frame_of_stored,
     pack_messages,
-    pack_stored,
 )
 from kvstore.core.transport.local_reading import read_messages, read_popped, read_results
 from kvstore.core.unique_ids import UniqueIds
 from kvstore.errors import CallerError, FormatError, StoreError, shown
-from kvstore.message import PullResult
+from kvstore.message import PulledBatch, PullResult
 from kvstore.meta.groups import GroupConfig
 from kvstore.meta.topics import TopicConfig
 from kvstore.pop.nack import Nack
@@ -273,7 +274,9 @@ def _pack_result(value: Any) -> Any:
 _FRAMES_OF: Final[dict[type, Callable[[int, int, list[Any]], bytes]]] = {
     PutResult: frame_of_results,
     Popped: frame_of_popped,
+    StoredMessage: frame_of_stored,
 }
+_EMPTY_ARRAY: Final = b"\x90"
 _results: Final = Encoder(enc_hook=_pack_result)
 
 
@@ -283,11 +286,16 @@ def frame_of_result(kind: int, number: int, result: Any) -> bytes:
         frame_of = _FRAMES_OF.get(type(result[0]))
         if frame_of is not None:
             return frame_of(kind, number, result)
-        if type(result[0]) is StoredMessage:
-            result = msgspec.Raw(pack_stored(result))
     elif type(result) is PullResult:
-        messages = msgspec.Raw(pack_stored(result.messages))
-        result = msgspec.structs.replace(result, messages=messages)
+        # The messages are its first field, and its name has no such byte; so are columns below.
+        rest = _results.encode(msgspec.structs.replace(result, messages=[]))
+        before, _, after = rest.partition(_EMPTY_ARRAY)
+        return frame_of_stored(kind, number, result.messages, before, after)
+    elif type(result) is PulledBatch:
+        rest = _results.encode(msgspec.structs.replace(result, columns=[]))
+        before, _, after = rest.partition(_EMPTY_ARRAY)
+        packed: Any = result.columns  # see `column_values.pulled_columns`
+        return frame_of_columns(kind, number, packed, before, after)
     return frame(_results.encode((kind, number, result)))
 
 

@@ -60,6 +60,14 @@ def _packed(rng: Random) -> Arguments:
     return to_put(rng), UniqueIds(bytes(4), 1, 2), rng.getrandbits(40), lambda *_: b"\xc0"
 
 
+def _columns(rng: Random, depth: int = 2) -> list[Any]:
+    """Values as packed columns have them, or a wrong one."""
+    inner = [_columns(rng, depth - 1) for _ in range(rng.randint(0, depth))]
+    wrong = (rng.choice((object(), [5], "\ud800", {5: 5})),) if rng.random() < 0.1 else ()
+    size = rng.choice((0, 5, 300, 70_000))
+    return ["t", rng.random() < 0.5, rng.getrandbits(40), rng.randbytes(size), *wrong, inner]
+
+
 def _as_frame(values: list[Any]) -> Arguments:
     return 1, 7, values
 
@@ -81,7 +89,8 @@ def _is_odd(row: list[Any]) -> bool:
 LOCAL_FUZZERS: Final = {
     "messages.stored_of": Fuzzer(_stored_row),
     "transport.local_packing.pack_messages": Fuzzer(_packed),
-    "transport.local_packing.pack_stored": Fuzzer(_stored),
+    "transport.local_packing.frame_of_stored": Fuzzer(lambda rng: _as_frame(*_stored(rng))),
+    "transport.local_packing.frame_of_columns": Fuzzer(lambda rng: _as_frame(_columns(rng))),
     "transport.local_packing.frame_of_results": Fuzzer(lambda rng: _as_frame(_results(rng))),
     "transport.local_packing.frame_of_popped": Fuzzer(lambda rng: _as_frame(_popped(rng))),
     "transport.local_reading.read_messages": Fuzzer(_messages),

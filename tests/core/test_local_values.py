@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import select
+import sys
+import threading
+import time
 from random import Random
 from typing import Any
 
@@ -14,10 +18,11 @@ from kvstore.core.messages import stored_of
 from kvstore.core.popping.receipts import Popped
 from kvstore.core.put_values import Message, PutResult, PutStatus
 from kvstore.core.transport.local_packing import (
+    frame_of_columns,
     frame_of_popped,
     frame_of_results,
+    frame_of_stored,
     pack_messages,
-    pack_stored,
 )
 from kvstore.core.transport.local_reading import read_messages, read_popped, read_results
 from kvstore.core.unique_ids import UniqueIds
@@ -44,10 +49,22 @@ def framed(*elements: Any) -> bytes:
 
 def test_stored_messages_are_the_same_behind_their_fields() -> None:
     messages = [message_of(Random(n)) for n in range(50)]
-    assert pack_stored(messages) == encode([fields(m) for m in messages])
-    again = [stored_of(row) for row in decode(pack_stored(messages))]
+    rows = [fields(m) for m in messages]
+    assert frame_of_stored(1, 7, messages) == framed(1, 7, rows)
+    before, _, after = encode({"messages": 0, "next": 9}).partition(b"\x00")
+    inside = frame_of_stored(1, 7, messages, before, after)
+    assert inside == framed(1, 7, {"messages": rows, "next": 9})
+    again = [stored_of(row) for row in decode(inside[4:])[2]["messages"]]
     assert again == messages
     assert [m.expires_at for m in again] == [m.expires_at for m in messages]
+
+
+def test_packed_columns_are_the_same_within_what_is_around_them() -> None:
+    packed: list[Any] = [3, [["a", True, 1 << 33, b"", bytes(n), ["b", [], b"c"]] for n in LENGTHS]]
+    assert frame_of_columns(1, 7, packed) == framed(1, 7, packed)
+    before, _, after = encode({"columns": 0, "next": 9}).partition(b"\x00")
+    inside = frame_of_columns(1, 7, packed, before, after)
+    assert inside == framed(1, 7, {"columns": packed, "next": 9})
 
 
 def test_popped_messages_are_the_same_behind_their_frame() -> None:
@@ -169,6 +186,46 @@ def test_what_is_no_such_value_is_refused(read: Any, bad: bytes) -> None:
         read(bad)
 
 
+def test_only_values_of_packed_columns_are_written() -> None:
+    for wrong in (object(), Message("t", b"x"), [[{1}]]):
+        with pytest.raises(TypeError):
+            frame_of_columns(1, 1, [5, wrong])
+
+
+@pytest.mark.parametrize("is_popped", [False, True])
+def test_other_threads_go_on_while_a_large_frame_is_made(*, is_popped: bool) -> None:
+    """A thread sees the time that the one which makes it has used, also in the middle."""
+
+    def make() -> None:
+        begun.set()
+        if is_popped:
+            frames.append(frame_of_popped(1, 1, popped))
+        else:
+            frames.append(frame_of_stored(1, 1, messages))
+        seen.wait()
+
+    messages = [message_of(Random(1), body=bytes(1 << 20))] * 64
+    popped = [Popped(one, "r", 1, 1) for one in messages]
+    begun, seen, frames, used = threading.Event(), threading.Event(), list[bytes](), list[float]()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    making = threading.Thread(target=make)
+    making.start()
+    try:
+        begun.wait()
+        assert making.ident is not None
+        clock = time.pthread_getcpuclockid(making.ident)
+        while not frames:
+            used.append(time.clock_gettime(clock))
+            select.select([], [], [], 0)  # lets the other thread go on
+    finally:
+        sys.setswitchinterval(interval)
+        seen.set()
+        making.join()
+    part = (used[-1] - used[0]) / 4
+    assert any(used[0] + part < at < used[-1] - part for at in used)
+
+
 @pytest.mark.parametrize("row", [(), ("t",) * 17, [None] * 17, 5, ["t"] * 20])
 def test_what_is_no_row_of_a_stored_message_is_refused(row: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
@@ -176,7 +233,12 @@ def test_what_is_no_row_of_a_stored_message_is_refused(row: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [pack_stored, lambda v: frame_of_results(1, 1, v), lambda v: frame_of_popped(1, 1, v)]
+    "make",
+    [
+        lambda v: frame_of_stored(1, 1, v),
+        lambda v: frame_of_results(1, 1, v),
+        lambda v: frame_of_popped(1, 1, v),
+    ],
 )
 def test_only_values_of_the_right_type_are_written(make: Any) -> None:
     for wrong in (5, None, Message("t", b"x")):

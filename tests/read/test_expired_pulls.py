@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import kvstore
 from kvstore import Message, PullStatus, Store, StoreConfig
+from kvstore.read import reader
 from tests.support.clock import START_MS, VirtualClock
 from tests.support.costs import Costs
 from tests.support.stores import Opens
@@ -177,4 +178,28 @@ def test_asyncio_and_a_namespace_pass_over_what_has_expired(store: Store) -> Non
     assert letter.properties["DLQ_REASON"] == "expired"
     assert letter.properties["DLQ_ORIGIN_TOPIC"] == "t"
     assert view.group_stats("g", "t")[0].expired == 1
-    assert kvstore.aio.Store.put.__doc__ == Store.put.__doc__
+    assert str(Store.put.__doc__) in str(kvstore.aio.Store.put.__doc__)
+
+
+@pytest.mark.parametrize("times", [[None] * 90, [None, SOON, PAST] * 30, [None] * 60 + [PAST] * 30])
+def test_many_messages_are_read_in_parts_as_they_are_at_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch, times: list[int | None]
+) -> None:
+    def found() -> list[object]:
+        pulls: list[object] = []
+        for offset in (0, 1, 40, 88):
+            for limit in (1, 7, 50, 90, 200):
+                for most in (None, 1, 500, 3000, 7000, 1 << 20):
+                    given = ("t", 0, offset, limit)
+                    pulled = store.pull(*given, max_bytes=most)
+                    columns = store.pull_columns(*given, max_bytes=most, columns=["offset"])
+                    rows = pa.record_batch(columns.columns).to_pylist()
+                    pulls.append((pulled, figures(columns), rows))
+        return pulls
+
+    put(store, times)
+    at_once = found()
+    monkeypatch.setattr(reader, "_FIRST_PART", 2)
+    for size in (1, 400, 1000):
+        monkeypatch.setattr(reader, "_PART_BYTES", size)
+        assert found() == at_once

@@ -58,7 +58,13 @@ cdef list _packed(OutColumn column):
 
 
 cdef bytes _bytes(const Bytes *given):
-    return PyBytes_FromStringAndSize(<const char *>given.at, given.size)
+    # Other threads go on meanwhile: the batch is whole, and its memory stays as it is.
+    cdef bytes copied = PyBytes_FromStringAndSize(NULL, given.size)
+    cdef char *to = PyBytes_AS_STRING(copied)
+    with nogil:
+        if given.size:
+            memcpy(to, given.at, given.size)
+    return copied
 
 
 def columns_to_send(GivenColumns given not None, list ids not None):

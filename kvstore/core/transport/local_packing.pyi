@@ -16,14 +16,24 @@ def pack_messages(
     is told the id that the message would get. Raises every error of `other`.
     """
 
-def pack_stored(messages: list[StoredMessage]) -> bytes:
-    """An array with the fields of each message, in the order of `StoredMessage.__match_args__`.
-    Raises TypeError for what is none.
-    """
-
 def frame_of_results(kind: int, number: int, results: list[PutResult]) -> bytes:
     """A frame with its length: its kind, its number, and the fields of each result. Raises
     TypeError for what is none, OverflowError for a frame that is too long.
+    """
+
+def frame_of_stored(
+    kind: int, number: int, messages: list[StoredMessage], before: bytes = b"", after: bytes = b""
+) -> bytes:
+    """A frame, likewise, of messages: the fields of each, in the order of
+    `StoredMessage.__match_args__`. Its third element has the array of messages between the bytes
+    before and after it.
+    """
+
+def frame_of_columns(
+    kind: int, number: int, packed: list[object], before: bytes = b"", after: bytes = b""
+) -> bytes:
+    """A frame, likewise, of packed columns (`arrow.packed_columns`). Raises TypeError for a value
+    that these do not have.
     """
 
 def frame_of_popped(kind: int, number: int, popped: list[Popped]) -> bytes:

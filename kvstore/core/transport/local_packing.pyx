@@ -6,13 +6,15 @@ The idea: messages to put, results of puts and messages of the log are arrays of
 values that are wrong. One with a value of another type than a message has is left to the caller,
 who has a general form for such values.
 
-Invariant: what is written reads as the same value, but for sequences of texts, which are lists.
+Invariants: what is written reads as the same value, but for sequences of texts, which are lists;
+other threads of Python wait no longer for the frame of a large reply than for a part of it.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_Next
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.string cimport memcpy
 
 from kvstore.core.buffers cimport store_be32
 from kvstore.core.messages cimport StoredMessage
@@ -40,6 +42,8 @@ cdef enum:
     STORED_FIELDS = 17
     # Bytes that a value takes beside its body and properties, about.
     BESIDE = 300
+    # Bytes of a frame between two moments at which other threads may go on: a millisecond.
+    TURN_BYTES = 1 << 20
 
 cdef object _no_properties = NO_PROPERTIES
 
@@ -247,18 +251,70 @@ cdef int _stored(Out *out, StoredMessage m) except -1:
     return write_number(out, m.version)
 
 
-def pack_stored(list messages not None):
+cdef inline int _let_others_in(Out *out, Py_ssize_t *since) except -1:
+    # Between two values of a large frame: another thread that waits for Python's lock has its turn.
+    if out.size - since[0] >= TURN_BYTES:
+        since[0] = out.size
+        with nogil:
+            pass
+    return 0
+
+
+def frame_of_stored(
+    int kind, uint64_t number, list messages not None, bytes before=b"", bytes after=b""
+):
     cdef Out out = Out(NULL, NULL, 0, 0)
-    cdef Py_ssize_t size = 0
+    cdef Py_ssize_t size = len(before) + len(after) + BESIDE
+    cdef Py_ssize_t since = 0
     cdef tuple given = tuple(messages)
     try:
         for one in given:
             size += _size_of(<StoredMessage?>one)
         reserve(&out, size)
+        _begin_frame(&out, kind, number)
+        write_raw(&out, PyBytes_AS_STRING(before), PyBytes_GET_SIZE(before))
         write_array(&out, len(given))
         for one in given:
             _stored(&out, <StoredMessage>one)
-        return written(&out)
+            _let_others_in(&out, &since)
+        write_raw(&out, PyBytes_AS_STRING(after), PyBytes_GET_SIZE(after))
+        return _end_frame(&out)
+    finally:
+        drop(&out)
+
+
+cdef int _packed(Out *out, object value) except -1:
+    # Of packed columns: lists, and in them plain values, of which bytes may be large.
+    cdef const char *given
+    cdef uint8_t *to
+    cdef Py_ssize_t size
+    if type(value) is list:
+        write_array(out, len(<list>value))
+        for one in tuple(<list>value):
+            _packed(out, one)
+    elif type(value) is bytes:
+        given, size = PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value)
+        write_head(out, 0, -1, 0xC4, 0xC5, size)
+        reserve(out, size)
+        to = out.bytes + out.size
+        with nogil:
+            memcpy(to, given, size)
+        out.size += size
+    elif not _plain(out, value):
+        raise TypeError(f"packed columns have no {type(value).__name__}")
+    return 0
+
+
+def frame_of_columns(
+    int kind, uint64_t number, list packed not None, bytes before=b"", bytes after=b""
+):
+    cdef Out out = Out(NULL, NULL, 0, 0)
+    try:
+        _begin_frame(&out, kind, number)
+        write_raw(&out, PyBytes_AS_STRING(before), PyBytes_GET_SIZE(before))
+        _packed(&out, packed)
+        write_raw(&out, PyBytes_AS_STRING(after), PyBytes_GET_SIZE(after))
+        return _end_frame(&out)
     finally:
         drop(&out)
 
@@ -266,7 +322,8 @@ def pack_stored(list messages not None):
 def frame_of_popped(int kind, uint64_t number, list popped not None):
     cdef Out out = Out(NULL, NULL, 0, 0)
     cdef Popped one
-    cdef Py_ssize_t size = 0
+    cdef Py_ssize_t size = BESIDE
+    cdef Py_ssize_t since = 0
     cdef tuple given = tuple(popped)
     try:
         for each in given:
@@ -281,6 +338,7 @@ def frame_of_popped(int kind, uint64_t number, list popped not None):
             write_text(&out, one.receipt)
             write_number(&out, one.attempt)
             write_number(&out, one.due_at)
+            _let_others_in(&out, &since)
         return _end_frame(&out)
     finally:
         drop(&out)
