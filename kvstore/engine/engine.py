@@ -290,7 +290,11 @@ class Engine:
             is_closed=lambda: self.is_closed,
         )
         self.handover = SegmentHandover(
-            self.context, self.upkeep, self.archives, on_arrival=self.waiting.everybody
+            self.context,
+            self.upkeep,
+            self.archives,
+            arriving=self.writer.arriving,
+            on_arrival=self.waiting.everybody,
         )
         """The calls of a tiering worker."""
         self._open_timing(config)

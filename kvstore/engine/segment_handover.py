@@ -43,7 +43,7 @@ from kvstore.index.archived import (
     Sealed,
 )
 from kvstore.index.attach import attach, forget, held_ranges
-from kvstore.index.checkpoint import RUN_KEY, run_batches
+from kvstore.index.checkpoint import RUN_KEY, put_log_time, run_batches
 from kvstore.index.families import Batch
 from kvstore.index.handover import put_rows
 from kvstore.index.keys import ARCHIVES, META, RUNS, STORE_ID, archive_key, segment_range
@@ -65,9 +65,13 @@ class SegmentHandover:
         context: EngineContext,
         upkeep: Upkeep,
         archived: Callable[[], Archived],
+        arriving: Callable[[int], int],
         on_arrival: Callable[[], None],
     ) -> None:
-        """`on_arrival` is called when messages have come that are not put."""
+        """`arriving` is called under the log's lock before messages come that are not put, with
+        the newest store time of them; it gives the log's time. `on_arrival` is called when they
+        have come.
+        """
         self._context = context
         self._log = context.log
         self._index = context.index
@@ -78,6 +82,7 @@ class SegmentHandover:
         self.archived = archived
         """Gives the reader of the store's archives; made when it is first asked for."""
         self._tiered = upkeep.is_tiered
+        self._arriving = arriving
         self._on_arrival = on_arrival
         self.arrivals = Arrivals()
         self.worker_turn = threading.Lock()
@@ -207,7 +212,11 @@ class SegmentHandover:
                             f"and was at {due}: nothing was attached; nobody may put to it"
                         )
 
+                newest = max((one.last_stored_at for one in stretches), default=0)
+                time = self._arriving(newest)
+
                 def put(batch: Batch) -> None:
+                    put_log_time(self._index.families, batch, time)
                     self._topics.put_rows(batch, infos)
                     put_rows(batch, arriving)
                     attach(self._index.families, batch, stretches)

@@ -286,6 +286,15 @@ class Writer:
             except RuntimeError:
                 pass  # it was not taken
 
+    def arriving(self, newest: int) -> int:
+        """Prepares for messages that come from elsewhere, perhaps with dedup ids, the newest of
+        them stored at that time, ms: raises the log's time to it. Returns the log's time; under
+        the log's lock.
+        """
+        self.last_stored = max(self.last_stored, newest)
+        self._repeats.ids.arriving(self.last_stored, self._log.end)
+        return self.last_stored
+
     def _may_repeat(self, batch: PreparedBatch, now: int, end: int, found: list[Found]) -> bool:
         """Whether ids of a batch may have been put before the log's end; `found` gets those."""
         found += self._repeats.ids.find(batch, now, end)

@@ -162,12 +162,13 @@ class ArchivedTopic(NamedTuple):
 
 class Contents(NamedTuple):
     """The facts in an archive that the index needs: stretches of the log (first position, end),
-    topics, and the ranges of their queues.
+    topics, the ranges of their queues, and the newest store time, ms.
     """
 
     segments: Sequence[tuple[int, int]]
     topics: Sequence[ArchivedTopic]
     held: Sequence[ArchivedRange]
+    last_stored_at: int
 
 
 class ArchiveProblem(NamedTuple):

@@ -37,6 +37,7 @@ from kvstore.core.tail import PendingTail, Tail
 from kvstore.errors import FormatError
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import (
+    LOG_TIME,
     META,
     QUEUE_MASK,
     RUNS,
@@ -207,6 +208,20 @@ def put_pending_counts(families: Families, batch: Batch) -> None:
             batch.delete(family, key)
         for topic, count in counts.items():
             batch.put(family, timer_count_key(topic), U64.pack(count))
+
+
+def log_time(families: Families) -> int:
+    """The time, ms, which the log's time is not before, whatever its records and the checkpoint
+    say: they don't tell of messages that only archives have.
+    """
+    noted = families.get(META, LOG_TIME)
+    return 0 if noted is None else U64.unpack(noted)[0]
+
+
+def put_log_time(families: Families, batch: Batch, time: int) -> None:
+    """Puts into a batch that the log's time, ms, is this or later."""
+    if time > log_time(families):
+        batch.put(META, LOG_TIME, U64.pack(time))
 
 
 # --- repacking ---

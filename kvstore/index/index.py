@@ -29,6 +29,7 @@ from kvstore.index.checkpoint import (
     TagCodes,
     key_pairs,
     pending_rows,
+    put_log_time,
     put_waits_ended,
     repack,
     run_rows,
@@ -572,12 +573,10 @@ class Index:
 
     def drop_derived(self) -> None:
         """Empties the families that the index derives from log and archives, and goes back to
-        position 0: the next opening makes everything anew, the locations of archived messages
-        first.
+        position 0: the next opening makes all anew, the locations of archived messages first.
 
-        Facts that neither the log nor a readable archive tells stay: the durable end, the next
-        offsets of empty queues, and the locations of archived messages until their archive itself
-        says what it holds.
+        Facts that neither log nor archives tell stay: the durable end, the log's time, the next
+        offsets of empty queues; and locations of messages until their archive says what it holds.
         """
         # The durable end stays: damage below it is still corruption, not the end of the log.
         back = self.checkpoint._replace(position=0, stored_at=0, clean=False)
@@ -588,6 +587,7 @@ class Index:
             batch.put(PLACES, key, value)
         batch.delete(META, SEALED)
         batch.put(META, CHECKPOINT, checkpoint_value(back))
+        put_log_time(self.families, batch, self.checkpoint.stored_at)
         batch.delete(META, AHEAD)
         if next(self.families.rows(ARCHIVES, b""), None) is not None:
             handover.mark_unlocated(batch)

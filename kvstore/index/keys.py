@@ -68,6 +68,7 @@ TRANSACTION_AGE: Final = b"transaction_age"  # u64, ms: no check is behind the e
 GONE: Final = b"gone"  # u32 each: segments above LOG_START that are in archives alone
 NEXT_ARCHIVE: Final = b"next_archive"  # u32: the next archive's number
 COMING: Final = b"coming"  # u32: archives with numbers from this one on are being attached
+LOG_TIME: Final = b"log_time"  # u64, ms: the log's time is this or later; see Checkpoint
 UNPLACED: Final = b"unplaced"  # present while locations of archived messages have to be made anew
 
 U32: Final = Struct(">I")

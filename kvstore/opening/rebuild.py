@@ -31,6 +31,7 @@ from kvstore.config import StoreConfig
 from kvstore.core.scan import Scan
 from kvstore.errors import Damaged, IndexDamaged, SegmentDamaged, StoreError, StoreNotFound
 from kvstore.files import Files, FolderLock
+from kvstore.index.checkpoint import put_log_time
 from kvstore.index.families import Batch, Row
 from kvstore.index.handover import kept_locations, mark_unlocated
 from kvstore.index.index import Index
@@ -192,13 +193,15 @@ def _copy_old(old: Index, index: Index, batch: Batch, config: StoreConfig) -> No
     """Puts the rows of the old index that the log can't tell, and the checkpoint at the log's
     beginning.
     """
-    # The newest store time goes too: a resumed replay would take it for that of the records
-    # before, and give it to all that follow.
-    back = old.load()._replace(position=0, stored_at=0, clean=False)
+    # The newest store time has a row of its own: in the checkpoint a resumed replay would take it
+    # for that of the records before, and give it to all that follow.
+    before = old.load()
+    back = before._replace(position=0, stored_at=0, clean=False)
     index.families.write_many(_kept_rows(old))
     for key, value in _kept_meta(old):
         batch.put(META, key, value)
     batch.put(META, CHECKPOINT, checkpoint_value(back))
+    put_log_time(old.families, batch, before.stored_at)
     if next(old.families.rows(ARCHIVES, b""), None) is not None:
         mark_unlocated(batch)
 

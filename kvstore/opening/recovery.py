@@ -19,7 +19,7 @@ import msgspec
 
 from kvstore.config import QUEUES_MAX, StoreConfig
 from kvstore.errors import IndexDamaged, LogDamaged, QueueNotFound, TopicNotFound, shown
-from kvstore.index.checkpoint import put_pending_counts
+from kvstore.index.checkpoint import log_time, put_pending_counts
 from kvstore.index.handover import Gone, gone_now
 from kvstore.index.index import Index
 from kvstore.index.keys import Checkpoint
@@ -57,8 +57,8 @@ class RecoveryReport(msgspec.Struct):
 def recover(
     log: CommitLog, index: Index, topics: Topics, config: StoreConfig, progress: Progress | None
 ) -> tuple[RecoveryReport, int, int | None]:
-    """Makes log and index agree; returns the report, the last store time, and the position of the
-    last record that was not checkpointed, None if there was none.
+    """Makes log and index agree; returns the report, the log's time, and the position of the last
+    record that was not checkpointed, None if there was none.
     """
     return _Recovery(log, index, topics, config, progress).run()
 
@@ -108,7 +108,9 @@ class _Recovery:
             if self._replay.before_archives:
                 self._index.change(lambda batch: None, ended=self._replay.before_archives)
         report.seconds = clock.monotonic() - began
-        last_stored = max(self._checkpoint.stored_at, self._replay.last_stored)
+        last_stored = max(
+            self._checkpoint.stored_at, self._replay.last_stored, log_time(self._index.families)
+        )
         return report, last_stored, self._replay.last
 
     def _count_pending(self) -> None:

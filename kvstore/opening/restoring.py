@@ -30,6 +30,7 @@ from kvstore.config import StoreConfig
 from kvstore.errors import ArchiveDamaged, ArchiveUnavailable
 from kvstore.index.archived import Archived, ArchivedRange, ArchivedTopic, Contents
 from kvstore.index.attach import forget
+from kvstore.index.checkpoint import put_log_time
 from kvstore.index.families import Batch
 from kvstore.index.handover import locate_again, put_gone, read_gone
 from kvstore.index.index import Index
@@ -125,7 +126,8 @@ def place_archives(index: Index, log: CommitLog, archives: Callable[[], Archived
         return
     batch = families.batch()
     archived = archives()
-    if next(families.rows(ARCHIVES, b""), None) is None:
+    is_lost = next(families.rows(ARCHIVES, b""), None) is None
+    if is_lost:
         _find_again(index, batch, archived, log)
     held: dict[int, Contents] = {}
     for number in archived.numbers():
@@ -138,6 +140,8 @@ def place_archives(index: Index, log: CommitLog, archives: Callable[[], Archived
     known = _place_topics(index, batch, held.values())
     mine = [h for c in held.values() for h in c.held if h.topic in known]
     locate_again(families, batch, held, archived.split_overlaps(mine))
+    if is_lost:
+        put_log_time(families, batch, max((c.last_stored_at for c in held.values()), default=0))
     size, there = log.segment_size, log.segments.numbers
     stretches = {
         n for c in held.values() for a, b in c.segments for n in range(a // size, -(-b // size))

@@ -189,6 +189,7 @@ def contents(archive: Archive, number: int) -> Contents:
             for topic, queue, first, last, stored_at in blocks
             if queue != NO_QUEUE
         ],
+        manifest.last_stored_at,
     )
 
 

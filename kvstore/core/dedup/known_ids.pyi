@@ -38,6 +38,11 @@ class KnownIds:
     def add(self, batch: PreparedBatch) -> None:
         """Adds the ids of a batch, after `Tail.add`."""
 
+    def arriving(self, newest: int, end: int) -> None:
+        """Notes that messages come that are not put: ids of messages stored at `newest` or before,
+        and below position `end`, may not be here.
+        """
+
 def drop_rows(batch: PreparedBatch, rows: Iterable[int]) -> None:
     """Takes rows, by their numbers as they were given, out of a batch that has dedup ids. Raises
     ValueError, with the batch as it was, after `Tail.add`.

@@ -15,7 +15,7 @@ Invariants: every id that was added at or behind `since`, or at `first_position`
 here, under its last position, unless another id has its hash of 64 bits. So a position is a hint:
 the caller compares the record, and looks in the key index if it is another id's. At the log's end
 or behind it there is no record: the put that added the id failed. `first_position` rises whenever
-ids are dropped.
+ids are dropped, and when messages come that were not put.
 """
 
 cimport cython
@@ -251,6 +251,10 @@ cdef class KnownIds:
                     self._new.window, (<PutRoute>batch.routes[i]).dedup_window
                 )
                 _put(&self._new, row.dedup_hash, row.position)
+
+    def arriving(self, int64_t newest, int64_t end):
+        self.since = max(self.since, newest + 1)
+        self.first_position = max(self.first_position, end)
 
     cdef int _turn_over(self, int64_t now, int64_t position) except -1:
         # Begins another generation, if it is time; its first id comes now, at this position.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from kvstore import ArchiveDamaged, Message, PutResult, Store
 from tests.support.clock import VirtualClock
 from tests.support.contents import read_all
 from tests.tiering.stores import config
-from tiering import Policy, Worker
+from tiering import Policy, Worker, attach, restore
 
 WINDOW = 7 * 86_400.0
 
@@ -99,8 +100,80 @@ def test_a_restored_topic_has_its_window(
     store, _ = deduped
     _archived(store, clock, tmp_path)
     store.close()
-    from tiering import restore  # the only test that needs it
-
     restore(str(tmp_path / "warm"), tmp_path / "restored")
     with kvstore.open(tmp_path / "restored", config(clock)) as store:
         assert store.topic("t").dedup_window == WINDOW
+
+
+def _emptied(store: Store, clock: VirtualClock, warm: str) -> None:
+    """All messages are in archives then, and the log has no record."""
+    store.seal()
+    clock.advance(2 * 86_400)
+    with Worker(store, Policy(hot_for=86_400.0, warm=warm, clock_doubt=0.0)) as worker:
+        assert worker.run_once().failed == {}
+    assert store.segments() == []
+    store.close()
+
+
+@pytest.mark.parametrize("index", ["emptied", "copied", "lost"])
+def test_ids_and_the_logs_time_survive_a_rebuild_of_a_store_whose_log_has_no_record(
+    deduped: tuple[Store, list[PutResult]],
+    clock: VirtualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    index: str,
+) -> None:
+    store, firsts = deduped
+    newest = max(m.stored_at for m in read_all(store)["t", 0])
+    path = store.path
+    _emptied(store, clock, "archive")
+    if index == "lost":
+        shutil.rmtree(path / "index")
+    elif index == "copied":
+        monkeypatch.setattr("kvstore.opening.rebuild.drop_derived", lambda *_: False)
+    report = kvstore.rebuild(path, config(clock))
+    assert report.recovery.records == 0
+    assert (report.set_aside is not None) is (index == "copied")
+    # The clock was set back meanwhile.
+    behind = VirtualClock(newest - 60_000)
+    with kvstore.open(path, config(behind)) as store:
+        _assert_firsts(store, firsts)
+        put = store.put("t", b"", dedup_id="new")
+        assert not put.duplicate
+        assert store.get("t", put.queue, put.offset).stored_at >= newest
+        assert store.verify(archives=True).problems == []
+    kvstore.rebuild(path, config(clock))
+    with kvstore.open(path, config(clock)) as store:
+        _assert_firsts(store, firsts)
+        clock.advance(5 * 86_400 + 1)
+        assert not any(r.duplicate for r in _again(store))
+
+
+@pytest.mark.parametrize("opened_again", [False, True])
+def test_the_ids_of_attached_messages_are_known(
+    deduped: tuple[Store, list[PutResult]],
+    clock: VirtualClock,
+    tmp_path: Path,
+    opened_again: bool,
+) -> None:
+    source, firsts = deduped
+    _emptied(source, clock, "archive")
+    target = tmp_path / "target"
+    store = kvstore.open(target, config(clock))
+    store.create_topic("u", queues=1, dedup_window=WINDOW)
+    store.put("u", b"", dedup_id="of its own")
+    attach(store, source.path / "archive")
+    if opened_again:
+        store.close()
+        store = kvstore.open(target, config(clock))
+    with store:
+        assert store.put("u", b"", dedup_id="of its own").duplicate
+        before = sum(map(len, read_all(store).values()))
+        for first, again in zip(firsts, _again(store), strict=True):
+            assert again.duplicate
+            assert (again.topic, again.queue, again.offset) == (
+                first.topic,
+                first.queue,
+                first.offset,
+            )
+        assert sum(map(len, read_all(store).values())) == before
+        assert not store.put("t", b"", dedup_id="new").duplicate
