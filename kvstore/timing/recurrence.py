@@ -2,7 +2,9 @@
 
 The idea: a time follows from the time before, so nothing is kept of them. An interval is counted
 from the making of the schedule. A cron expression is read by `cronsim`, on the wall clock of a time
-zone; a zone's changes of the clock are treated as Debian's cron treats them (docs/timing.md).
+zone; a zone's changes of the clock are treated as Debian's cron treats them (docs/timing.md). For
+an expression that goes on as the wall clock does, `cronsim` sees a clock that never changes, and
+each time on it is turned into the moments at which the zone's clock shows it: none, one or two.
 
 Invariants: times rise; each is a whole millisecond; the times after one do not depend on when
 somebody asks.
@@ -11,6 +13,7 @@ somebody asks.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime, tzinfo
 from itertools import takewhile
@@ -83,13 +86,39 @@ class Cron:
         """See `Recurrence`."""
         from cronsim import CronSim  # noqa: PLC0415  # who has no schedule doesn't wait for it
 
+        begin = datetime.fromtimestamp(time / 1000, self._zone)
+        minute, hour, *_ = self._expression.split()
+        is_daily = not minute.startswith("*") and not hour.startswith("*")
+        times = CronSim(self._expression, begin) if is_daily else _shown(self._expression, begin)
         last = time
-        for found in CronSim(self._expression, datetime.fromtimestamp(time / 1000, self._zone)):
-            # In the second of two equal hours it begins with times of the first.
+        for found in times:
+            # Behind the first of two equal stretches it begins with times of that one.
             at = round(found.timestamp() * 1000)
             if at > last:
                 yield at
                 last = at
+
+
+def _shown(expression: str, begin: datetime) -> Iterator[datetime]:
+    """The moments, rising, at which the wall clock of a zone shows a time of an expression; those
+    after `begin`, and maybe some before.
+    """
+    from cronsim import CronSim  # noqa: PLC0415  # as above
+
+    # A stretch that the clock is to show once more lies before `begin` on it.
+    shown_again = begin.replace(fold=1).astimezone(UTC) - begin.astimezone(UTC)
+    again = deque[datetime]()
+    for wall in CronSim(expression, begin.replace(tzinfo=None, fold=0) - shown_again):
+        first, second = (
+            wall.replace(tzinfo=begin.tzinfo, fold=fold).astimezone(UTC) for fold in (0, 1)
+        )
+        while again and again[0] < first:
+            yield again.popleft()
+        if first.astimezone(begin.tzinfo).replace(tzinfo=None, fold=0) == wall:  # not skipped
+            yield first
+            if first != second:
+                again.append(second)
+    yield from again
 
 
 def recurrence_of(cron: Any, every: Any, zone: Any, begin: int) -> Recurrence:

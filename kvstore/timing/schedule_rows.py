@@ -95,10 +95,13 @@ class ScheduleInfo(ScheduleFields, frozen=True, kw_only=True):
 
 
 class ScheduleRow(ScheduleFields, frozen=True, kw_only=True):
-    """A schedule as its row has it. `number` is random; `revision` rises whenever it is resumed."""
+    """A schedule as its row has it. `number` is random; `revision` rises whenever it is resumed.
+    Its next time is behind `passed`, whatever the clock says.
+    """
 
     number: int
     revision: int
+    passed: int = 0
 
     def recurrence(self) -> Recurrence:
         """The times; `ScheduleIllegal` if the machine has lost the zone."""
@@ -364,7 +367,7 @@ class ScheduleRows:
         row = self.get(name)
         recurrence = row.recurrence()
         times = self.times(name)
-        begin = times[-1] if times else first_after(recurrence, now)
+        begin = times[-1] if times else first_after(recurrence, max(now, row.passed))
         if begin is None:
             return []
         return [begin, *islice(recurrence.times_after(begin), count - 1)]

@@ -182,10 +182,12 @@ class Schedules:
             self.settle()
             row = self._rows.get(name)
             if not row.is_paused:
-                self._chain(name)
+                chain = self._chain(name)
+                # All times before the first that waits have had their messages.
+                passed = chain.times[0] - 1 if chain is not None and chain.times else row.passed
                 with self._stepping(name):
                     self._end(name, row)
-                    row = msgspec.structs.replace(row, is_paused=True)
+                    row = msgspec.structs.replace(row, is_paused=True, passed=passed)
                     self._write(name, row, [])
             return self._rows.info(name, row)
 
@@ -217,7 +219,7 @@ class Schedules:
     def _begin(self, name: str, row: ScheduleRow, undo: Callable[[], None]) -> None:
         """Writes a row, and puts the first message of its chain."""
         now = self._writer.begin_put()
-        first = self._within(first_after(row.recurrence(), now), now)
+        first = self._within(first_after(row.recurrence(), max(now, row.passed)), now)
         if first is None:
             raise ScheduleIllegal(f"schedule {shown(name)} has no time in the next 40 years")
         batch = self._writer.encode([self._message(name, row, first)], min(now, first - 1))
@@ -396,7 +398,7 @@ class Schedules:
         """
         now = self._clock.now_ms()
         recurrence = row.recurrence()
-        time = first_after(recurrence, now) if last is None else last
+        time = first_after(recurrence, max(now, row.passed)) if last is None else last
         for _ in range(_STEPS_MAX):
             if time is None or not self._was_put(row, time):
                 break
@@ -405,7 +407,7 @@ class Schedules:
                 self._add(chain, time)
                 return
         else:
-            time = first_after(recurrence, now)
+            time = first_after(recurrence, now if time is None else max(now, time))
         time = self._within(time, now)
         if time is not None:
             self._put([_Firing(chain, row, time)], now)
@@ -444,7 +446,8 @@ class Schedules:
     def _pause(self, firing: _Firing, why: str) -> None:
         chain = firing.chain
         _log.error("%s: schedule %s is paused: %s", self._path, shown(chain.name), why)
-        paused = msgspec.structs.replace(firing.row, is_paused=True, failure=why)
+        passed = firing.time - 1
+        paused = msgspec.structs.replace(firing.row, is_paused=True, failure=why, passed=passed)
         with suppress(ScheduleNotFound):
             self._write(chain.name, paused, chain.times)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from itertools import islice, pairwise
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from itertools import islice, pairwise, takewhile
 from typing import Any, Final
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore import ScheduleIllegal
@@ -17,7 +19,10 @@ from kvstore.timing.recurrence import Cron, Interval, first_after, newest, recur
 BERLIN: Final = ZoneInfo("Europe/Berlin")
 NEW_YORK: Final = ZoneInfo("America/New_York")
 LORD_HOWE: Final = ZoneInfo("Australia/Lord_Howe")
+CHATHAM: Final = ZoneInfo("Pacific/Chatham")
 NOW: Final = 1_700_000_000_000
+MINUTE: Final = timedelta(minutes=1)
+HOUR: Final = timedelta(hours=1)
 
 
 def ms(text: str, zone: Any = UTC) -> int:
@@ -80,6 +85,128 @@ def test_a_clock_that_changes_by_half_an_hour() -> None:
         "2026-10-04 02:30+11:00",
         "2026-10-05 02:15+11:00",
     ]
+
+
+@pytest.mark.parametrize(
+    ("zone", "expression", "after", "wanted"),
+    [
+        (LORD_HOWE, "0 */2 * * *", "2027-04-04T00:30", "02:00+10:30, 04:00+10:30"),
+        (LORD_HOWE, "*/15 2 * * *", "2027-04-04T01:45", "02:00+10:30, 02:15+10:30"),
+        (LORD_HOWE, "*/30 1 * * *", "2027-04-04T01:00", "01:30+11:00, 01:30+10:30"),
+        (LORD_HOWE, "*/30 */3 * * *", "2027-10-03T00:30", "03:00+11:00, 03:30+11:00"),
+        (LORD_HOWE, "*/15 2 * * *", "2027-10-03T00:30", "02:30+11:00, 02:45+11:00"),
+        (CHATHAM, "*/15 2 * * *", "2027-04-04T02:30", "02:45+13:45, 02:45+12:45"),
+        (CHATHAM, "*/7 */3 * * *", "2027-09-26T02:30", "03:49+13:45, 03:56+13:45"),
+    ],
+)
+def test_times_go_on_as_a_wall_clock_does_that_changes_within_an_hour(
+    zone: ZoneInfo, expression: str, after: str, wanted: str
+) -> None:
+    found = times(expression, zone, after, 2)
+    assert found == [f"{after[:10]} {one}" for one in wanted.split(", ")]
+
+
+@cache
+def changes() -> tuple[list[tuple[str, datetime]], list[tuple[str, datetime]]]:
+    """Changes of clocks, by zone and by the moment of the change: those that are not by whole
+    hours or not at a full hour of the wall clock, and the others.
+    """
+    odd, others = list[tuple[str, datetime]](), list[tuple[str, datetime]]()
+    for name in sorted(available_timezones()):
+        zone = ZoneInfo(name)
+
+        def offset(moment: datetime, zone: ZoneInfo = zone) -> timedelta | None:
+            return moment.astimezone(zone).utcoffset()
+
+        week = datetime(2025, 1, 1, tzinfo=UTC)
+        while week.year < 2029:
+            low, week = week, week + 168 * HOUR
+            if offset(low) != offset(week):
+                at = _first(low, week, lambda moment, low=low: offset(moment) != offset(low))  # type: ignore[misc]
+                by = at.astimezone(zone).replace(tzinfo=None) - (at - MINUTE).astimezone(
+                    zone
+                ).replace(tzinfo=None)
+                is_odd = (by - MINUTE) % HOUR or (at - MINUTE).astimezone(zone).minute != 59
+                (odd if is_odd else others).append((name, at))
+    return odd, others
+
+
+def _first(low: datetime, high: datetime, holds: Callable[[datetime], bool]) -> datetime:
+    """The first whole minute behind `low` at which it holds, as it does from then on to `high`."""
+    while high - low > MINUTE:
+        middle = low + (high - low) // MINUTE // 2 * MINUTE
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def numbers_of(field: str, end: int) -> set[int]:
+    """The numbers of a field of an expression, which are before `end`."""
+    found = set[int]()
+    for term in field.split(","):
+        stretch, _, step = term.partition("/")
+        first, _, last = stretch.partition("-")
+        low, high = (0, end - 1) if first == "*" else (int(first), int(last or first))
+        found.update(range(low, high + 1, int(step or 1)))
+    return found
+
+
+def minute_by_minute(
+    expression: str, zone: ZoneInfo, begin: datetime, end: datetime
+) -> Iterator[int]:
+    """The times of an expression by their definition (docs/timing.md), of all minutes behind
+    `begin`; none of the clock's changes is in the ten hours before.
+    """
+    minute, hour, *_, weekday = expression.split()
+    of = numbers_of(minute, 60), numbers_of(hour, 24), numbers_of(weekday, 7)
+
+    def is_one(wall: datetime) -> bool:
+        return all(
+            x in y for x, y in zip((wall.minute, wall.hour, wall.isoweekday() % 7), of, strict=True)
+        )
+
+    is_daily = "*" not in (minute[0], hour[0])
+    moment = begin - 10 * HOUR
+    latest = moment.astimezone(zone).replace(tzinfo=None)
+    while moment < end:
+        moment += MINUTE
+        wall = moment.astimezone(zone).replace(tzinfo=None)
+        shown = [wall]
+        if is_daily:  # all that the clock has come to, or passed over, for the first time
+            shown = [latest + n * MINUTE for n in range(1, (wall - latest) // MINUTE + 1)]
+            latest = max(latest, wall)
+        if any(map(is_one, shown)) and moment > begin:
+            yield round(moment.timestamp() * 1000)
+
+
+def fields(end: int) -> st.SearchStrategy[str]:
+    """Fields of expressions whose numbers are before `end`."""
+    number = st.integers(0, end - 1)
+    step = st.integers(1, end - 1)
+    stretch = st.lists(number, min_size=2, max_size=2, unique=True).map(sorted)
+    return st.one_of(
+        st.just("*"),
+        step.map("*/{}".format),
+        number.map(str),
+        st.builds(lambda one, by: f"{one[0]}-{one[1]}/{by}", stretch, step),
+        st.lists(number, min_size=2, max_size=4).map(lambda some: ",".join(map(str, some))),
+    )
+
+
+@settings(max_examples=300)
+@given(data=st.data(), is_odd=st.booleans(), minutes=st.integers(-240, 240))
+def test_around_each_change_of_a_clock_the_times_are_those_of_all_minutes(
+    data: st.DataObject, is_odd: bool, minutes: int
+) -> None:
+    name, change = data.draw(st.sampled_from(changes()[0 if is_odd else 1]))
+    hours = st.one_of(st.just("1-4"), st.sampled_from(["*", "*/2", "*/3"]), fields(24))
+    parts = data.draw(fields(60)), data.draw(hours), data.draw(st.just("*") | fields(7))
+    expression = "{} {} * * {}".format(*parts)
+    begin = change + minutes * MINUTE
+    end = begin + 9 * HOUR
+    found = Cron(expression, ZoneInfo(name)).times_after(round(begin.timestamp() * 1000))
+    until = end.timestamp() * 1000
+    wanted = list(minute_by_minute(expression, ZoneInfo(name), begin, end))
+    assert list(takewhile(lambda time: time <= until, found)) == wanted, (name, expression)
 
 
 @given(

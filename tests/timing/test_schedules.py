@@ -253,6 +253,44 @@ def test_a_clock_that_is_stepped_doubles_nothing(
         assert came(again) == [begin + 10_000, begin + 20_000, begin + 30_000]
 
 
+@pytest.mark.parametrize("missed", ["skip", "once", "all"])
+def test_a_schedule_that_is_resumed_by_a_clock_that_was_set_back_doubles_nothing(
+    tmp_path: Path, store: Store, config: StoreConfig, clock: VirtualClock, missed: Any
+) -> None:
+    begin = clock.now_ms()
+    store.schedule("s", "t", b"", every=10, queue=0, missed=missed)
+    pass_seconds(store, clock, 45)
+    store.pause_schedule("s")
+    clock.step(-30)
+    assert store.next_firings("s", 1) == [begin + 50_000]
+    assert store.resume_schedule("s").next_at == begin + 50_000
+    clock.step(-5)
+    store.pause_schedule("s")
+    path = killed(store, tmp_path / "k")
+    store.close()
+    with kvstore.open(path, config) as again:
+        assert again.resume_schedule("s").next_at == begin + 50_000
+    with kvstore.open(path, config) as again:
+        pass_seconds(again, clock, 45)
+        assert came(again) == [begin + n * 10_000 for n in range(1, 6)]
+
+
+def test_a_schedule_that_the_store_paused_doubles_nothing_when_it_is_resumed(
+    store: Store, config: StoreConfig, clock: VirtualClock
+) -> None:
+    begin = clock.now_ms()
+    store.schedule("s", "t", b"x" * 500, every=10, queue=0)
+    store.close()
+    with kvstore.open(store.path, settings(clock=clock, max_body=400)) as again:
+        pass_seconds(again, clock, 11)
+        assert again.schedule_info("s").is_paused
+    clock.step(-10)
+    with kvstore.open(store.path, config) as again:
+        assert again.resume_schedule("s").next_at == begin + 20_000
+        pass_seconds(again, clock, 20)
+        assert came(again) == [begin + 10_000, begin + 20_000]
+
+
 # --- pausing, deleting ---
 
 
