@@ -108,7 +108,7 @@ def end_without_destructors() -> None:
 
 
 class _Refused:
-    """The base class that a handle gets in a child, before its own class."""
+    """Its methods stand in a child before those of a handle's own class."""
 
     path: Any
     _url: str | None
@@ -149,6 +149,15 @@ class _RefusedAsync(_Refused):
         """See `_Refused.close`."""
 
 
+def _methods(*kinds: type) -> dict[str, Any]:
+    """The methods of classes, those of the last one first."""
+    return {name: one for kind in kinds for name, one in vars(kind).items() if callable(one)}
+
+
+_REFUSALS: Final = _methods(_Refused)
+_REFUSALS_AWAITED: Final = _methods(_Refused, _RefusedAsync)
+
+
 def _refuse(handle: _Refused) -> NoReturn:
     url = type(handle)._url
     if url is not None:
@@ -170,9 +179,11 @@ def _forked() -> None:
     ]
     for handle, path, url in named:
         kind = type(handle)
-        first = _RefusedAsync if iscoroutinefunction(getattr(kind, "close", None)) else _Refused
+        is_awaited = iscoroutinefunction(getattr(kind, "close", None))
         facts = {"__module__": kind.__module__, "path": path, "_url": url}
-        handle.__class__ = type(kind.__name__, (first, kind), facts)
+        # No other base: an object takes no class of another layout than its own.
+        refusing = _REFUSALS_AWAITED if is_awaited else _REFUSALS
+        handle.__class__ = type(kind.__name__, (kind,), refusing | facts)
     # A child of the child has nothing to do with those that release everything here.
     holders = list(_holders)
     _handles.clear()
