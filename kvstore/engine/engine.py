@@ -26,6 +26,7 @@ from kvstore.config import StoreConfig
 from kvstore.core.names import TIMER_TOPIC, TRANSACTION_HALF_TOPIC
 from kvstore.engine.engine_context import EngineContext
 from kvstore.engine.following import Follower
+from kvstore.engine.leaving import Leaving
 from kvstore.engine.repeats import Repeats
 from kvstore.engine.segment_handover import SegmentHandover
 from kvstore.engine.upkeep import (
@@ -316,6 +317,8 @@ class Engine:
         self._ending.callback(self.checks.stop)
         self.writer.on_delayed = self.timers.added
         self.upkeep.before_leaving = self._keep_pending
+        rows = [self.timer_rows, self.prepared_rows]
+        self.upkeep.stuck = Leaving(rows, self.log.segment_size).stuck
         self.schedules = Schedules(
             self.timing, self.schedule_rows, self.timers, self.writer, self._flush
         )

@@ -14,6 +14,8 @@ Invariants:
 - Nothing goes from a store without a retention of its own, nor from one whose segments go to
   archives, however full the disk is (its puts stop instead).
 - Only a full disk makes a segment go that may have a message whose dedup id is still remembered.
+- A segment stays where moving its messages that wait would free nothing (`leaving`), however old it
+  is and however full the disk.
 - The active segment stays, and so does one that is not wholly checkpointed.
 - A segment leaves the index before its file goes, so a minimum offset never points into nothing.
 """
@@ -70,21 +72,21 @@ def next_to_go(
     total_bytes: int,
     is_tiered: bool = False,
     dedup_window: Callable[[], float] = lambda: 0.0,
+    is_stuck: Callable[[], bool] = lambda: False,
 ) -> Why | None:
     """The oldest segment if it has to go now; None if nothing has to. Pure: the caller asks again
-    after each. `dedup_window` gives the seconds for which dedup ids are remembered; it is asked
-    only where a segment is to go.
+    after each. `dedup_window` gives the seconds for which dedup ids are remembered, and `is_stuck`
+    says whether the oldest segment stays for its messages that wait; they are asked only where it
+    is to go.
     """
     if not sealed or not may_delete(config.retention, is_tiered=is_tiered):
         return None
     oldest = sealed[0]
     clean_at, force_at, _ = config.watermarks
-    if disk_used >= force_at:
-        return Why(
-            oldest.number,
-            f"the disk is {disk_used:.0%} full, the oldest segment goes from {force_at:.0%} on",
-        )
     why = None
+    if disk_used >= force_at:
+        why = f"the disk is {disk_used:.0%} full, the oldest segment goes from {force_at:.0%} on"
+        return None if is_stuck() else Why(oldest.number, why)
     limit, hot_for = config.retention.max_bytes, config.retention.hot_for
     age = None if oldest.newest is None else now_ms - oldest.newest
     if limit is not None and total_bytes > limit:
@@ -98,7 +100,7 @@ def next_to_go(
     # A dedup id is known by its message.
     if why is None or (age is not None and _is_within(age, dedup_window())):
         return None
-    return Why(oldest.number, why)
+    return None if is_stuck() else Why(oldest.number, why)
 
 
 def _is_within(age: int, window: float) -> bool:

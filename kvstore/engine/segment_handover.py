@@ -119,6 +119,12 @@ class SegmentHandover:
             if n < last and not gone.has(n, size)
         ]
 
+    def stuck(self) -> Collection[int]:
+        """Those of the sealed segments that should not be handed over now: most of their bytes
+        wait, and would be written to the log's end.
+        """
+        return self._upkeep.stuck([segment.number for segment in self.sealed()])
+
     def remove_left(self) -> None:
         """Removes the files of segments that have left the log and are still there: a hand-over may
         have failed behind its write. They are overwritten first. Raises the error that prevents it.

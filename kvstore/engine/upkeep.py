@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -148,6 +148,8 @@ class Upkeep:
         """Held while segments leave the log."""
         self.before_leaving: Callable[[Iterable[int]], None] = lambda segments: None
         """Called before segments leave the log, under `leaving`: it keeps what must stay."""
+        self.stuck: Callable[[Sequence[int]], Collection[int]] = lambda sealed: ()
+        """Says which of the sealed segments stay because messages wait in them."""
         self.is_tiered = _is_tiered(config.retention)
         """Whether segments that expire go to archives: then age and size are no reasons here."""
         now = config.clock.monotonic()
@@ -314,6 +316,7 @@ class Upkeep:
             total_bytes=len(numbers) * log.segment_size,
             is_tiered=self.is_tiered,
             dedup_window=self._longest_dedup_window,
+            is_stuck=lambda: sealed[0] in self.stuck(sealed),
         )
 
     def _tell_of_disk(self, used: float) -> None:

@@ -150,6 +150,16 @@ class TimerRows:
             left.difference_update(one[1] for one in rows)
         return found
 
+    def bytes_by_segment(self, segment_size: int) -> dict[int, int]:
+        """The bytes of records that wait, by the numbers of their segments, put until the last
+        checkpoint. All rows are read.
+        """
+        found: dict[int, int] = {}
+        for _, position, _, size in self._rows(START, _TIME_END, self._tails()):
+            segment = position // segment_size
+            found[segment] = found.get(segment, 0) + size
+        return found
+
     def due_at(self, due: int) -> list[Waiting]:
         """The messages that wait until this very ms."""
         tails = self._tails()

@@ -168,7 +168,7 @@ class Worker:
         return make_plan(
             self.policy, segments, archives, now_ms=now, hour=self._clock.local_hour(),
             disk_used=self._disk_used(), other_bytes=self._handover.segment_size, ratio=ratio,
-            read_share=read_share,
+            read_share=read_share, stuck=self._handover.stuck,
         )  # fmt: skip
 
     def verify(self, *, remove_orphans: bool = False) -> AuditReport:
@@ -422,6 +422,7 @@ class Worker:
         agenda = schedule(
             self.policy, segments, snapshot.archives, now_ms=now, hour=self._clock.local_hour(),
             disk_used=self._disk_used(), other_bytes=self._handover.segment_size,
+            stuck=self._handover.stuck,
         )  # fmt: skip
         return agenda, snapshot
 

@@ -19,7 +19,7 @@ imported only when a plan is drawn.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import ceil, inf, isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
@@ -151,6 +151,7 @@ def make_plan(
     other_bytes: int = 0,
     ratio: float | None = None,
     read_share: float = 0.0,
+    stuck: Callable[[], Collection[int]] = tuple,
 ) -> Plan:
     """Works a plan out; the arguments are those of `schedule.schedule`.
 
@@ -165,6 +166,7 @@ def make_plan(
         hour=hour,
         disk_used=disk_used,
         other_bytes=other_bytes,
+        stuck=stuck,
     )
     found, is_measured = _ratio(policy, archives) if ratio is None else (ratio, False)
     moves = _moves(agenda, archives, found)

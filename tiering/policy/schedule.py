@@ -12,16 +12,17 @@ for. From then on classes are apart: each goes cold, and is deleted, by the stor
 last message, however late or early it left hot.
 
 Invariants: nothing is deleted before its class's whole time is over; a move that is due for its age
-stays due as time passes; segments go in the order of their numbers, none before an older one that
-stays, except for an erasure (`schedule_erasure`). Nothing here reads a record or changes the store.
-(A key provider that is asked whether a topic is encrypted may make its key.)
+stays due as time passes, unless messages that wait hold it (`stuck`); segments go in the order of
+their numbers, none before an older one that stays, except for an erasure (`schedule_erasure`).
+Nothing here reads a record or changes the store. (A key provider that is asked whether a topic is
+encrypted may make its key.)
 """
 
 # ruff: noqa: D102  # the store's own types say what each attribute is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, Literal, Protocol
 
 import msgspec
@@ -120,7 +121,7 @@ class ArchiveDue(msgspec.Struct, frozen=True):
 
 class OldestHot(msgspec.Struct, frozen=True):
     """The oldest segment that stays hot: until when (ms since the epoch, None: no limit), and the
-    topic that holds it.
+    topic that holds it (none: the messages that wait in it).
     """
 
     number: int
@@ -192,6 +193,7 @@ def schedule(
     hour: int,
     disk_used: float,
     other_bytes: int = 0,
+    stuck: Callable[[], Collection[int]] = tuple,
 ) -> Agenda:
     """The agenda of moves due now. Pure.
 
@@ -199,12 +201,18 @@ def schedule(
     segments (the active one); `now_ms` should come from `trusted_clock`, which no leap of the clock
     moves; `hour` is local, `disk_used` a share, 0 to 1. At the second watermark the oldest
     segment goes, and no other for that reason: the caller asks again after it, with the disk as it
-    is then.
+    is then. `stuck` gives the segments in which so much waits that they stay, with those behind
+    them; it is asked only where a segment is due.
     """
     leaving: list[SegmentDue] = []
     held: OldestHot | None = None
     if policy.moves:
         leaving, held = _leaving(policy, segments, now_ms, disk_used, other_bytes)
+        kept = stuck() if leaving else ()
+        first = next((n for n, due in enumerate(leaving) if due.number in kept), None)
+        if first is not None:
+            held = OldestHot(leaving[first].number, None, "")
+            leaving = leaving[:first]
     moving = [found for a in archives if (found := _archive_due(policy, a, now_ms)) is not None]
     return Agenda(
         tuple(leaving),

@@ -54,6 +54,27 @@ def ask(
     return schedule(policy, found, archives, now_ms=START_MS + at, hour=hour, disk_used=disk_used)
 
 
+def test_a_segment_whose_messages_wait_stays_and_so_do_those_behind_it() -> None:
+    found = [segment(n) for n in range(5)]
+
+    def of(at: int, *stuck: int) -> Agenda:
+        return schedule(
+            POLICY, found, (), now_ms=START_MS + at, hour=12, disk_used=0.1, stuck=lambda: stuck
+        )
+
+    agenda = of(2 * DAY_MS, 2, 3)
+    assert [due.number for due in agenda.segments] == [0, 1]
+    assert agenda.held is not None
+    assert (agenda.held.number, agenda.held.until, agenda.held.topic) == (2, None, "")
+    assert of(2 * DAY_MS, 0).segments == ()
+    assert len(of(2 * DAY_MS).segments) == 5
+
+    def unasked() -> tuple[int, ...]:
+        raise AssertionError("nothing is due")
+
+    schedule(POLICY, found, (), now_ms=START_MS, hour=12, disk_used=0.1, stuck=unasked)
+
+
 def is_deleted(found: SegmentDue) -> bool:
     return all(part.to is None for part in found.parts)
 
