@@ -142,7 +142,7 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Log: `segment_size` (64 KiB to 4 GiB; fixed when the store is created). `flush` "async" returns
     at once and syncs every `flush_interval` seconds when at least `flush_dirty_bytes` are dirty,
     and everything every `flush_thorough_interval`; "sync" waits for the disk. `visibility`
-    "written" shows a message as soon as it is written, "flushed" only when it is on disk.
+    "written" shows readers a message as soon as it is written, "flushed" only when it is on disk.
     `write_mode` "mapped" writes into the mapped file; "staged" collects in one of two memory
     buffers that are swapped at `stage_bytes`, `stage_count` messages or `stage_interval`. So with
     "staged" a put that did not wait for the flush may still be in this process's memory: a crash of

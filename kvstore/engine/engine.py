@@ -175,7 +175,7 @@ class Engine:
             self.index,
             self.topics,
             self.reader,
-            self.finder,
+            Finder(self.reader, self.log, self.index, self.topics.find, sees_all=True),
             config.clock,
             config.check_crc,
             config.any_time,

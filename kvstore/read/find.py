@@ -4,6 +4,10 @@ The idea: the log's key index, and the index of each archive, give candidates by
 the key itself is compared with the record's own. Segments and archives outside the wanted time are
 not looked at.
 
+A finder for readers sees messages up to the visible end. One for calls about messages that wait
+sees all that was put: `visibility` says what readers of queues see, not what a program knows of its
+own timers, transactions and schedules.
+
 Invariants: a message is returned once, even if it moves between tiers meanwhile. An unreadable
 message keeps none of the others from being found, but a place that doesn't answer is reported. An
 id is said not to exist only if every archive that may have it could be asked.
@@ -52,11 +56,23 @@ class Finder:
         log: CommitLog,
         index: Index,
         topic_named: Callable[[str], Topic | None],
+        *,
+        sees_all: bool = False,
     ) -> None:
+        """Up to the visible end, or, if it `sees_all`, up to the log's end."""
         self._reader = reader
         self._log = log
         self._index = index
         self._topic_named = topic_named
+        self._sees_all = sees_all
+
+    def _end(self) -> int:
+        """The position of the log up to which messages are found."""
+        return self._log.end if self._sees_all else self._reader.visible_end()
+
+    def read_at(self, position: int) -> StoredMessage:
+        """The message whose record begins at a position, as `Reader.read_at`."""
+        return self._reader.read_at(position, self._end())
 
     def find(
         self, message_id: str, is_own: Callable[[StoredMessage], bool] = lambda message: True
@@ -104,7 +120,7 @@ class Finder:
         low = key_hash(topic.encode(), message_id.encode("utf-8", "surrogatepass"))
 
         def look() -> list[StoredMessage]:
-            visible = self._reader.visible_end()
+            visible = self._end()
             # A checkpoint may move a position from tail to RocksDB between the two looks.
             in_tails = self._index.find_in_tails(low, visible)
             positions = {*in_tails, *self._in_log(low, low, None, None, visible, since)}
@@ -127,7 +143,7 @@ class Finder:
         except CallerError:
             return None
         try:
-            message = self._reader.read_at(position)
+            message = self.read_at(position)
         except ArchiveDamaged as e:
             lost.append(e)
             return None
@@ -257,7 +273,7 @@ class Finder:
                 return None
         # Perhaps it was handed over, or merged, since it was found.
         try:
-            return reader.read_at(position)
+            return self.read_at(position)
         except KeyMissing:
             raise  # the caller can mend it: by giving the key
         except ArchiveDamaged as e:
@@ -278,7 +294,7 @@ class Finder:
         """
         reader = self._reader
         # Messages of other stores that were attached have positions of their own.
-        if reader.follow is None or message.position < reader.visible_end():
+        if reader.follow is None or message.position < self._end():
             return True
         topic = self._topic_named(message.topic)
         return topic is not None and message.offset < reader.next_offset(topic.base + message.queue)
@@ -296,10 +312,10 @@ class Finder:
     ) -> Iterator[tuple[int, int]]:
         """Positions from `since` on of records that may have a key, newest first, with the archive
         that has each (-1: the log). The errors of archives that could not be asked go to `lost`.
-        `visible` is the log's end; None: as readers see it.
+        `visible` is the log's end; None: the end up to which this one finds messages.
         """
         if visible is None:
-            visible = self._reader.visible_end()
+            visible = self._end()
         in_tails = self._index.find_in_tails(low, visible)
         found = self._in_log(low, high, begin, end, visible, since)
         cold = self._reader.cold

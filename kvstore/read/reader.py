@@ -353,21 +353,21 @@ class Reader:
             f"queue {queue} of {topic.name!r} has no offset {shown(offset)}; {held}", low, high
         )
 
-    def read_at(self, position: int) -> StoredMessage:
-        """See `Store.read_at`."""
+    def read_at(self, position: int, end: int | None = None) -> StoredMessage:
+        """See `Store.read_at`; below a position `end` of the log, None: as readers see it."""
         self.check_open()
         if type(position) is not int:
             raise CallerError(f"position is {shown(position)}; it must be a whole number")
         mark = self.mark()
         try:
-            return self._read_at(position)
+            return self._read_at(position, self.visible_end() if end is None else end)
         except (MessageNotFound, SegmentDamaged, *READ_ERRORS):
             if not self.moved_on(mark):
                 raise
-        return self.read_at(position)
+        return self.read_at(position, end)
 
-    def _read_at(self, position: int) -> StoredMessage:
-        low, high = self._log.first, self.visible_end()
+    def _read_at(self, position: int, high: int) -> StoredMessage:
+        low = self._log.first
         number = position // self._log.segment_size
         if self.cold is not None and 0 <= position < high and not self._log.segments.has(number):
             found = self.cold.archived.at(position)

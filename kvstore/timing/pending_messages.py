@@ -76,7 +76,9 @@ class Putting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TimingContext:
-    """The parts of an open store that messages in time need."""
+    """The parts of an open store that messages in time need. Messages that wait are found by
+    `finder`, which sees all that was put, also where readers may not see it yet.
+    """
 
     log: CommitLog
     index: Index

@@ -443,7 +443,7 @@ class PreparedList:
     def record(self, position: int) -> StoredMessage | None:
         """The record at a position; None if it can't be read."""
         try:
-            return self._context.reader.read_at(position)
+            return self._context.finder.read_at(position)
         except (RecordDamaged, SegmentDamaged, MessageNotFound):
             return None
 

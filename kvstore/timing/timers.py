@@ -126,7 +126,7 @@ class WaitingList:
     def _read(self, position: int) -> DelayedMessage | None:
         """The message at a position; None if it is damaged, which `verify` reports."""
         try:
-            return delayed_of(self._context.reader.read_at(position))
+            return delayed_of(self._context.finder.read_at(position))
         except (RecordDamaged, SegmentDamaged, MessageNotFound):
             return None
 

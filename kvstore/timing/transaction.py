@@ -6,7 +6,7 @@ another system commits its part; the end of the block commits them. A block that
 does both at its end. An exception in the block rolls back.
 
 Invariants: no message of the block is visible before the end of the block; a block ends once, and
-to end it otherwise is refused.
+to end it otherwise is refused; an exception in the block is what its caller sees.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from kvstore.errors import CallerError, MessageIllegal, TransactionEnded, shown
+from kvstore.errors import CallerError, MessageIllegal, StoreError, TransactionEnded, shown
 from kvstore.message import Message, PutResult
 from kvstore.timing.prepared_message import SET_MAX
 from kvstore.timing.transactions import End
@@ -106,5 +106,13 @@ class Transaction:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._ended is None:
-            (self.commit if kind is None else self.rollback)()
+        if self._ended is not None:
+            return
+        if value is None:
+            self.commit()
+            return
+        try:
+            self.rollback()
+        except StoreError as e:
+            # The block's own exception says why it ended.
+            value.add_note(f"its transaction waits on, since it could not be rolled back: {e}")
