@@ -31,6 +31,7 @@ from kvstore.errors import (
     shown,
 )
 from kvstore.message import PutResult, StoredMessage
+from kvstore.record.validate import check_group
 from kvstore.timing.pending_messages import (
     Owns,
     TimingContext,
@@ -103,6 +104,8 @@ class PreparedList:
         self, group: str | None, limit: int, after: Place | None, owns: Owns | None
     ) -> PreparedPage:
         """See `Store.transactions`."""
+        if group is not None:
+            check_group(group)
         place = check_page(limit, after)
         messages = list[PreparedMessage]()
         while len(messages) < limit:
