@@ -42,7 +42,7 @@ from kvstore.errors import (
     shown,
 )
 from kvstore.index.keys import META, TRANSACTION_AGE, U64
-from kvstore.message import Message, PutResult, PutStatus, StoredMessage
+from kvstore.message import Message, PutResult, StoredMessage
 from kvstore.record.validate import check_group
 from kvstore.timing.pending_messages import AT_ONCE, Owns, PendingMessages, TimingContext
 from kvstore.timing.prepared_list import (
@@ -58,6 +58,7 @@ from kvstore.timing.prepared_message import (
     WITH_THE_FIRST,
     Member,
     PreparedMessage,
+    committed_result,
     due_of,
     lost_properties,
     member_of,
@@ -198,7 +199,7 @@ class Transactions:
             if how == "rollback":
                 self._roll_back(list(waiting.values()), "rollback", lost)
                 return []
-            return [*self._commit(list(waiting.values())), *map(_result, done)]
+            return [*self._commit(list(waiting.values())), *map(committed_result, done)]
 
     def _commit(self, found: list[PreparedMessage]) -> list[PutResult]:
         if not found:
@@ -568,25 +569,6 @@ def _check_end(found: Ended, how: End) -> None:
             f"{'committed' if how == 'commit' else 'rolled back'} any more",
             found.is_committed,
         )
-
-
-def _result(message: StoredMessage) -> PutResult:
-    """Where a committed message went, given its last record that can be found: its copy, or the
-    prepared one. The copy may have gone with its topic, or has no key.
-    """
-    found = prepared_of(message) if message.topic == TRANSACTION_HALF_TOPIC else None
-    if found is not None:
-        place = found.topic, found.queue, -1, message.position, message.size
-        return PutResult(found.message_id, *place, PutStatus.WRITTEN)
-    return PutResult(
-        message.message_id,
-        message.topic,
-        message.queue,
-        message.offset,
-        message.position,
-        message.size,
-        PutStatus.WRITTEN,
-    )
 
 
 def _id_of(whole: Together, found: PreparedMessage | Unreadable) -> str:
