@@ -163,6 +163,7 @@ class TransactionCalls:
     ) -> PreparedPage:
         """Prepared messages that wait, of a producer group or of all, the next to be asked about
         first. `after` is the `next` of the page before. Also of a store that is open read-only.
+        `MessageIllegal` for a group that can't be one.
         """
         self._engine.reader.check_open()
         return self._engine.prepared_list.page(group, limit, after, None)

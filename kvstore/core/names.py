@@ -93,6 +93,8 @@ TIMER_DEQUEUE_MS: Final = "TIMER_DEQUEUE_MS"
 TIMER_ROLL_TIMES: Final = "TIMER_ROLL_TIMES"
 TIMER_DELETE_ID: Final = "TIMER_DEL_UNIQKEY"
 """Which timer message a delete message cancels."""
+TIMER_DELETE_REASON: Final = "TIMER_DEL_REASON"
+"""Why, if no caller cancelled it; kvmq's own (docs/timing.md)."""
 
 # --- transactions ----------------------------------------------------------------------------
 
@@ -153,6 +155,7 @@ RESERVED: Final[frozenset[str]] = frozenset(
         TIMER_DEQUEUE_MS,
         TIMER_ROLL_TIMES,
         TIMER_DELETE_ID,
+        TIMER_DELETE_REASON,
         TRANSACTION_PREPARED,
         PRODUCER_GROUP,
         TRANSACTION_ID,

@@ -7,7 +7,7 @@ their history, and all that `Topics.removing` and `Groups.removing` add.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import msgspec
@@ -69,34 +69,42 @@ def delete(
     delayed and prepared messages went with the topics, those of other topics among them that were
     prepared together with some of these.
     """
-    topic_ids = {engine.topics.of_callers(name).id for name in topics}
+    names = {engine.topics.of_callers(name).id: name for name in topics}
     group_ids = {engine.groups.get(name).id for name in groups}
     if topics:
         # Most of the tail now, before other threads have to wait.
         engine.upkeep.checkpoint()
-    in_sets = 0
-    while True:
-        # Without locks, which others take behind that of transactions.
-        in_sets += engine.transactions.roll_back_sets(topic_ids)
-        with suppress(_SetPrepared):
-            return in_sets + _delete(engine, topics, groups, topic_ids, group_ids, also)
+    # Most of them without locks.
+    count = _end_waits(engine, names)
+    return count + _delete(engine, topics, groups, names, group_ids, also)
 
 
-class _SetPrepared(Exception):
-    """A set was prepared meanwhile with messages of a topic that is to be deleted."""
+def _ending_waits(engine: Engine) -> ExitStack:
+    """Keeps others from ending waits. It comes before all locks, since they ask for topics then."""
+    held = ExitStack()
+    held.enter_context(engine.timers.pending.lock)
+    held.enter_context(engine.transactions.pending.lock)
+    return held
+
+
+def _end_waits(engine: Engine, names: dict[int, str]) -> int:
+    """Ends the waits of messages to topics; how many these were."""
+    return engine.timers.go_with_topics(names) + engine.transactions.go_with_topics(names)
 
 
 def _delete(
     engine: Engine,
     topics: list[str],
     groups: list[str],
-    topic_ids: set[int],
+    names: dict[int, str],
     group_ids: set[int],
     also: Callable[[Batch], None],
 ) -> int:
-    """See `delete`, of topics without sets of prepared messages; `_SetPrepared`."""
+    """See `delete`."""
+    topic_ids = set(names)
     with (
-        # First, and for those ids: a pop holds a table's lock when it asks for a topic.
+        _ending_waits(engine) as ending,
+        # Behind that, and for those ids: a pop holds a table's lock when it asks for a topic.
         engine.popping.tables.deleting(group_ids, topic_ids),
         engine.topics.lock,
         engine.groups.lock,
@@ -105,8 +113,9 @@ def _delete(
         batch = engine.index.families.batch()
         gone = engine.topics.close(topics)
         undo.callback(engine.topics.kept, gone)
-        if engine.transactions.has_sets(topic_ids):
-            raise _SetPrepared
+        # Those that were put meanwhile; nobody puts any now.
+        waiting = _end_waits(engine, names)
+        ending.close()
         if topics:
             engine.upkeep.checkpoint()
         engine.topics.put_removal(batch, gone)
@@ -119,7 +128,7 @@ def _delete(
             )
         engine.offsets.put_removal(batch, ids)
         also(batch)
-        waiting = sum(map(engine.timer_rows.count, ids))
+        waiting += sum(map(engine.timer_rows.count, ids))
         waiting += sum(map(engine.prepared_rows.count, ids))
         engine.index.retire_topics(batch, ids)
         undo.pop_all()

@@ -80,7 +80,9 @@ class Finder:
         """See `Store.find`; only messages that `is_own` says yes to."""
         self._reader.check_open()
         if not isinstance(message_id, str) or not message_id:
-            raise CallerError(f"message_id is {shown(message_id)}; it must be a text")
+            raise CallerError(
+                f"message_id is {shown(message_id)}; it must be a text of at least one character"
+            )
         at: list[ArchiveDamaged] = []
         found, lost = self._by_position_id(message_id, at), at
         if found is None or not is_own(found):
@@ -158,7 +160,7 @@ class Finder:
         """See `Store.query`."""
         self._reader.check_open()
         if not isinstance(key, str) or not key:
-            raise CallerError(f"key is {shown(key)}; it must be a text")
+            raise CallerError(f"key is {shown(key)}; it must be a text of at least one character")
         if type(limit) is not int or limit < 1:
             raise CallerError(f"limit is {shown(limit)}; it must be at least 1")
         if begin is not None or end is not None:

@@ -37,9 +37,10 @@ class DelayedPage(msgspec.Struct, frozen=True):
 
 class DelayStats(msgspec.Struct, frozen=True):
     """Figures about delayed messages: how many wait, and when the next is due (ms since the epoch;
-    None if none waits). Since the store was opened: how many were delivered and cancelled, and by
-    how many ms the last delivery was late. `lateness` is of all deliveries, each as late as the
-    first of the messages that were put together. A store that is open read-only delivers nothing.
+    None if none waits). Since the store was opened: how many were delivered, also by a change to
+    now; how many were cancelled, also with their topic or as a schedule's missed times; and by how
+    many ms the last delivery was late. `lateness` is of all deliveries, each as late as the first
+    of the messages that were put together. A store that is open read-only delivers nothing.
     """
 
     waiting: int = 0

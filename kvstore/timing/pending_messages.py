@@ -28,7 +28,7 @@ from kvstore.core.encoding import Encoder, PreparedBatch
 from kvstore.core.names import REAL_TOPIC, UNIQUE_ID
 from kvstore.core.pending.pending_records import prepare_copies, prepare_notes, read_pending
 from kvstore.core.records import facts
-from kvstore.errors import FormatError, RecordDamaged, SegmentDamaged, TopicNotFound
+from kvstore.errors import DiskFull, FormatError, RecordDamaged, SegmentDamaged, TopicNotFound
 from kvstore.index.index import Index
 from kvstore.index.keys import RUNS, run_key
 from kvstore.index.runs import unpack_many
@@ -37,7 +37,7 @@ from kvstore.message import Message, PutResult, PutStatus, StoredMessage
 from kvstore.meta.topics import Topics
 from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
-from kvstore.timing.timer_rows import TimerRows
+from kvstore.timing.timer_rows import START, TimerRows
 
 if TYPE_CHECKING:
     from kvstore.core.pending.pending_records import Held
@@ -254,13 +254,49 @@ class PendingMessages:
         is_needed: bool = False,
     ) -> None:
         """Puts notes that messages wait no more and go to no topic; `ids` has those of messages
-        whose records can't be read, and `is_needed` is as with `copy`.
+        whose records can't be read, and `is_needed` is as with `copy`. Raises `RecordDamaged`.
         """
         encoder, is_prepared = self._writer.encoder, self._is_prepared
         self.put(
             prepare_notes(encoder, held, is_prepared=is_prepared, added=added, ids=ids),
             self._context.clock.now_ms() if is_needed else None,
         )
+
+    def note_readable(self, held: list[Held], added: bytes) -> int:
+        """As `note` for messages that must end, each with these properties; those that are damaged
+        are left out. Returns how many notes were put.
+        """
+        while held:
+            try:
+                self.note(held, [added] * len(held), is_needed=True)
+            except RecordDamaged as e:
+                readable = [one for one in held if one[3] != e.position]
+                if len(readable) == len(held):
+                    raise
+                self._cannot(e.position, e)
+                held = readable
+                continue
+            return len(held)
+        return 0
+
+    def end_all_to(self, topics: Iterable[int], end: Callable[[list[Waiting]], int]) -> int:
+        """Lets `end` end the waits of all messages to topics, by their ids, that are in the log
+        now: of some at once, under the lock. Returns how many it says it ended in all.
+        """
+        count, log_end = 0, self._log.end
+        for topic in topics:
+            place = START
+            while self._rows.count(topic):
+                # So that the tail is bounded. Waits must end on a full disk as well.
+                with suppress(DiskFull):
+                    self._writer.begin_put()
+                with self.lock:
+                    rows = self._rows.page(place, log_end, AT_ONCE, topic)
+                    count += end(rows)
+                if len(rows) < AT_ONCE:
+                    break
+                place = rows[-1][:2]
+        return count
 
     def begin(self) -> int:
         """Checks that the store takes a put now; the time, ms."""

@@ -12,7 +12,7 @@ of a put is answered for its own transaction alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -31,6 +31,7 @@ from kvstore.errors import (
     shown,
 )
 from kvstore.message import PutResult, StoredMessage
+from kvstore.record.validate import check_group
 from kvstore.timing.pending_messages import (
     Owns,
     TimingContext,
@@ -49,7 +50,7 @@ from kvstore.timing.prepared_message import (
     member_of,
     prepared_of,
 )
-from kvstore.timing.timer_rows import START, Place, TimerRows, check_page
+from kvstore.timing.timer_rows import Place, TimerRows, check_page
 
 if TYPE_CHECKING:
     from kvstore.core.tail import Waiting
@@ -103,6 +104,8 @@ class PreparedList:
         self, group: str | None, limit: int, after: Place | None, owns: Owns | None
     ) -> PreparedPage:
         """See `Store.transactions`."""
+        if group is not None:
+            check_group(group)
         place = check_page(limit, after)
         messages = list[PreparedMessage]()
         while len(messages) < limit:
@@ -124,17 +127,6 @@ class PreparedList:
         """How many messages to a topic wait. It reads none of them."""
         found = self._context.topics.find(topic)
         return 0 if found is None else self._rows.count(found.id)
-
-    def in_sets(self, topics: Iterable[int]) -> Iterator[PreparedMessage]:
-        """The messages to topics, by their ids, that wait as one of a set."""
-        for topic in topics:
-            place = START
-            while rows := self._rows.page(place, self._context.log.end, _AT_ONCE, topic):
-                place = rows[-1][:2]
-                for _, position, _, _ in rows:
-                    found = self.at(position)
-                    if found is not None and found.set_id is not None:
-                        yield found
 
     # --- transactions ---
 
@@ -392,9 +384,8 @@ class PreparedList:
         if found is None:
             return Ended(False, message)
         if not self._is_waiting(found):
-            # A commit to a topic whose ids are not indexed; or the topic was deleted meanwhile.
-            topic = self._context.topics.find(found.topic)
-            return Ended(topic is not None and topic.since <= message.position, message)
+            # All other ends have notes: its copy went with its topic, or its id is not indexed.
+            return Ended(True, message)
         return found
 
     def _is_waiting(self, found: PreparedMessage) -> bool:

@@ -16,13 +16,14 @@ from kvstore.core.names import (
     PRODUCER_GROUP,
     TRANSACTION_CHECKS,
     TRANSACTION_FIRST_POSITION,
+    TRANSACTION_HALF_TOPIC,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
     TRANSACTION_SET,
     TRANSACTION_SINCE_MS,
 )
 from kvstore.core.pending.pending_records import read_pending
-from kvstore.message import StoredMessage
+from kvstore.message import PutResult, PutStatus, StoredMessage
 
 WITH_THE_FIRST: Final = 9_999_999_999_999
 """The check time of the messages of a set behind the first: they are not asked about."""
@@ -118,6 +119,25 @@ def first_position(message: StoredMessage) -> int:
     before = message.prepared_position
     known = before - 1 if before else message.position
     return _number(message.properties.get(TRANSACTION_FIRST_POSITION), known)
+
+
+def committed_result(message: StoredMessage) -> PutResult:
+    """Where a committed message went, given its last record that can be found: its copy, or the
+    prepared one. The copy may have gone with its topic, or has no key.
+    """
+    found = prepared_of(message) if message.topic == TRANSACTION_HALF_TOPIC else None
+    if found is not None:
+        place = found.topic, found.queue, -1, message.position, message.size
+        return PutResult(found.message_id, *place, PutStatus.WRITTEN)
+    return PutResult(
+        message.message_id,
+        message.topic,
+        message.queue,
+        message.offset,
+        message.position,
+        message.size,
+        PutStatus.WRITTEN,
+    )
 
 
 # --- properties, as they stand in a record ---

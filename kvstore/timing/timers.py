@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from kvstore.clock import cut_ms, whole_ms
-from kvstore.core.names import TIMER_TOPIC
+from kvstore.core.names import (
+    REAL_TOPIC,
+    TIMER_DELETE_REASON,
+    TIMER_TOPIC,
+    TRANSACTION_CHECK_MS,
+    TRANSACTION_DISCARD_TOPIC,
+    TRANSACTION_HALF_TOPIC,
+)
 from kvstore.core.pending.pending_records import read_end
 from kvstore.core.records import facts
 from kvstore.errors import (
@@ -60,6 +67,8 @@ if TYPE_CHECKING:
 _REST_MS: Final = 8
 """So long at least is between two turns: where many are due, each turn has many of them."""
 _NEVER: Final = 1 << 63
+_OF_TRANSACTIONS: Final = (TRANSACTION_HALF_TOPIC, TRANSACTION_DISCARD_TOPIC)
+_TOPIC_DELETED: Final = f"{TIMER_DELETE_REASON}\x01topic deleted\x02".encode()
 
 
 class Firings(Protocol):
@@ -148,7 +157,7 @@ class WaitingList:
     def look(self, message_id: str, owns: Owns | None) -> list[DelayedMessage] | StoredMessage:
         """As `all_waiting`; if none waits, the last record with the id. The unique id is looked for
         among the messages that wait: one look for each part of the key index, where `newest` has to
-        look at the keys of all topics.
+        look at the keys of all topics. `MessageNotFound` also for a message of a transaction.
         """
         records = records_of(self._context.finder, TIMER_TOPIC, message_id, owns)
         found = [one for one in map(self._waits, records) if one is not None]
@@ -157,7 +166,10 @@ class WaitingList:
         message = self.newest(message_id, owns)
         # A position id leads to one message.
         one = self._waits(message)
-        return message if one is None else [one]
+        if one is not None:
+            return [one]
+        _check_delayed(message)
+        return message
 
     def _waits(self, message: StoredMessage) -> DelayedMessage | None:
         """The message whose record this is, if it waits."""
@@ -168,26 +180,27 @@ class WaitingList:
 
     def ended(self, message: StoredMessage) -> tuple[bool, str]:
         """Whether a message that does not wait was delivered, and how its wait ended, given the
-        last record with its id.
+        last record with its id. Each wait that does not end with a delivery has a note, so this
+        needs no copy, which may be gone with its topic.
         """
-        found = delayed_of(message) if message.topic == TIMER_TOPIC else None
-        if found is not None and self._went_with_its_topic(found):
-            return False, f"its topic {shown(found.topic)} was deleted, and it went with that"
-        if message.topic == TIMER_TOPIC and found is None:
-            return False, "it was cancelled"
-        return True, "it was delivered"
-
-    def _went_with_its_topic(self, found: DelayedMessage) -> bool:
-        position = found.message.position
-        topic = self._context.topics.find(found.topic)
-        if topic is not None and topic.since <= position:
-            return False
-        # Its copy, if it was delivered before.
-        return not self._context.finder.in_log(found.topic, found.message_id, position)
+        if message.topic != TIMER_TOPIC or delayed_of(message) is not None:
+            return True, "it was delivered"
+        if TIMER_DELETE_REASON in message.properties:
+            topic = message.properties.get(REAL_TOPIC, "")
+            return False, f"its topic {shown(topic)} was deleted, and it went with that"
+        return False, "it was cancelled"
 
     def newest(self, message_id: str, owns: Owns | None) -> StoredMessage:
         """The last record of a message: the one that waits, or that ended the wait."""
         return newest_of(self._context.finder.find, (TIMER_TOPIC,), message_id, owns)
+
+
+def _check_delayed(message: StoredMessage) -> None:
+    """`MessageNotFound` for a message that was prepared, which never was a delayed one."""
+    if message.topic in _OF_TRANSACTIONS or TRANSACTION_CHECK_MS in message.properties:
+        raise MessageNotFound(
+            f"the message {shown(message.message_id)} was put in a transaction, without a delay"
+        )
 
 
 def _check_cancelled(message: StoredMessage) -> None:
@@ -272,19 +285,25 @@ class Timers:
         passed_over = () if self.firings is None else self.firings.fire(due, now)
         found = {topic: self._topics.name_of(topic) for topic in {one[2] for one in due}}
         held = self.pending.held(due, {topic: name or "" for topic, name in found.items()})
-        gone: list[Held] = []
-        if passed_over or None in found.values():
-            gone = [one for one in held if found[one[6]] is None or one[3] in passed_over]
-            held = [one for one in held if found[one[6]] is not None and one[3] not in passed_over]
-        if gone:
-            self.pending.note(gone)
+        if None in found.values():
+            gone = [one for one in held if found[one[6]] is None]
+            self._cancelled += self.pending.note_readable(gone, _TOPIC_DELETED)
+            held = [one for one in held if found[one[6]] is not None]
+        missed = [one for one in held if one[3] in passed_over]
+        if missed:
+            self.pending.note(missed)
+            self._cancelled += len(missed)
+            held = [one for one in held if one[3] not in passed_over]
         count = self.pending.copy(held, [0] * len(held))
-        self._delivered += count
         if count:
-            self._late_ms = now - held[0][4]
-            self._lateness.add(self._late_ms / 1000)
+            self._count_delivery(count, now - held[0][4])
         if self.firings is not None:
             self.firings.fired()
+
+    def _count_delivery(self, count: int, late_ms: int) -> None:
+        self._delivered += count
+        self._late_ms = late_ms
+        self._lateness.add(late_ms / 1000)
 
     def cancel(self, message_id: str, owns: Owns | None) -> bool:
         """See `Store.cancel`."""
@@ -307,6 +326,20 @@ class Timers:
                 self.pending.note(held)
                 self._cancelled += len(held)
             return True
+
+    def go_with_topics(self, names: dict[int, str]) -> int:
+        """Ends the waits of messages to topics that are to be deleted, given their names by their
+        ids, each with a note: from it, not from rows, a rebuild too learns that it was not
+        delivered. Returns how many these were; messages that are damaged stay.
+        """
+
+        def end(rows: list[Waiting]) -> int:
+            held = self.pending.held(rows, names)
+            ended = self.pending.note_readable(held, _TOPIC_DELETED)
+            self._cancelled += ended
+            return ended
+
+        return self.pending.end_all_to(names, end)
 
     def _held(self, found: Sequence[DelayedMessage]) -> list[Held]:
         """The records of messages seen to wait under the lock, if their topics are there."""
@@ -370,6 +403,8 @@ class Timers:
             with suppress(TopicNotFound):
                 if held:
                     self.pending.put(self.pending.copies(held, [due] * len(held)))
+                    if not due:
+                        self._count_delivery(len(held), 0)
                     return deliver_at
             told = f"the message {shown(message_id)} does not wait: its topic was deleted"
             raise DelayEnded(told, is_cancelled=True)

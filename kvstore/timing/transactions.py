@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
@@ -42,7 +42,7 @@ from kvstore.errors import (
     shown,
 )
 from kvstore.index.keys import META, TRANSACTION_AGE, U64
-from kvstore.message import Message, PutResult, PutStatus, StoredMessage
+from kvstore.message import Message, PutResult, StoredMessage
 from kvstore.record.validate import check_group
 from kvstore.timing.pending_messages import AT_ONCE, Owns, PendingMessages, TimingContext
 from kvstore.timing.prepared_list import (
@@ -58,6 +58,7 @@ from kvstore.timing.prepared_message import (
     WITH_THE_FIRST,
     Member,
     PreparedMessage,
+    committed_result,
     due_of,
     lost_properties,
     member_of,
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kvmq")
 End = Literal["commit", "rollback"]
 IMMUNITY_MAX: Final = 30 * 86400.0
+_NO_TOPICS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class Question(NamedTuple):
@@ -197,7 +199,7 @@ class Transactions:
             if how == "rollback":
                 self._roll_back(list(waiting.values()), "rollback", lost)
                 return []
-            return [*self._commit(list(waiting.values())), *map(_result, done)]
+            return [*self._commit(list(waiting.values())), *map(committed_result, done)]
 
     def _commit(self, found: list[PreparedMessage]) -> list[PutResult]:
         if not found:
@@ -211,14 +213,16 @@ class Transactions:
         why: str,
         lost: Mapping[int, str] = MappingProxyType({}),
         *,
+        deleted: Mapping[str, int] = _NO_TOPICS,
         is_needed: bool = False,
-    ) -> None:
+    ) -> int:
         """Puts notes for messages, and for those of `lost` that wait: positions of records that
         can't be read, and ids for their notes. These come last: a crash that cuts the put leaves
-        records of a set whose rest can be told.
+        records of a set whose rest can be told. `deleted` are topics that are to be deleted.
+        Returns how many notes these are.
         """
         rows = self._list.unreadable(lost)
-        held = [self._held(one) for one in found]
+        held = [self._held(one, None, deleted) for one in found]
         names = {one.row[2]: self._topics.name_of(one.row[2]) or "" for one in rows}
         held += [(b"", 0, 0, at, due, names[topic], topic) for (due, at, topic, _), _ in rows]
         added = [rollback_properties(one.message, why) for one in found]
@@ -227,30 +231,46 @@ class Transactions:
         ids += [self._list.id_of(row) or lost[row[1]] for row, _ in rows]
         if held:
             self.pending.note(held, added, ids=ids, is_needed=is_needed)
+        return len(held)
 
-    def _held(self, found: PreparedMessage, goes_to: str | None = None) -> Held:
-        """A message for `copies` and `note`; it goes to its own topic unless another is given."""
-        topic = self._topics.get(found.topic)
+    def _held(
+        self,
+        found: PreparedMessage,
+        goes_to: str | None = None,
+        deleted: Mapping[str, int] = _NO_TOPICS,
+    ) -> Held:
+        """A message for `copies` and `note`; it goes to its own topic unless another is given.
+        `deleted` has the ids of topics that may be closed.
+        """
+        topic = deleted.get(found.topic) or self._topics.get(found.topic).id
         position = found.message.position
-        return *self._log.span(position), position, due_of(found), goes_to or found.topic, topic.id
+        return *self._log.span(position), position, due_of(found), goes_to or found.topic, topic
 
     # --- topics that are deleted ---
 
-    def has_sets(self, topics: Iterable[int]) -> bool:
-        """Whether messages to topics, by their ids, wait as some of a set."""
-        return any(True for _ in self._list.in_sets(topics))
-
-    def roll_back_sets(self, topics: Iterable[int]) -> int:
-        """Rolls back the sets with messages to topics that are to be deleted: they can't become
-        visible together any more. Returns the number of their messages.
+    def go_with_topics(self, names: dict[int, str]) -> int:
+        """Rolls back the messages to topics that are to be deleted, given their names by their ids;
+        sets with such messages as a whole, since they can't become visible together any more.
+        Returns how many these were.
         """
-        with self.pending.lock:
-            found: dict[int, PreparedMessage] = {}
-            for one in self._list.in_sets(topics):
-                if one.message.position not in found:
-                    found |= {p.message.position: p for p in self._members(one)}
-            self._roll_back(list(found.values()), "topic deleted")
-            return len(found)
+        topics = {name: number for number, name in names.items()}
+
+        def end(rows: list[Waiting]) -> int:
+            count, found, lost = 0, dict[int, PreparedMessage](), dict[int, str]()
+            for last, (_, position, _, _) in enumerate(rows, 1 - len(rows)):
+                one = None if position in found else self._list.at(position)
+                if one is not None:
+                    whole = self._list.together(one, None)
+                    found |= {p.message.position: p for p in whole.messages}
+                    lost |= dict.fromkeys(whole.lost, _id_of(whole, one))
+                if found and (last == 0 or len(found) >= AT_ONCE):
+                    count += self._roll_back(
+                        [*found.values()], "topic deleted", lost, deleted=topics, is_needed=True
+                    )
+                    found, lost = {}, {}
+            return count
+
+        return self.pending.end_all_to(names, end)
 
     def _members(self, found: PreparedMessage) -> list[PreparedMessage]:
         """The messages that end with one that waits."""
@@ -549,19 +569,6 @@ def _check_end(found: Ended, how: End) -> None:
             f"{'committed' if how == 'commit' else 'rolled back'} any more",
             found.is_committed,
         )
-
-
-def _result(message: StoredMessage) -> PutResult:
-    """Where a message went, given its record."""
-    return PutResult(
-        message.message_id,
-        message.topic,
-        message.queue,
-        message.offset,
-        message.position,
-        message.size,
-        PutStatus.WRITTEN,
-    )
 
 
 def _id_of(whole: Together, found: PreparedMessage | Unreadable) -> str:

@@ -85,7 +85,9 @@ def test_a_body_with_a_dedup_id_is_put_once(kvmq: Kvmq, folder: Path) -> None:
         == 3600
     )
     put = ("put", folder, "once", "--dedup-id", "req-81")
-    first = kvmq(*put, "--body", "a", "--json").json
+    ran = kvmq(*put, "--body", "a", "--json")
+    assert len(ran.lines) == 1, "each message's place is one line, as with lines"
+    first = ran.json
     again = kvmq(*put, "--body", "b", "--json").json
     assert (first.pop("duplicate"), again.pop("duplicate")) == (False, True)
     assert first == again

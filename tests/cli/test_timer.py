@@ -125,7 +125,8 @@ def test_messages_that_wait_are_listed_page_by_page_the_next_due_first(
     assert first["messages"][0]["properties"] == {"p": "q"}
     ran = kvmq("timer", "list", folder, "orders", "--limit", 1)
     assert ran.out.splitlines()[1].endswith("one")
-    assert "3 messages wait" in ran.err
+    assert "3 messages to orders wait" in ran.err
+    assert kvmq("timer", "list", folder).err == "3 messages wait\n"
     assert "more with --after " in ran.err
 
 

@@ -37,7 +37,10 @@ def test_prepared_messages_are_listed_by_group_and_page(
     assert [one["body"] for one in rest["messages"]] == ["2"]
     text = kvmq("tx", "list", folder)
     assert "with its set" in text.out
-    assert "5 messages wait" in text.err
+    assert text.err == "5 messages wait\n"
+    assert kvmq("tx", "list", folder, "pay").err == "5 messages wait, of all groups\n"
+    nobody = kvmq("tx", "list", folder, "nobody")
+    assert nobody.err == "5 messages wait, of all groups\n", "its own are not counted"
 
 
 def test_a_prepared_message_is_shown_with_its_transaction(

@@ -305,9 +305,9 @@ def appends(store: Store) -> Step:
     return Step(store._engine.writer, "_append")
 
 
-def rolling_back_of_sets(store: Store) -> Step:
-    """Rolls back the sets of topics that are to be deleted."""
-    return Step(store._engine.transactions, "roll_back_sets")
+def ending_of_prepared(store: Store) -> Step:
+    """Rolls back the prepared messages of topics that are to be deleted."""
+    return Step(store._engine.transactions, "go_with_topics")
 
 
 def removals_of_topics(store: Store) -> Step:

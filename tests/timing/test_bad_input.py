@@ -15,7 +15,15 @@ import pytest
 from click.testing import CliRunner
 
 import kvstore
-from kvstore import CallerError, Message, StoreConfig, StoredMessage, StoreError, TopicConfig
+from kvstore import (
+    CallerError,
+    Message,
+    MessageIllegal,
+    StoreConfig,
+    StoredMessage,
+    StoreError,
+    TopicConfig,
+)
 from kvstore.cli import kvmq as command
 from kvstore.core.names import TIMER_TOPIC, TRANSACTION_HALF_TOPIC
 from tests.support import inside
@@ -217,6 +225,20 @@ def test_an_id_that_no_message_has_is_refused(door: Door, call: str, message_id:
     assert_refused(
         door, "MessageNotFound", f"no message has the id '{message_id}'", call, message_id
     )
+
+
+@pytest.mark.parametrize("call", ["cancel", "timer", "commit", "rollback", "prepared"])
+def test_an_empty_id_is_said_to_be_empty(door: Door, call: str) -> None:
+    assert_refused(door, "CallerError", "it must be a text of at least one character", call, "")
+
+
+@pytest.mark.parametrize("group", ["", 5, b"pay", "a b", "x" * 300])
+def test_prepared_messages_of_no_group_are_not_listed(tmp_path: Path, group: Any) -> None:
+    with kvstore.open(tmp_path / "s", SMALL) as store:
+        store.create_namespace("n")
+        for calls in (store, store.namespace("n")):
+            with pytest.raises(MessageIllegal, match=r"group|name"):
+                calls.transactions(group)
 
 
 def test_a_message_of_before_is_neither_cancelled_nor_ended(door: Door) -> None:

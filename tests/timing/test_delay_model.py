@@ -43,6 +43,8 @@ class DelayMachine(RuleBasedStateMachine):
         self.ids: dict[int, str] = {}
         self.came: dict[str, list[int]] = {topic: [] for topic in TOPICS}
         self.cancelled: set[int] = set()
+        self.ended = [0, 0]
+        """How many were delivered and cancelled since the opening."""
         self.store = kvstore.open(self.path, self.config)
         for topic in TOPICS:
             self.store.create_topic(topic, queues=1)
@@ -63,7 +65,16 @@ class DelayMachine(RuleBasedStateMachine):
         due = sorted((when, n) for n, when in self.waiting.items() if when[0] <= now)
         for _, number in due:
             del self.waiting[number]
-            self.came[self.topic_of[number]].append(number)
+            self._deliver(number)
+
+    def _deliver(self, number: int) -> None:
+        self.came[self.topic_of[number]].append(number)
+        self.ended[0] += 1
+
+    def _cancel(self, number: int) -> None:
+        del self.waiting[number]
+        self.cancelled.add(number)
+        self.ended[1] += 1
 
     # --- puts ---
 
@@ -88,8 +99,18 @@ class DelayMachine(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.ids)))
         will_not_come = number in self.waiting or number in self.cancelled
         assert self.store.cancel(self.ids[number]) is will_not_come
-        if self.waiting.pop(number, None):
-            self.cancelled.add(number)
+        if number in self.waiting:
+            self._cancel(number)
+
+    @rule(topic=st.sampled_from(TOPICS))
+    def delete_topic(self, topic: str) -> None:
+        self._settle()
+        went = [number for number in self.waiting if self.topic_of[number] == topic]
+        assert self.store.delete_topic(topic) == len(went)
+        for number in went:
+            self._cancel(number)
+        self.came[topic] = []
+        self.store.create_topic(topic, queues=1)
 
     @rule(data=st.data(), seconds=st.sampled_from([0, 1, 4, 30]))
     @precondition(lambda self: self.ids)
@@ -107,7 +128,7 @@ class DelayMachine(RuleBasedStateMachine):
         if seconds:
             self._note(number, due)
         else:
-            self.came[self.topic_of[number]].append(number)
+            self._deliver(number)
 
     # --- time ---
 
@@ -135,6 +156,7 @@ class DelayMachine(RuleBasedStateMachine):
 
     def _opened(self, path: Path) -> Store:
         self.path = path
+        self.ended = [0, 0]
         return kvstore.open(path, self.config)
 
     @rule()
@@ -174,6 +196,9 @@ class DelayMachine(RuleBasedStateMachine):
                 mine, key=mine.__getitem__
             )
             assert page.count == len(mine)
+        stats = self.store.stats().delays
+        assert [stats.delivered, stats.cancelled] == self.ended
+        assert stats.waiting == len(self.waiting)
 
 
 TestDelays = DelayMachine.TestCase

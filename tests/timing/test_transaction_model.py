@@ -95,6 +95,16 @@ class TransactionMachine(RuleBasedStateMachine):
         if name in self.open:
             self._end(name, is_commit=is_commit)
 
+    @rule(topic=st.sampled_from(TOPICS))
+    def delete_topic(self, topic: str) -> None:
+        went = [name for name, all_of in self.open.items() if topic in dict(all_of)]
+        count = sum(len(self.open[name]) for name in went)
+        assert self.store.delete_topic(topic) == count
+        for name in went:
+            self._end(name, is_commit=False)
+        self.came[topic] = []
+        self.store.create_topic(topic, queues=1)
+
     @rule(data=st.data(), answer=st.sampled_from(["commit", "rollback"]))
     @precondition(lambda self: self.open)
     def will_answer(self, data: Any, answer: Answer) -> None:

@@ -18,6 +18,7 @@ from kvstore import (
     Message,
     MessageIllegal,
     MessageNotFound,
+    PutResult,
     RecordDamaged,
     Retention,
     Store,
@@ -371,20 +372,23 @@ def test_a_deleted_topic_takes_the_sets_along_that_have_a_message_of_it(
 def test_a_set_that_is_prepared_while_its_topic_is_being_deleted_goes_along(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = inside.rolling_back_of_sets(store)
-    roll_back = step.now
-    came: list[int] = []
+    step = inside.ending_of_prepared(store)
+    end = step.now
+    came: list[PutResult] = []
 
-    def prepare_behind(topics: set[int]) -> int:
-        found: int = roll_back(topics)
-        if len(came) < 3:
-            came.append(len(begun(store).prepare()))
+    def prepare_behind(topics: dict[int, str]) -> int:
+        found: int = end(topics)
+        if not came:
+            came.extend(begun(store).prepare())
         return found
 
     step.replace(prepare_behind, monkeypatch)
-    assert store.delete_topic("t") == sum(came) == 12
+    assert store.delete_topic("t") == len(came) == 4
     assert store.transactions().count == 0
     assert store.verify().problems == []
+    for one in came:
+        with pytest.raises(TransactionEnded, match="rolled back"):
+            store.commit(one)
 
 
 @pytest.mark.parametrize("is_delayed", [False, True])
@@ -392,15 +396,16 @@ def test_messages_that_are_put_amid_a_deletion_wait_no_longer_than_their_topic(
     store: Store, monkeypatch: pytest.MonkeyPatch, *, is_delayed: bool
 ) -> None:
     """Behind the checkpoint before the deletion: they are in the tail when the topic is closed."""
-    step = inside.rolling_back_of_sets(store)
-    roll_back = step.now
+    step = inside.ending_of_prepared(store)
+    end = step.now
+    came: list[PutResult] = []
 
-    def put_behind(topics: set[int]) -> int:
-        found: int = roll_back(topics)
-        if is_delayed:
-            store.put("t", b"x", delay=3600)
-        else:
-            store.prepare("t", b"x", group="pay")
+    def put_behind(topics: dict[int, str]) -> int:
+        found: int = end(topics)
+        if not came and is_delayed:
+            came.append(store.put("t", b"x", delay=3600))
+        elif not came:
+            came.append(store.prepare("t", b"x", group="pay"))
         return found
 
     step.replace(put_behind, monkeypatch)

@@ -215,7 +215,7 @@ def _fields(result: PutResult) -> dict[str, object]:
 
 def _show_one(out: Output, result: PutResult) -> None:
     if out.json:
-        out.document(_fields(result))
+        out.line(_fields(result))
         return
     names = ["topic", "queue", "offset", "position", "size", "status", "message_id"]
     names += ["duplicate"] if result.duplicate else []

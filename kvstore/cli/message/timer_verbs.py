@@ -48,13 +48,14 @@ def list_delayed(
 ) -> None:  # fmt: skip
     """List the messages that wait, of TOPIC or of all topics, the next due first.
 
-    With --json one document: the messages, how many wait in all (count), and what --after takes for
-    the next page (next; null behind the last).
+    With --json one document: the messages, how many wait in all, of TOPIC if it is given (count),
+    and what --after takes for the next page (next; null behind the last).
     """
     with open_calls(out, folder, namespace, read_only=True) as calls:
         page = calls.timers(topic, limit=limit, after=after)
     columns = ("due", "topic", "queue", "message id", "tag", "keys", "body")
-    show_page(out, page, delayed_value, columns, _row)
+    are = "wait" if topic is None else f"to {topic} wait"
+    show_page(out, page, delayed_value, columns, _row, are)
 
 
 def _row(one: DelayedMessage) -> tuple[object, ...]:

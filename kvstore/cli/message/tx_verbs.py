@@ -25,6 +25,7 @@ from kvstore.cli.terminal.opening import (
 from kvstore.cli.terminal.output import Output, output_option
 from kvstore.cli.terminal.waiting_pages import page_options, show_page
 
+_OF_ALL = "wait, of all groups"
 _ids_argument = click.argument("message_ids", metavar="ID...", nargs=-1, required=True)
 
 
@@ -45,13 +46,13 @@ def list_prepared(
 ) -> None:  # fmt: skip
     """List prepared messages, of producer GROUP or of all, the next to be asked about first.
 
-    With --json one document: the messages, how many wait in all (count), and what --after takes for
-    the next page (next; null behind the last).
+    With --json one document: the messages, how many wait in all, of all groups (count), and what
+    --after takes for the next page (next; null behind the last).
     """
     with open_calls(out, folder, namespace, read_only=True) as calls:
         page = calls.transactions(group, limit=limit, after=after)
     columns = ("asked at", "group", "checks", "topic", "queue", "message id", "body")
-    show_page(out, page, prepared_value, columns, _row)
+    show_page(out, page, prepared_value, columns, _row, "wait" if group is None else _OF_ALL)
 
 
 def _row(one: PreparedMessage) -> tuple[object, ...]:
