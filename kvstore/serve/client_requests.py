@@ -24,10 +24,10 @@ from kvstore.errors import (
 )
 from kvstore.message import PulledBatch, PullResult, PutResult, StoredMessage
 from kvstore.serve.gatherer import Gatherer
-from kvstore.serve.open_calls import OpenCall
 from kvstore.serve.questions import Answer, Questions
 from kvstore.serve.repeated import prepare_again, put_again, put_columns_again
 from kvstore.serve.replies.bounded_reads import pull_within, read_within, weight_of
+from kvstore.serve.replies.open_calls import OpenCall
 from kvstore.serve.replies.reply_room import REPLY_BYTES, SHARE
 from kvstore.serve.sessions import ClientSession, UnderWay
 from kvstore.serve.tier_jobs import Tells, TierJob

@@ -7,8 +7,9 @@ and the store makes these at once; all other calls are made by threads. A pop th
 waits becomes a poll, which costs no thread (`api.loop_pops`).
 
 The contract with doors: all methods are called in the loop's thread, and return at
-once, most of them with an open call, to be awaited or given a callback (`serve.open_calls`). It has
-the result of the store's call of that name, or raises the error that this call would have raised.
+once, most of them with an open call, to be awaited or given a callback
+(`serve.replies.open_calls`). It has the result of the store's call of that name, or raises the
+error that this call would have raised.
 
 - Calls that are gathered are as good as alone: an illegal message fails its own `put` and no other;
   a put of several messages is all or nothing.
@@ -19,7 +20,7 @@ the result of the store's call of that name, or raises the error that this call 
 - Flow control: a put holds the bytes that its caller states until it has ended. A door asks for
   `room` before it reads more from its connections, and waits if that is a future.
 - Reads and pops whose replies may be large begin when their connection's room for replies lets
-  them (`serve.access.reply_room`). A door holds there what it was given, until its client has it.
+  them (`serve.replies.reply_room`). A door holds there what it was given, until its client has it.
 
 Invariants: no call that waits for another thread, for a sync, or for a read of an archive runs in
 the loop's thread; of the messages that doors put, `QUEUED_MAX` bytes at most wait here, and one
@@ -48,7 +49,7 @@ from kvstore.pop.popped import check_wait
 from kvstore.read.sql import SqlFilter
 from kvstore.serve.lanes import LATER, Lane
 from kvstore.serve.metrics.server_counts import GATHERED, ServerCounts
-from kvstore.serve.open_calls import OpenCall
+from kvstore.serve.replies.open_calls import OpenCall
 from kvstore.serve.replies.reply_room import SHARE, ReplyRoom, ReplyRooms, Turn
 from kvstore.serve.tier_jobs import TierJobs
 
@@ -476,7 +477,7 @@ def _found(room: ReplyRoom, looked: Looked) -> Seen:
 
 
 def _noted(told: Callable[[Sequence[Any]], None], results: Sequence[Any]) -> None:
-    """The loop has the results of looks: whoever gets them holds them."""
+    """The loop has the results of looks: the doors that get the messages hold them."""
     for seen in results:
         if isinstance(seen, Seen) and seen.size:
             seen.room.found(-seen.size)

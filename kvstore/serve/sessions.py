@@ -24,8 +24,8 @@ from typing import Any, Final, Protocol
 
 from kvstore.errors import FormatError, StoreBusy, StoreError
 from kvstore.serve.access.call_rights import CallGuard
-from kvstore.serve.open_calls import OpenCall
 from kvstore.serve.questions import Questions
+from kvstore.serve.replies.open_calls import OpenCall
 from kvstore.serve.replies.reply_room import ReplyRoom, ReplyRooms
 from kvstore.wire.frames import (
     CONFIRM_WITHIN,

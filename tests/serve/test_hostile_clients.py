@@ -1,6 +1,6 @@
 """Clients of the local protocol that do not mean well: they cost their own memory, for a time.
 
-Named here: KEPT_MAX, LOST_MAX, UNFINISHED_MAX.
+Named here: HELD_MAX, LOST_MAX, UNFINISHED_MAX.
 """
 
 from __future__ import annotations

@@ -19,16 +19,15 @@ from kvstore.message import PullResult
 from kvstore.read.sql import SqlFilter
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.caller import Caller
-from kvstore.serve.grpc.line_rooms import LineRooms
 from kvstore.serve.grpc.protocol.answers import Refusal, ok, set_status
 from kvstore.serve.grpc.protocol.incoming import DoorLimits
 from kvstore.serve.grpc.protocol.outgoing import fill
 from kvstore.serve.grpc.protocol.wire import NUMBERS, Wire, code, message_class, ms_of
 from kvstore.serve.grpc.receiving import answered_within, filter_of
 from kvstore.serve.http2.grpc_call import Call
-from kvstore.serve.open_calls import OpenCall
 from kvstore.serve.replies.bounded_reads import pull_within
-from kvstore.serve.replies.reply_room import REPLY_BYTES, Held, ReplyRoom
+from kvstore.serve.replies.open_calls import OpenCall
+from kvstore.serve.replies.reply_room import REPLY_BYTES, HeldReply, ReplyRoom
 
 _LOOK_AGAIN: Final = 0.25
 """Seconds between two looks of a pull that waits."""
@@ -38,12 +37,9 @@ _POLICIES: Final = NUMBERS["QueryOffsetPolicy"]
 class Pulling:
     """The calls of consumers that pull; see the module."""
 
-    def __init__(
-        self, store: Store, gatherer: Gatherer, rooms: LineRooms, limits: DoorLimits
-    ) -> None:
+    def __init__(self, store: Store, gatherer: Gatherer, limits: DoorLimits) -> None:
         self._store = store
         self._gatherer = gatherer
-        self._rooms = rooms
         self._limits = limits
         self._clock = store.config.clock
 
@@ -61,7 +57,7 @@ class Pulling:
         asked = topic, queue, request.offset, min(request.batch_size, self._limits.batch)
         wanted = filter_of(request.filter_expression)
         seconds = min(ms_of(request.long_polling_timeout) / 1000, self._limits.poll)
-        room = self._rooms.of(call.line)
+        room = self._gatherer.rooms.of(call.line)
         until = self._clock.monotonic() + answered_within(seconds, call.seconds_left())
         while True:
             found = await self._pulled(room, *asked, wanted)
@@ -69,7 +65,7 @@ class Pulling:
             if found.messages or is_behind or self._clock.monotonic() >= until:
                 break
             await asyncio.sleep(_LOOK_AGAIN)
-        held = Held(room)
+        held = HeldReply(room)
         held.hold(sum(message.size for message in found.messages))
         try:
             kind = message_class("PullMessageResponse")

@@ -24,7 +24,6 @@ from kvstore.read.sql import SqlFilter, sql
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.caller import Caller
 from kvstore.serve.grpc.clients import Clients
-from kvstore.serve.grpc.line_rooms import LineRooms
 from kvstore.serve.grpc.protocol.answers import Refusal, ok, set_error, set_status, summed_up
 from kvstore.serve.grpc.protocol.incoming import DoorLimits
 from kvstore.serve.grpc.protocol.outgoing import received
@@ -32,8 +31,8 @@ from kvstore.serve.grpc.protocol.wire import NUMBERS, Wire, code, message_class,
 from kvstore.serve.grpc.renewals import LOCK, Renewals
 from kvstore.serve.grpc.sending import Answered
 from kvstore.serve.http2.grpc_call import Call
-from kvstore.serve.open_calls import OpenCall
-from kvstore.serve.replies.reply_room import REPLY_BYTES, Held, ReplyRoom
+from kvstore.serve.replies.open_calls import OpenCall
+from kvstore.serve.replies.reply_room import REPLY_BYTES, HeldReply, ReplyRoom
 
 _EARLY: Final = 0.3
 """Seconds before a call's deadline at which it is answered."""
@@ -50,14 +49,12 @@ class Receiving:
         self,
         store: Store,
         gatherer: Gatherer,
-        rooms: LineRooms,
         clients: Clients,
         renewals: Renewals,
         limits: DoorLimits,
     ) -> None:
         self._store = store
         self._gatherer = gatherer
-        self._rooms = rooms
         self._clients = clients
         self._renewals = renewals
         self._limits = limits
@@ -83,8 +80,8 @@ class Receiving:
         if request.auto_renew:
             # Of this client: another one must not get the messages by the same id.
             attempt_id = f"{caller.client_id} {request.attempt_id}"
-        room = self._rooms.of(call.line)
-        held = Held(room)
+        room = self._gatherer.rooms.of(call.line)
+        held = HeldReply(room)
         try:
             found = await self._pop(room, held, *asked, attempt_id=attempt_id)
         except GroupNotFound:
@@ -117,7 +114,7 @@ class Receiving:
                 self._take_back(receipts, attempt_id)
 
     async def _pop(
-        self, room: ReplyRoom, held: Held, *asked: Any, attempt_id: str | None
+        self, room: ReplyRoom, held: HeldReply, *asked: Any, attempt_id: str | None
     ) -> list[Popped]:
         most = REPLY_BYTES if asked[2] * self._limits.body > REPLY_BYTES else None
         call = self._gatherer.pop(*asked, attempt_id=attempt_id, max_bytes=most, room=room)
@@ -216,7 +213,7 @@ class Receiving:
         return str(request.receipt_handle)
 
 
-def _hold(held: Held, call: OpenCall[list[Popped]]) -> None:
+def _hold(held: HeldReply, call: OpenCall[list[Popped]]) -> None:
     """Holds what a pop has brought."""
     if not call.cancelled() and call.exception() is None:
         held.hold(sum([len(popped.message.body) for popped in call.result()]))

@@ -28,7 +28,6 @@ from kvstore.serve.grpc.brokers import Brokers
 from kvstore.serve.grpc.caller import Caller
 from kvstore.serve.grpc.clients import Clients
 from kvstore.serve.grpc.held_file import HeldFile
-from kvstore.serve.grpc.line_rooms import LineRooms
 from kvstore.serve.grpc.orphan_checks import OrphanChecks
 from kvstore.serve.grpc.protocol.answers import refused, status_of
 from kvstore.serve.grpc.protocol.incoming import DoorLimits, read_send
@@ -91,9 +90,8 @@ class Services:
         limits = DoorLimits(body=store.config.max_body) if limits is None else limits
         self._brokers = Brokers(cluster)
         self._sending = Sending(store, gatherer, self._orphans, self._brokers, limits)
-        rooms = LineRooms(gatherer.rooms)
-        self._receiving = Receiving(store, gatherer, rooms, self.clients, self.renewals, limits)
-        self._pulling = Pulling(store, gatherer, rooms, limits)
+        self._receiving = Receiving(store, gatherer, self.clients, self.renewals, limits)
+        self._pulling = Pulling(store, gatherer, limits)
         self._routes = Routes(store, gatherer, self._brokers)
         self._telemetry_calls = Telemetry(
             store, gatherer, self.clients, self._orphans, self.renewals, limits

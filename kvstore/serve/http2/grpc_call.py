@@ -84,8 +84,8 @@ class Line(Protocol):
         """A request was taken, so the client may send more."""
         ...
 
-    def end_untaken(self) -> None:
-        """Ends the connection, because the server holds too many answers that it does not take."""
+    def end_held(self) -> None:
+        """Ends the connection, because the server holds too much for it."""
         ...
 
 

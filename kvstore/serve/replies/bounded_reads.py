@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from kvstore.message import PullResult
-from kvstore.serve.open_calls import OpenCall
+from kvstore.serve.replies.open_calls import OpenCall
 from kvstore.serve.replies.reply_room import SHARE, ReplyRoom, Turn
 
 T = TypeVar("T")

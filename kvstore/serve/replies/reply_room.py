@@ -23,7 +23,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
 
 ROOM: Final = 64 << 20
 """Bytes of replies that a connection holds when further ones have to wait."""
@@ -33,11 +34,23 @@ belongs to it.
 """
 REPLY_BYTES: Final = 256 << 20
 """Bytes of the messages of a reply that a door asks the store for."""
+_LOST: Final = " replies"
+"""The name among what a lost connection ends; no client has such a name."""
 LOOKS: Final = 2
 """Pops of one connection that read messages at a time."""
 LARGE_MAX: Final = 4
 HELD_MAX: Final = (1 << 30) + (256 << 20)
 """Bytes that a server holds for all connections: the largest reply, and 256 MiB."""
+
+
+class RoomyLine(Protocol):
+    """A connection of a door that has no sessions."""
+
+    when_lost: dict[str, Callable[[], None]]
+    """Called when the connection is gone, by names that its users chose."""
+
+    def end_held(self) -> None:
+        """Ends it, because the server holds too much for it."""
 
 
 class Turn:
@@ -83,7 +96,7 @@ class ReplyRoom:
         """Bytes of replies that are made, and that the client does not have yet."""
         self.give_up = give_up
         self.looks = threading.BoundedSemaphore(LOOKS)
-        """Held around each look of a pop."""
+        """HeldReply around each look of a pop."""
         self.expects_large = False
         """Whether the last pull that might have had a large reply had one."""
         self._rooms = rooms
@@ -173,7 +186,7 @@ class ReplyRoom:
             self._found += size
 
 
-class Held:
+class HeldReply:
     """The messages of a reply that its client takes piece by piece."""
 
     __slots__ = ("_room", "_size")
@@ -197,10 +210,23 @@ class ReplyRooms:
     """The rooms of all connections of a server; see the module. Used in the loop's thread."""
 
     def __init__(self) -> None:
-        self._held = 0
+        self.held = 0
+        """Bytes of all rooms."""
         self._holding: dict[ReplyRoom, None] = {}
         self._large = 0
         self._wait_for_large: dict[ReplyRoom, None] = {}
+        self._by_line: dict[RoomyLine, ReplyRoom] = {}
+
+    def of(self, line: RoomyLine) -> ReplyRoom:
+        """The room of a connection, from now until it is lost."""
+        found = self._by_line.get(line)
+        if found is None:
+            found = self._by_line[line] = ReplyRoom(self, line.end_held)
+            line.when_lost[_LOST] = partial(self._lost, line)
+        return found
+
+    def _lost(self, line: RoomyLine) -> None:
+        del self._by_line[line]
 
     def begin_large(self, room: ReplyRoom) -> bool:
         """Whether a large reply may be made now; if not, the room is told when to ask again."""
@@ -220,12 +246,12 @@ class ReplyRooms:
 
     def hold(self, room: ReplyRoom, size: int) -> None:
         """See `ReplyRoom.hold`, which tells this."""
-        self._held += size
+        self.held += size
         if room.held:
             self._holding[room] = None
         else:
             self._holding.pop(room, None)
-        while size > 0 and self._held > HELD_MAX and self._holding:
+        while size > 0 and self.held > HELD_MAX and self._holding:
             most = max(self._holding, key=lambda one: one.held)
             most.give_up()
             if most.held:
