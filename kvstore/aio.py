@@ -228,7 +228,7 @@ class Store(_WholeStore):
         self._sync = self._store = store
         self._threads = threads
         self._closing: asyncio.Future[None] | None = None
-        self._pops = LoopPops(store, asyncio.get_running_loop(), self._look)
+        self._pops = LoopPops(store, asyncio.get_running_loop())
         refuse_in_child(self)
 
     def __repr__(self) -> str:
@@ -286,6 +286,7 @@ class Store(_WholeStore):
         closed meanwhile.
         """
         return await self._pops.pop(
+            self._look,
             group,
             topic,
             wait,

@@ -72,14 +72,11 @@ class Bell:
 
 
 class LoopPops:
-    """The pops of one loop that wait; see the module. `run` makes their looks. The look that `run`
-    was given last may be running when a waiting pop is cancelled.
-    """
+    """The pops of one loop that wait; see the module."""
 
-    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop, run: Run) -> None:
+    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
         self._store = store
         self._loop = loop
-        self._run = run
         self.bells: set[Bell] = set()
         """Those of the pops that wait."""
         self.alarms: dict[InflightTable, asyncio.TimerHandle] = {}
@@ -92,18 +89,28 @@ class LoopPops:
         return partial(self._store._begin_pop, bell.ring, group, topic, wait, *asked)
 
     async def pop(
-        self, group: str, topic: str | Sequence[str], wait: float, *asked: Any, keep: bool
+        self, run: Run, group: str, topic: str | Sequence[str], wait: float, *asked: Any, keep: bool
     ) -> list[Popped]:
-        """A whole pop; `keep` if a later pop can have what this one takes, by its attempt id."""
+        """A whole pop, whose looks `run` makes; `keep` if a later pop can have what this one takes,
+        by its attempt id.
+        """
         bell = Bell(self._loop)
         look = self.first_look(bell, group, topic, wait, *asked)
-        found, poll = await self._run(look, partial(self.abandon, keep))
-        return found if poll is None else await self.wait(bell, poll, found, keep=keep)
+        found, poll = await run(look, partial(self.abandon, keep))
+        return found if poll is None else await self.wait(bell, poll, found, run=run, keep=keep)
 
     async def wait(
-        self, bell: Bell, poll: Poll, found: list[Popped], *, keep: bool
+        self,
+        bell: Bell,
+        poll: Poll,
+        found: list[Popped],
+        *,
+        run: Run,
+        keep: bool,
     ) -> list[Popped]:
-        """Goes on after a first look: waits until the poll has messages, or its time is over."""
+        """Goes on after a first look: waits until the poll has messages, or its time is over. The
+        look that `run` was given last may be running when the pop is cancelled.
+        """
         try:
             while not found and poll.left() > 0 and not self._are_ended:
                 self.bells.add(bell)
@@ -113,7 +120,7 @@ class LoopPops:
                     while (nap := poll.nap(until_due=False)) > 0 and not await bell.wait(nap):
                         poll.rested()
                 again = partial(_look_again, poll)
-                found, _ = await self._run(again, partial(self.abandon, keep))
+                found, _ = await run(again, partial(self.abandon, keep))
             return found
         finally:
             self.bells.discard(bell)

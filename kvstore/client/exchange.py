@@ -47,6 +47,7 @@ from kvstore.wire.frames import (
     RECEIVED,
     REPLY,
     REQUEST,
+    REQUEST_COSTS,
     REQUEST_MAX,
     SESSION_SIZE,
     VERSION,
@@ -210,7 +211,7 @@ class Exchange:
         sent.number = self._next
         self._next += 1
         self.outstanding[sent.number] = sent
-        self._outstanding_bytes += len(sent.parts)
+        self._outstanding_bytes += len(sent.parts) + REQUEST_COSTS
 
     def take_back(self, sent: Sent) -> None:
         """Ends a request whose caller has given up while there is no connection."""
@@ -263,7 +264,7 @@ class Exchange:
 
     def _forget(self, sent: Sent) -> None:
         if self.outstanding.pop(sent.number, None) is not None:
-            self._outstanding_bytes -= len(sent.parts)
+            self._outstanding_bytes -= len(sent.parts) + REQUEST_COSTS
 
     def fail(self, error: StoreError) -> None:
         """Ends all requests with an error."""

@@ -24,9 +24,11 @@ from kvstore.errors import (
 )
 from kvstore.message import PulledBatch, PullResult, PutResult, StoredMessage
 from kvstore.serve.gatherer import Gatherer
-from kvstore.serve.open_calls import OpenCall
 from kvstore.serve.questions import Answer, Questions
 from kvstore.serve.repeated import prepare_again, put_again, put_columns_again
+from kvstore.serve.replies.bounded_reads import pull_within, read_within, weight_of
+from kvstore.serve.replies.open_calls import OpenCall
+from kvstore.serve.replies.reply_room import REPLY_BYTES, SHARE
 from kvstore.serve.sessions import ClientSession, UnderWay
 from kvstore.serve.tier_jobs import Tells, TierJob
 from kvstore.wire.call_table import HAVE_MESSAGES, HAVE_PROGRESS, REPEATS, TIER
@@ -35,14 +37,25 @@ from kvstore.wire.failures import pack_error
 from kvstore.wire.frames import EVENT, FAILURE, LENGTH, REPLY, REPLY_MAX
 from kvstore.wire.values import frame_of_result, read_arguments, read_batch
 
-_REPLY_BYTES: Final = 256 << 20
-"""Bytes of the messages of a pull's or a pop's reply."""
 _LARGE: Final = 256 << 10
 """Bytes of messages from which on a thread makes the frame of their reply."""
 _PROGRESS_EVERY: Final = 0.1
 """Seconds between two events of one call's progress."""
 _CUT_SHORT: Final = frozenset({"pop", TIER})
 """Calls that end with the connection; a client that comes back sends them again."""
+_ONE: Final = ("get", "read_at", "find", "find_in", "prepared", "prepared_in", "timer", "timer_in")
+"""Calls whose reply has one message."""
+_PAGES: Final = ("query", "in_flight", "timers", "timers_in", "transactions", "transactions_in")
+"""Calls whose reply has any number of messages."""
+_LISTS: Final = (
+    "topics", "topics_of", "groups", "groups_of", "group_topics", "group_stats", "schedules",
+    "schedules_in", "next_firings", "namespaces", "offset_history", "lag", "segments", "catalog",
+    "stats",
+)  # fmt: skip
+"""Calls whose reply has no messages, and may be long."""
+_HAVE_MESSAGES: Final = frozenset({"pop", "pull", "pull_columns"})
+_READS: Final = _HAVE_MESSAGES | {*_ONE, *_PAGES, *_LISTS}
+"""Calls whose replies may be large."""
 _LIMIT_AT: Final = {"pull": 3, "pull_columns": 3, "pop": 2}
 _LIMITS: Final = {"pull": 32, "pull_columns": 1024, "pop": 1}
 """Where the limit stands among the arguments, and its default."""
@@ -62,7 +75,7 @@ class Request:
         self._loop = gatherer.loop
         self._session = session
         self._number = number
-        self._under_way = UnderWay(method, waits=method in _CUT_SHORT)
+        self._under_way = UnderWay(method, waits=method in _CUT_SHORT, is_read=method in _READS)
 
     def begin(self, size: int, given: Any, named: Any, *, again: bool) -> None:
         """Reads the arguments, which took so many bytes, and hands the request to the gatherer."""
@@ -95,9 +108,21 @@ class Request:
             return hand(self, given, named, again)
         if method in HAVE_PROGRESS and "progress" in named:
             named["progress"] = self._progress() if named["progress"] else None
+        make = partial(self._gatherer.call, method, *given, **named)
         if part is not None:
-            return self._gatherer.call_of(part, method, *given, **named)
-        return self._gatherer.call(method, *given, **named)
+            make = partial(self._gatherer.call_of, part, method, *given, **named)
+        weight = self._weight_of(method)
+        if not weight:
+            return make()
+        return read_within(self._loop, self._session.room, weight, make)
+
+    def _weight_of(self, method: str) -> int:
+        """The bytes that a reply may have; 0 for a small one."""
+        if method in _ONE:
+            return weight_of(self._store.config.max_body, 1, None)
+        if method in _PAGES:
+            return REPLY_BYTES
+        return SHARE if method in _LISTS else 0
 
     # --- calls that the gatherer gathers, and those with messages ---
 
@@ -137,11 +162,18 @@ class Request:
 
     def _pop(self, given: list[Any], named: dict[str, Any], again: bool) -> OpenCall[Any]:
         self._limit_bytes("pop", given, named)
-        return self._gatherer.pop(*given, **named)
+        return self._gatherer.pop(*given, **named, room=self._session.room)
 
     def _pull(self, given: list[Any], named: dict[str, Any], again: bool) -> OpenCall[Any]:
-        self._limit_bytes("pull", given, named)
-        return self._gatherer.call("pull", *given, **named)
+        limit = self._limit_bytes("pull", given, named)
+
+        def pull(most: int | None) -> OpenCall[PullResult]:
+            return self._gatherer.call("pull", *given, **{**named, "max_bytes": most})
+
+        config, most = self._store.config, named.get("max_bytes")
+        if most is not None and type(most) is not int:
+            return pull(most)  # the store refuses it
+        return pull_within(self._loop, self._session.room, config.max_body, limit, most, pull)
 
     def _pull_columns(
         self, given: list[Any], named: dict[str, Any], again: bool
@@ -150,8 +182,13 @@ class Request:
             return pulled_columns(store.pull_columns(*given, **named))
 
         store = self._store
-        self._limit_bytes("pull_columns", given, named)
-        return self._gatherer.call_by("pull_columns", pull)
+        limit = self._limit_bytes("pull_columns", given, named)
+        most = named.get("max_bytes")
+        if type(most) is not int:
+            most = None
+        weight = weight_of(store.config.max_body, limit, most)
+        make = partial(self._gatherer.call_by, "pull_columns", pull)
+        return read_within(self._loop, self._session.room, weight, make)
 
     def _tier(self, given: list[Any], named: dict[str, Any], again: bool) -> OpenCall[Any]:
         jobs = self._gatherer.tier_jobs
@@ -171,15 +208,20 @@ class Request:
     def _change(self, given: list[Any], named: dict[str, Any], again: bool) -> OpenCall[Any]:
         return self._gatherer.change_invisible(*given, **named)
 
-    def _limit_bytes(self, method: str, given: list[Any], named: dict[str, Any]) -> None:
-        """Limits the bytes of a reply that may have too many; it has one message at least."""
+    def _limit_bytes(self, method: str, given: list[Any], named: dict[str, Any]) -> int:
+        """Limits the bytes of a reply that may have too many; it has one message at least. Returns
+        the limit of messages.
+        """
         at = _LIMIT_AT[method]
         limit = given[at] if len(given) > at else named.get("limit", _LIMITS[method])
         most = named.get("max_bytes")
-        if type(limit) is not int or limit * self._store.config.max_body <= _REPLY_BYTES:
-            return
-        if most is None or (type(most) is int and most > _REPLY_BYTES):
-            named["max_bytes"] = _REPLY_BYTES
+        if type(limit) is not int:
+            return 0  # the store refuses it
+        if limit * self._store.config.max_body <= REPLY_BYTES:
+            return limit
+        if most is None or (type(most) is int and most > REPLY_BYTES):
+            named["max_bytes"] = REPLY_BYTES
+        return limit
 
     # --- replies ---
 
@@ -195,11 +237,14 @@ class Request:
         error = call.exception()
         if error is not None:
             self._reply(FAILURE, pack_error(error))
-        elif _messages_size(call.result()) < _LARGE:
+            return
+        size = _messages_size(call.result())
+        if size < _LARGE:
             self._reply(REPLY, call.result())
         else:
+            self._session.room.hold(size)
             framing = self._gatherer.run(partial(self._framed, REPLY, call.result()))
-            framing.add_done_callback(self._is_framed)
+            framing.add_done_callback(partial(self._is_framed, size))
 
     def _reply(self, kind: int, value: Any) -> None:
         self._send(self._framed(kind, value))
@@ -220,15 +265,15 @@ class Request:
         self._session.ended(self._number)
         self._session.send(framed)
 
-    def _is_framed(self, framing: OpenCall[bytes]) -> None:
-        """A thread has made the frame of the reply."""
-        if self._session.requests.get(self._number) is not self._under_way:
-            return  # nobody is there to be told
-        error = framing.exception()
-        if error is None:
-            self._send(framing.result())
-        else:
-            self._reply(FAILURE, pack_error(error))
+    def _is_framed(self, size: int, framing: OpenCall[bytes]) -> None:
+        """A thread has made the frame of the reply, whose messages were held meanwhile."""
+        if self._session.requests.get(self._number) is self._under_way:
+            error = framing.exception()
+            if error is None:
+                self._send(framing.result())
+            else:
+                self._reply(FAILURE, pack_error(error))
+        self._session.room.hold(-size)
 
     def _event(self, value: Any) -> None:
         if self._session.requests.get(self._number) is self._under_way:

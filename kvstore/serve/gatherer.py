@@ -7,8 +7,9 @@ and the store makes these at once; all other calls are made by threads. A pop th
 waits becomes a poll, which costs no thread (`api.loop_pops`).
 
 The contract with doors: all methods are called in the loop's thread, and return at
-once, most of them with an open call, to be awaited or given a callback (`serve.open_calls`). It has
-the result of the store's call of that name, or raises the error that this call would have raised.
+once, most of them with an open call, to be awaited or given a callback
+(`serve.replies.open_calls`). It has the result of the store's call of that name, or raises the
+error that this call would have raised.
 
 - Calls that are gathered are as good as alone: an illegal message fails its own `put` and no other;
   a put of several messages is all or nothing.
@@ -18,6 +19,8 @@ the result of the store's call of that name, or raises the error that this call 
   not.
 - Flow control: a put holds the bytes that its caller states until it has ended. A door asks for
   `room` before it reads more from its connections, and waits if that is a future.
+- Reads and pops whose replies may be large begin when their connection's room for replies lets
+  them (`serve.replies.reply_room`). A door holds there what it was given, until its client has it.
 
 Invariants: no call that waits for another thread, for a sync, or for a read of an archive runs in
 the loop's thread; of the messages that doors put, `QUEUED_MAX` bytes at most wait here, and one
@@ -32,7 +35,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain, groupby
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from kvstore.api.loop_pops import Bell, Look, Looked, LoopPops
 from kvstore.api.store import Store
@@ -46,7 +49,8 @@ from kvstore.pop.popped import check_wait
 from kvstore.read.sql import SqlFilter
 from kvstore.serve.lanes import LATER, Lane
 from kvstore.serve.metrics.server_counts import GATHERED, ServerCounts
-from kvstore.serve.open_calls import OpenCall
+from kvstore.serve.replies.open_calls import OpenCall
+from kvstore.serve.replies.reply_room import SHARE, ReplyRoom, ReplyRooms, Turn
 from kvstore.serve.tier_jobs import TierJobs
 
 QUEUED_MAX: Final = 64 << 20
@@ -58,8 +62,16 @@ T = TypeVar("T")
 _log: Final = logging.getLogger("kvmq.serve")
 Changed = tuple[str, float | None, bool]
 """A receipt, the seconds and `gives_back` of `Store.change_invisible`."""
-First = tuple[Bell, tuple[Any, ...]]
-"""A pop's first look: its bell, and the arguments of `LoopPops.first_look` behind that."""
+First = tuple[Bell, ReplyRoom, tuple[Any, ...]]
+"""A pop's first look: its bell, its room, and the arguments of `LoopPops.first_look`."""
+
+
+class Seen(NamedTuple):
+    """A look that was made within a room, and the bytes that it found; None: there was no room."""
+
+    room: ReplyRoom
+    size: int
+    looked: Looked | None
 
 
 class Gatherer:
@@ -69,6 +81,10 @@ class Gatherer:
         self._store = store
         self.counts = counts = ServerCounts()
         """The server's calls and connections, for its metrics."""
+        self.rooms = ReplyRooms()
+        """The room for replies of the doors' connections."""
+        self._own_room = ReplyRoom(self.rooms, lambda: None)
+        """For pops of nobody's connection: nothing is held there."""
         self.tier_jobs: TierJobs | None = None
         """Does the work of tiering that clients ask for, if there is one."""
         self.loop = self._loop = loop = asyncio.get_running_loop()
@@ -84,7 +100,7 @@ class Gatherer:
         self._behind: list[Callable[[], None]] = []
         lane = partial(Lane, loop, self._lane_threads, released=self._release, around=self._give)
         told = counts.gathered
-        puts, acks, pops = told("put_batch"), told("ack_batch"), told("pop")
+        puts, acks, pops = told("put_batch"), told("ack_batch"), partial(_noted, told("pop"))
         self._puts: Lane = lane(self._put_all, now=self._put_now, ordered=True, told=puts)
         self._acks: Lane = lane(self._ack_all, now=self._ack_now, ordered=True, told=acks)
         self._changes: Lane = lane(self._change_all, ordered=True, told=told("change_invisible"))
@@ -92,7 +108,7 @@ class Gatherer:
             self._look_first, now=self._pop_now, now_max=8, count_max=64, told=pops
         )
         self._looks: Lane = lane(_look_all, count_max=64, told=pops)
-        self._pops = LoopPops(store, loop, self._look)
+        self._pops = LoopPops(store, loop)
 
     # --- calls ---
 
@@ -130,19 +146,18 @@ class Gatherer:
         *,
         max_bytes: int | None = None,
         attempt_id: str | None = None,
+        room: ReplyRoom | None = None,
     ) -> OpenCall[list[Popped]]:
         """See `Store.pop`. While the server ends, pops that wait get the messages there are, or
-        none, and a new pop is `StoreClosed`.
+        none, and a new pop is `StoreClosed`. The call has the `size` of its messages.
         """
         call: OpenCall[list[Popped]] = OpenCall(self._loop)
         if self.is_ending:
             call.set_exception(StoreClosed("the server is ending; it hands out nothing more"))
             return call
-        bell, keep = Bell(self._loop), attempt_id is not None
         asked = group, topic, wait, limit, max_bytes, invisible_for, queue, filter, attempt_id
-        looked = self._firsts.join((bell, asked), abandoned=partial(self._pops.abandon, keep))
-        looked.add_done_callback(partial(self._looked, call, bell, keep))
-        call.add_done_callback(partial(_cancel_too, looked))
+        first = Bell(self._loop), self._own_room if room is None else room, asked
+        self._look_for(call, first, attempt_id is not None)
         return call
 
     def call(self, method: str, *given: Any, **named: Any) -> OpenCall[Any]:
@@ -226,40 +241,89 @@ class Gatherer:
 
     # --- pops ---
 
-    async def _look(self, look: Look, abandoned: Callable[[Looked], None]) -> Looked:
-        call: OpenCall[Looked] = self._looks.join(look, abandoned=abandoned)
+    async def _look(
+        self, room: ReplyRoom, poll: Poll, look: Look, abandoned: Callable[[Looked], None]
+    ) -> Looked:
+        """A look of a pop that waits. While it has no room, it stands in nobody's way."""
+        turn: Turn | None = None
         try:
-            return await call
+            while (looked := await self._look_within(room, look, abandoned)) is None:
+                poll.end()
+                if turn is not None:
+                    turn.end()
+                has_room: asyncio.Future[None] = self._loop.create_future()
+                turn = room.ask(SHARE, partial(_wake, has_room))
+                await has_room
+            return looked
+        finally:
+            if turn is not None:
+                turn.end()
+
+    async def _look_within(
+        self, room: ReplyRoom, look: Look, abandoned: Callable[[Looked], None]
+    ) -> Looked | None:
+        gone = partial(_abandon, abandoned)
+        call: OpenCall[Seen] = self._looks.join(partial(_seen, room, look), abandoned=gone)
+        try:
+            return (await call).looked
         except asyncio.CancelledError:
             if call.done() and not call.cancelled() and call.exception() is None:
                 # The look had ended, and this turn of the loop would have passed its result on.
-                self._lane_threads.submit(abandoned, call.result())
+                self._lane_threads.submit(gone, call.result())
             raise
+
+    def _look_for(
+        self, call: OpenCall[list[Popped]], first: First, keep: bool, turn: Turn | None = None
+    ) -> None:
+        """Begins a pop, or begins it again when there is room for it: then it has a turn."""
+        gone = partial(_abandon, partial(self._pops.abandon, keep))
+        looked = self._firsts.join(first, abandoned=gone)
+        looked.add_done_callback(partial(self._looked, call, first, keep, turn))
+        call.add_done_callback(partial(_cancel_too, looked))
 
     def _looked(
         self,
         call: OpenCall[list[Popped]],
-        bell: Bell,
+        first: First,
         keep: bool,
-        looked: OpenCall[Looked],
+        turn: Turn | None,
+        looked: OpenCall[Seen],
     ) -> None:
         """Goes on with a pop that has looked for the first time."""
-        if looked.cancelled():
-            return
+        try:
+            if not looked.cancelled():
+                self._go_on(call, first, keep, looked)
+        finally:
+            if turn is not None:
+                turn.end()
+
+    def _go_on(
+        self,
+        call: OpenCall[list[Popped]],
+        first: First,
+        keep: bool,
+        looked: OpenCall[Seen],
+    ) -> None:
         error = looked.exception()
         if call.done():
-            if error is None:  # cancelled between the look and this turn
-                self._lane_threads.submit(self._pops.abandon, keep, looked.result())
+            if error is None and (gone := looked.result().looked) is not None:
+                # Cancelled between the look and this turn.
+                self._lane_threads.submit(self._pops.abandon, keep, gone)
         elif error is not None:
             call.set_exception(error)
+        elif (seen := looked.result()).looked is None:
+            turn = first[1].ask(SHARE, partial(self._look_for, call, first, keep))
+            call.add_done_callback(lambda _: turn.end())
         else:
-            found, poll = looked.result()
+            found, poll = seen.looked
             if poll is None or found or self.is_ending:
                 if poll is not None:
                     poll.end()
                 call.set_result(found)
                 return
-            task = self._loop.create_task(self._pops.wait(bell, poll, found, keep=keep))
+            bell, room, _ = first
+            run = partial(self._look, room, poll)
+            task = self._loop.create_task(self._pops.wait(bell, poll, found, run=run, keep=keep))
             self._polls.add(task)
             task.add_done_callback(partial(self._polled, call, keep, poll))
             call.add_done_callback(partial(_cancel_too, task))
@@ -297,17 +361,20 @@ class Gatherer:
         return [LATER] * len(asked) if results is None else _parts(results, asked)
 
     def _pop_now(self, asked: Sequence[First]) -> list[Any]:
-        return [_outcome(self._pop_one_now, *given) for _, given in asked]
+        return [_outcome(self._pop_one_now, room, *given) for _, room, given in asked]
 
-    def _pop_one_now(self, group: str, topic: str | Sequence[str], wait: Any, *asked: Any) -> Any:
+    def _pop_one_now(
+        self, room: ReplyRoom, group: str, topic: str | Sequence[str], wait: Any, *asked: Any
+    ) -> Any:
         check_wait(wait)
-        found = self._store._pop_now(group, topic, *asked)
-        return LATER if found is None else (found, None)
+        found = None if room.is_full else self._store._pop_now(group, topic, *asked)
+        return LATER if found is None else _found(room, (found, None))
 
     # --- steps of the lanes, in a thread ---
 
     def _look_first(self, asked: Sequence[First]) -> list[Any]:
-        return _look_all([self._pops.first_look(bell, *given) for bell, given in asked])
+        first = self._pops.first_look
+        return _look_all([partial(_seen, room, first(bell, *given)) for bell, room, given in asked])
 
     def _put_all(self, asked: Sequence[Sequence[Message] | Callable[[], Any]]) -> list[Any]:
         """Makes puts in order: those of messages that follow one another are one."""
@@ -393,8 +460,38 @@ class Gatherer:
             await asyncio.wait(self._calls)
 
 
-def _look_all(looks: Sequence[Look]) -> list[Any]:
+def _look_all(looks: Sequence[Callable[[], Seen]]) -> list[Any]:
     return [_outcome(look) for look in looks]
+
+
+def _seen(room: ReplyRoom, look: Look) -> Seen:
+    """In a thread: looks, if there is room."""
+    with room.looks:
+        return Seen(room, 0, None) if room.is_full else _found(room, look())
+
+
+def _found(room: ReplyRoom, looked: Looked) -> Seen:
+    size = sum([len(popped.message.body) for popped in looked[0]])
+    room.found(size)
+    return Seen(room, size, looked)
+
+
+def _noted(told: Callable[[Sequence[Any]], None], results: Sequence[Any]) -> None:
+    """The loop has the results of looks: the doors that get the messages hold them."""
+    for seen in results:
+        if isinstance(seen, Seen) and seen.size:
+            seen.room.found(-seen.size)
+    told([one for one in results if not isinstance(one, Seen) or one.looked is not None])
+
+
+def _abandon(abandoned: Callable[[Looked], None], seen: Seen) -> None:
+    if seen.looked is not None:
+        abandoned(seen.looked)
+
+
+def _wake(future: asyncio.Future[None], _: Turn) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _time_asked(changed: Changed) -> tuple[object, ...]:

@@ -29,7 +29,7 @@ from functools import partial
 from typing import Any, Final
 
 from kvstore.errors import StoreClosed, StoreError
-from kvstore.serve.open_calls import OpenCall
+from kvstore.serve.replies.open_calls import OpenCall
 
 _STUCK: Final = 0.005
 """Seconds after which a step is taken to wait for a disk."""

@@ -213,6 +213,11 @@ class Connection(asyncio.Protocol):
             pieces.append(out.popleft())
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    @property
+    def _unsent(self) -> int:
+        assert self._transport is not None
+        return self._out_size + self._transport.get_write_buffer_size()
+
     def drop(self) -> None:
         """See `serve.sessions.ClientLink`."""
         self._is_closing = True
@@ -255,6 +260,11 @@ class Connection(asyncio.Protocol):
             self.drop()
         elif self.unfinished and now - self._frame_since > FRAME_WITHIN and not self._is_paused:
             self.refuse(FormatError(f"a frame did not come within {FRAME_WITHIN:.0f} s"))
+        elif self._session is not None and self._session.room.is_waited_for:
+            try:
+                self._session.check_confirmed(self._unsent, now)
+            except FormatError as e:
+                self.refuse(e)
 
     def _is_silent(self) -> None:
         if not self._is_closing:
@@ -306,9 +316,7 @@ class Connection(asyncio.Protocol):
             # Before it is noted: with a new proof the client sends it again.
             self._parts.access.check_current(self.client)
         if session.is_new(number):
-            assert self._transport is not None
-            unsent = self._out_size + self._transport.get_write_buffer_size()
-            session.check_confirmed(unsent, self._loop.time())
+            session.check_confirmed(self._unsent, self._loop.time())
             request = Request(self._store, self._gatherer, session, number, method)
             request.begin(len(body), given, named, again=again)
 

@@ -56,7 +56,7 @@ class LocalDoor:
         self._loop = loop
         self._access = access
         self._tls = tls if address.is_tls else None
-        self._sessions = Sessions(loop)
+        self._sessions = Sessions(loop, gatherer.rooms)
         self._watch = ConnectionWatch(loop, access)
         self._parts = LocalParts(
             store, gatherer, self._sessions, self._watch, access, limits, address.path is not None

@@ -8,9 +8,10 @@ Invariants:
 - Each request is made once, whatever becomes of its connections.
 - A session without a connection lets no pop wait, and ends after `SESSION_KEPT`. There are
   `LOST_MAX` of them at most: of more the first ones end.
-- A client is kept `UNCONFIRMED_MAX` bytes, or more for `CONFIRM_WITHIN` seconds, and the replies to
-  its requests under way, which are bounded. All clients of a door together are kept `KEPT_MAX`
-  bytes: beyond that the session that keeps most ends.
+- A client is kept `UNCONFIRMED_MAX` bytes, or more for `CONFIRM_WITHIN` seconds, and no more than
+  its room for replies lets (`serve.replies`).
+- Requests that wait for room, or for messages, do not keep the client's confirmations from being
+  read, as long as a client sends no more of them than it may.
 """
 
 from __future__ import annotations
@@ -18,24 +19,28 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 from kvstore.errors import FormatError, StoreBusy, StoreError
 from kvstore.serve.access.call_rights import CallGuard
-from kvstore.serve.open_calls import OpenCall
 from kvstore.serve.questions import Questions
+from kvstore.serve.replies.open_calls import OpenCall
+from kvstore.serve.replies.reply_room import ReplyRoom, ReplyRooms
 from kvstore.wire.frames import (
     CONFIRM_WITHIN,
-    KEPT_MAX,
     LOST_MAX,
+    OUTSTANDING_MAX,
+    REQUEST_COSTS,
     SESSION_KEPT,
     UNCONFIRMED_MAX,
     UNDER_WAY_MAX,
 )
 
 _REQUEST_COSTS: Final = 8 << 10
-_POP_COSTS: Final = 1 << 10
 """Bytes that a request counts as, beside its own: for its reply, and what it holds meanwhile."""
+_READS_MAX: Final = OUTSTANDING_MAX + (1 << 20)
+"""Bytes of reads and pops at which no more is read: more than a client sends."""
 _CUT_COSTS: Final = 64
 """Bytes that a request which was cut short counts as."""
 
@@ -58,13 +63,15 @@ class ClientLink(Protocol):
 
 class UnderWay:
     """A request that is being made. `waits` says that it is a pop, or work of tiering, which is not
-    to go on for a client that went away; `end` ends a checker.
+    to go on for a client that went away; `is_read` that its reply asks for room of its own; `end`
+    ends a checker.
     """
 
-    __slots__ = ("call", "end", "method", "questions", "size", "waits")
+    __slots__ = ("call", "end", "is_read", "method", "questions", "size", "waits")
 
-    def __init__(self, method: str, *, waits: bool) -> None:
+    def __init__(self, method: str, *, waits: bool, is_read: bool) -> None:
         self.method = method
+        self.is_read = is_read
         self.size = 0
         self.waits = waits
         self.call: OpenCall[Any] | None = None
@@ -78,20 +85,21 @@ the session of another one."""
 
 
 class ClientSession:
-    """One client, as the server knows it; see the module. `keeps` is called with each change of
-    `kept`.
-    """
+    """One client, as the server knows it; see the module. `give_up` ends it if it keeps most."""
 
-    def __init__(self, key: SessionKey, keeps: Callable[[int], None]) -> None:
+    def __init__(
+        self, key: SessionKey, rooms: ReplyRooms, give_up: Callable[[ClientSession], None]
+    ) -> None:
         self.key = key
         self.kept = 0
-        """Bytes that are kept for the client."""
-        self._keeps = keeps
+        """Bytes of frames that are kept for the client."""
+        self.room = ReplyRoom(rooms, partial(give_up, self))
         self.link: ClientLink | None = None
         self.guard: CallGuard | None = None
         """None for a client that may do everything."""
         self.requests: dict[int, UnderWay] = {}
-        self.under_way_bytes = 0
+        self._under_way_bytes = 0
+        self._reads_bytes = 0
         self.last_id = 0
         """The highest id of a request that came."""
         self.cut_short: set[int] = set()
@@ -106,7 +114,7 @@ class ClientSession:
     @property
     def is_full(self) -> bool:
         """Whether no more is to be read from the client for now."""
-        return self.under_way_bytes >= UNDER_WAY_MAX
+        return self._under_way_bytes >= UNDER_WAY_MAX or self._reads_bytes >= _READS_MAX
 
     def check_confirmed(self, unsent: int, now: float) -> None:
         """`FormatError` if the client reads, but does not confirm in time; so many bytes were not
@@ -131,7 +139,7 @@ class ClientSession:
 
     def _keep(self, change: int) -> None:
         self.kept += change
-        self._keeps(change)
+        self.room.hold(change)
 
     def confirm(self, total: Any) -> None:
         """Forgets what the client says it has; `FormatError` for a number that can't be."""
@@ -170,15 +178,22 @@ class ClientSession:
     def begin(self, number: int, request: UnderWay) -> None:
         """Notes a request that is being made."""
         self.requests[number] = request
-        request.size += _POP_COSTS if request.waits else _REQUEST_COSTS
-        self.under_way_bytes += request.size
+        if request.is_read:
+            request.size += REQUEST_COSTS
+            self._reads_bytes += request.size
+        else:
+            request.size += _REQUEST_COSTS
+            self._under_way_bytes += request.size
 
     def ended(self, number: int) -> None:
         """Notes that it is made."""
         request = self.requests.pop(number, None)
         if request is not None:
             was_full = self.is_full
-            self.under_way_bytes -= request.size
+            if request.is_read:
+                self._reads_bytes -= request.size
+            else:
+                self._under_way_bytes -= request.size
             if was_full and self.link is not None:
                 self.link.check()
 
@@ -204,32 +219,38 @@ class ClientSession:
         self._keep((len(self.cut_short) - known) * _CUT_COSTS)
 
     def end(self) -> None:
-        """Forgets all; what is under way is made, and its reply goes nowhere."""
+        """Forgets all; what is under way is made, and its reply goes nowhere. Reads that wait for
+        room are not made.
+        """
         self.cut()
-        for request in list(self.requests.values()):
+        requests = list(self.requests.values())
+        for request in requests:
             if request.end is not None:
                 request.end()
         self.requests.clear()
+        for request in requests:
+            if request.is_read and request.call is not None:
+                request.call.cancel()
         self._unconfirmed.clear()
         self.cut_short.clear()
         self._keep(-self.kept)
 
 
 class Sessions:
-    """The sessions of a door."""
+    """The sessions of a door. `rooms` are those of the server."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, rooms: ReplyRooms) -> None:
         self._loop = loop
+        self._rooms = rooms
         self._by_key: dict[SessionKey, ClientSession] = {}
         self._lost: dict[SessionKey, ClientSession] = {}
         """Those without a connection, in the order in which they lost it."""
-        self._kept = 0
 
     def get(self, key: SessionKey) -> tuple[ClientSession, bool]:
         """The session of a client that connects, and whether it was known."""
         known = self._by_key.get(key)
         if known is None:
-            known = self._by_key[key] = ClientSession(key, self._keeps)
+            known = self._by_key[key] = ClientSession(key, self._rooms, self._give_up)
             return known, False
         self._lost.pop(key, None)
         if known.link is not None:
@@ -250,16 +271,13 @@ class Sessions:
         if len(self._lost) > LOST_MAX:
             self.end(next(iter(self._lost.values())))
 
-    def _keeps(self, change: int) -> None:
-        """Notes how much more, or less, a session keeps."""
-        self._kept += change
-        while change > 0 and self._kept > KEPT_MAX and self._by_key:
-            most = max(self._by_key.values(), key=lambda one: one.kept)
-            if most.link is not None:
-                most.link.give_up(
-                    StoreBusy("the server keeps too many replies for its clients; try later")
-                )
-            self.end(most)
+    def _give_up(self, session: ClientSession) -> None:
+        """Ends a session that keeps too much."""
+        if session.link is not None:
+            session.link.give_up(
+                StoreBusy("the server keeps too many replies for its clients; try later")
+            )
+        self.end(session)
 
     def end(self, session: ClientSession) -> None:
         """Ends a session."""

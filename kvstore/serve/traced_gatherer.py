@@ -28,7 +28,7 @@ from kvstore.errors import ConfigError
 from kvstore.message import Message, PutResult
 from kvstore.pop.ack import AckResult
 from kvstore.serve.gatherer import Gatherer
-from kvstore.serve.open_calls import OpenCall
+from kvstore.serve.replies.open_calls import OpenCall
 from kvstore.tracing import (
     can_carry,
     failed,

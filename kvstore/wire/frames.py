@@ -49,6 +49,8 @@ UNDER_WAY_MAX: Final = 16 << 20
 """Bytes of a session's requests at which a server reads no more from it."""
 OUTSTANDING_MAX: Final = 32 << 20
 """Bytes of requests without a reply at which a client sends no more."""
+REQUEST_COSTS: Final = 1 << 10
+"""Bytes that each of these counts as, beside its own."""
 HELLO_WITHIN: Final = 10.0
 """Seconds for the TLS of a connection, and for its hello."""
 FRAME_WITHIN: Final = 120.0
@@ -61,8 +63,6 @@ SESSION_KEPT: Final = 60.0
 """Seconds that a session without a connection is kept."""
 LOST_MAX: Final = 20_000
 """Sessions of a door without a connection."""
-KEPT_MAX: Final = REPLY_MAX + (256 << 20)
-"""Bytes that a door keeps for the sessions of all clients together: the largest reply, and more."""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 

@@ -1,6 +1,6 @@
 """Clients of the local protocol that do not mean well: they cost their own memory, for a time.
 
-Named here: KEPT_MAX, LOST_MAX, UNFINISHED_MAX.
+Named here: HELD_MAX, LOST_MAX, UNFINISHED_MAX.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from kvstore.files import LocalFiles
 from kvstore.serve import connection_watch, local_connection, local_door, sessions
 from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.access.exposure import tls_context
+from kvstore.serve.replies import reply_room
 from kvstore.wire.addresses import Address
 from kvstore.wire.frames import HELLO, LENGTH, NAME, VERSION, framed
 from tests.serve.test_frames import HELLO_FRAME, Raw, request
@@ -165,7 +166,7 @@ def greeted(server: ServerThread, number: int, received: int = 0) -> tuple[Raw, 
 def test_what_is_kept_for_all_sessions_is_bounded_and_the_one_that_keeps_most_ends(
     server: ServerThread, client: ServedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "KEPT_MAX", 330_000)
+    monkeypatch.setattr(reply_room, "HELD_MAX", 330_000)
     client.put_batch([Message("t", BODY, queue=0) for _ in range(8)])
     for number, count in enumerate((2, 3, 1)):
         raw, is_known = greeted(server, number)
@@ -185,7 +186,7 @@ def test_what_is_kept_for_all_sessions_is_bounded_and_the_one_that_keeps_most_en
 def test_a_connection_whose_session_keeps_too_much_is_told_so_or_cut_off(
     server: ServerThread, client: ServedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "KEPT_MAX", 330_000)
+    monkeypatch.setattr(reply_room, "HELD_MAX", 330_000)
     client.put_batch([Message("t", BODY, queue=0) for _ in range(8)])
     reader = Raw(server)
     reader.send(HELLO_FRAME)
@@ -217,7 +218,7 @@ def test_sessions_without_a_connection_are_bounded_in_number(
     keys = [("", bytes([number]) * 16) for number in range(4)]
 
     async def known() -> list[bool]:
-        held = sessions.Sessions(asyncio.get_running_loop())
+        held = sessions.Sessions(asyncio.get_running_loop(), reply_room.ReplyRooms())
         for key in keys:
             held.lost(held.get(key)[0])
         found = [held.get(key)[1] for key in reversed(keys)]

@@ -1,6 +1,6 @@
 """Replies that are large: in pieces, made by threads, within a limit; and servers that are slow.
 
-Named here: _REPLY_BYTES, CONNECT_WITHIN.
+Named here: REPLY_BYTES, CONNECT_WITHIN.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ def test_a_large_reply_goes_out_in_pieces_as_its_client_takes_them(store: Store)
     async def main() -> None:
         gatherer = Gatherer(store)
         access, clock = AccessControl(None, LocalFiles(), SystemClock()), SystemClock()
-        watch, sessions = ConnectionWatch(gatherer.loop, access), Sessions(gatherer.loop)
+        watch, sessions = (
+            ConnectionWatch(gatherer.loop, access),
+            Sessions(gatherer.loop, gatherer.rooms),
+        )
         limits = ClientLimits(access.limits, clock)
         parts = LocalParts(store, gatherer, sessions, watch, access, limits, is_private=True)
         connection = Connection(parts)
@@ -120,7 +123,7 @@ def test_the_frame_of_a_large_reply_is_made_by_a_thread(
 def test_a_reply_has_no_more_bytes_than_its_limit(
     store: Store, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    monkeypatch.setattr(client_requests, "_REPLY_BYTES", 10_000)
+    monkeypatch.setattr(client_requests, "REPLY_BYTES", 10_000)
     store.create_group("g")
     store.put_batch([Message("t", bytes(1000), queue=0)] * 20)
     with serving(store) as server, kvstore.connect(server.url) as client:

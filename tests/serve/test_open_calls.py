@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from kvstore.errors import StoreBusy
-from kvstore.serve.open_calls import OpenCall
+from kvstore.serve.replies.open_calls import OpenCall
 
 
 def test_callbacks_are_called_at_once_and_later_ones_in_the_next_turn() -> None:

@@ -12,7 +12,8 @@ import kvstore
 import kvstore.aio
 from kvstore import ConnectionLost, NotAuthenticated, Store, StoreBusy
 from kvstore.client.reconnecting import Reconnecting
-from kvstore.serve import local_connection, sessions
+from kvstore.serve import local_connection
+from kvstore.serve.replies import reply_room
 from tests.support.clock import VirtualClock
 from tests.support.served import serving
 
@@ -164,7 +165,7 @@ def test_a_client_of_a_busy_server_waits_longer_each_time(
 
     note_loss = Reconnecting.lost
     monkeypatch.setattr(Reconnecting, "pause", noted)
-    monkeypatch.setattr(sessions, "KEPT_MAX", 0)
+    monkeypatch.setattr(reply_room, "HELD_MAX", 0)
     if refusal == "of connections":
         monkeypatch.setattr(Reconnecting, "lost", lost)
     # A connection that is refused at once may break before asyncio has read why.

@@ -1,7 +1,7 @@
 """The limits of what server and client keep, lowered: calls go on, and are refused where they say.
 
-Named here: QUEUED_MAX, CONNECTIONS_MAX, UNCONFIRMED_MAX, CONFIRM_WITHIN, UNDER_WAY_MAX, REPLY_MAX,
-CONFIRM_BYTES, OUTSTANDING_MAX, REQUEST_MAX.
+Named here: QUEUED_MAX, CONNECTIONS_MAX, UNCONFIRMED_MAX, CONFIRM_WITHIN, UNDER_WAY_MAX, _READS_MAX,
+REPLY_MAX, CONFIRM_BYTES, OUTSTANDING_MAX, REQUEST_MAX.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ pytestmark = pytest.mark.group()
     [
         (gatherer, "QUEUED_MAX", 1),
         (sessions, "UNDER_WAY_MAX", 1),
+        (sessions, "_READS_MAX", 1),
         (exchange, "OUTSTANDING_MAX", 1),
         (exchange, "CONFIRM_BYTES", 1),
         (exchange, "CONFIRM_BYTES", 1 << 40),

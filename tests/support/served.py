@@ -70,6 +70,12 @@ class ServerThread:
         """Whether it gives up calls that take long."""
         return self._gatherer is not None and self._gatherer.is_ending
 
+    @property
+    def held(self) -> int:
+        """The bytes of replies that it holds for all clients."""
+        assert self._gatherer is not None
+        return self._gatherer.rooms.held
+
     def _gathers_kept(self, store: Store) -> Gatherer:
         self._gatherer = self._gathers(store)
         return self._gatherer

@@ -16,6 +16,7 @@ from typing import Final
 from kvstore.api.store import Store
 from kvstore.errors import GroupNotFound
 from kvstore.message import PullResult
+from kvstore.read.sql import SqlFilter
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.caller import Caller
 from kvstore.serve.grpc.protocol.answers import Refusal, ok, set_status
@@ -24,6 +25,9 @@ from kvstore.serve.grpc.protocol.outgoing import fill
 from kvstore.serve.grpc.protocol.wire import NUMBERS, Wire, code, message_class, ms_of
 from kvstore.serve.grpc.receiving import answered_within, filter_of
 from kvstore.serve.http2.grpc_call import Call
+from kvstore.serve.replies.bounded_reads import pull_within
+from kvstore.serve.replies.open_calls import OpenCall
+from kvstore.serve.replies.reply_room import REPLY_BYTES, HeldReply, ReplyRoom
 
 _LOOK_AGAIN: Final = 0.25
 """Seconds between two looks of a pull that waits."""
@@ -53,31 +57,55 @@ class Pulling:
         asked = topic, queue, request.offset, min(request.batch_size, self._limits.batch)
         wanted = filter_of(request.filter_expression)
         seconds = min(ms_of(request.long_polling_timeout) / 1000, self._limits.poll)
+        room = self._gatherer.rooms.of(call.line)
         until = self._clock.monotonic() + answered_within(seconds, call.seconds_left())
         while True:
-            found: PullResult = await self._gatherer.call("pull", *asked, filter=wanted)
+            found = await self._pulled(room, *asked, wanted)
             is_behind = asked[2] > found.max_offset or asked[2] < found.min_offset
             if found.messages or is_behind or self._clock.monotonic() >= until:
                 break
             await asyncio.sleep(_LOOK_AGAIN)
-        kind = message_class("PullMessageResponse")
-        status = kind()
-        if is_behind:
-            text = f"the queue holds offsets {found.min_offset} to {found.max_offset}"
-            set_status(status.status, code("ILLEGAL_OFFSET"), text)
-        elif found.messages:
-            set_status(status.status)
-        else:
-            set_status(status.status, code("MESSAGE_NOT_FOUND"), "no message is there")
-        yield status
-        for message in found.messages:
-            wire = kind()
-            fill(
-                wire.message, message, request.message_queue.topic,
-                is_priority=info.kind == "priority",
-            )  # fmt: skip
-            yield wire
-        yield kind(next_offset=found.next_offset)
+        held = HeldReply(room)
+        held.hold(sum(message.size for message in found.messages))
+        try:
+            kind = message_class("PullMessageResponse")
+            status = kind()
+            if is_behind:
+                text = f"the queue holds offsets {found.min_offset} to {found.max_offset}"
+                set_status(status.status, code("ILLEGAL_OFFSET"), text)
+            elif found.messages:
+                set_status(status.status)
+            else:
+                set_status(status.status, code("MESSAGE_NOT_FOUND"), "no message is there")
+            yield status
+            for message in found.messages:
+                wire = kind()
+                fill(
+                    wire.message, message, request.message_queue.topic,
+                    is_priority=info.kind == "priority",
+                )  # fmt: skip
+                yield wire
+            yield kind(next_offset=found.next_offset)
+        finally:
+            held.end()
+
+    async def _pulled(
+        self,
+        room: ReplyRoom,
+        topic: str,
+        queue: int,
+        offset: int,
+        limit: int,
+        wanted: str | SqlFilter | None,
+    ) -> PullResult:
+        def pull(most: int | None) -> OpenCall[PullResult]:
+            return self._gatherer.call(
+                "pull", topic, queue, offset, limit, max_bytes=most, filter=wanted
+            )
+
+        body = self._limits.body
+        most = REPLY_BYTES if limit * body > REPLY_BYTES else None
+        return await pull_within(self._gatherer.loop, room, body, limit, most, pull)
 
     async def update_offset(self, request: Wire, caller: Caller) -> Wire:
         """UpdateOffset."""

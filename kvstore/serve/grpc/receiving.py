@@ -31,7 +31,8 @@ from kvstore.serve.grpc.protocol.wire import NUMBERS, Wire, code, message_class,
 from kvstore.serve.grpc.renewals import LOCK, Renewals
 from kvstore.serve.grpc.sending import Answered
 from kvstore.serve.http2.grpc_call import Call
-from kvstore.serve.open_calls import OpenCall
+from kvstore.serve.replies.open_calls import OpenCall
+from kvstore.serve.replies.reply_room import REPLY_BYTES, HeldReply, ReplyRoom
 
 _EARLY: Final = 0.3
 """Seconds before a call's deadline at which it is answered."""
@@ -79,11 +80,13 @@ class Receiving:
         if request.auto_renew:
             # Of this client: another one must not get the messages by the same id.
             attempt_id = f"{caller.client_id} {request.attempt_id}"
+        room = self._gatherer.rooms.of(call.line)
+        held = HeldReply(room)
         try:
-            found = await self._pop(*asked, attempt_id=attempt_id)
+            found = await self._pop(room, held, *asked, attempt_id=attempt_id)
         except GroupNotFound:
             await self.make_group(group)
-            found = await self._pop(*asked, attempt_id=attempt_id)
+            found = await self._pop(room, held, *asked, attempt_id=attempt_id)
         receipts = [popped.receipt for popped in found]
         if found and request.auto_renew:
             self._renewals.hold(caller.client_id, receipts)
@@ -106,14 +109,20 @@ class Receiving:
                 yield last
             is_sent = True
         finally:
+            held.end()
             if receipts and not is_sent:
                 self._take_back(receipts, attempt_id)
 
-    async def _pop(self, *asked: Any, attempt_id: str | None) -> list[Popped]:
-        call = self._gatherer.pop(*asked, attempt_id=attempt_id)
+    async def _pop(
+        self, room: ReplyRoom, held: HeldReply, *asked: Any, attempt_id: str | None
+    ) -> list[Popped]:
+        most = REPLY_BYTES if asked[2] * self._limits.body > REPLY_BYTES else None
+        call = self._gatherer.pop(*asked, attempt_id=attempt_id, max_bytes=most, room=room)
+        call.add_done_callback(partial(_hold, held))
         try:
             return await call
         except asyncio.CancelledError:
+            held.end()
             if call.done() and not call.cancelled() and call.exception() is None:
                 # It had ended, and this turn of the loop would have passed its messages on.
                 self._take_back([popped.receipt for popped in call.result()], attempt_id)
@@ -202,6 +211,12 @@ class Receiving:
             raise ReceiptIllegal("the request has no receipt handle")
         caller.check_receipts(self._store, [request.receipt_handle])
         return str(request.receipt_handle)
+
+
+def _hold(held: HeldReply, call: OpenCall[list[Popped]]) -> None:
+    """Holds what a pop has brought."""
+    if not call.cancelled() and call.exception() is None:
+        held.hold(sum([len(popped.message.body) for popped in call.result()]))
 
 
 def _acked(request: Wire, answered: Answered, acked: OpenCall[list[AckResult]]) -> None:

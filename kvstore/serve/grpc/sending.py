@@ -43,7 +43,7 @@ from kvstore.serve.grpc.orphan_checks import TRANSACTION_ID_MARK, OrphanChecks, 
 from kvstore.serve.grpc.protocol.answers import OK, Refusal, ok, status_of, summed_up
 from kvstore.serve.grpc.protocol.incoming import DoorLimits, check_type, message_to_put, type_of
 from kvstore.serve.grpc.protocol.wire import NUMBERS, Wire
-from kvstore.serve.open_calls import OpenCall
+from kvstore.serve.replies.open_calls import OpenCall
 from kvstore.timing.prepared_list import Handle
 
 _RESOLUTIONS: Final = NUMBERS["TransactionResolution"]

@@ -84,6 +84,10 @@ class Line(Protocol):
         """A request was taken, so the client may send more."""
         ...
 
+    def end_held(self) -> None:
+        """Ends the connection, because the server holds too much for it."""
+        ...
+
 
 class Call:
     """One call of a client. Handlers use what stands before `task`; its connection, the rest."""

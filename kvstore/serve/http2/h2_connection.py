@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _GRPC_TYPE: Final = re.compile(r"application/grpc(?:[+;].*)?")
-_TOO_MUCH_HELD: Final = "too many requests of all clients are not yet whole"
+_TOO_MUCH_HELD: Final = "too many requests are not yet whole, or answers not yet taken"
 _LEAVING: Final = b"leaving."
 """The PING whose answer says that the client knows of GOAWAY."""
 
@@ -231,7 +231,7 @@ class H2Connection(asyncio.BufferedProtocol):
         self._end(_NO_ERROR, text)
 
     def end_held(self) -> None:
-        """Ends the connection, because it holds too much."""
+        """See `Line.end_held`."""
         self._end(_ENHANCE_YOUR_CALM, _TOO_MUCH_HELD)
 
     def abort(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from kvstore import Popped, Store
 from kvstore.serve.gatherer import Gatherer
-from kvstore.serve.open_calls import OpenCall
+from kvstore.serve.replies.open_calls import OpenCall
 from tests.support.grpc_doors import OpenDoor
 from tests.support.rocketmq_client import RocketmqClient
 from tests.support.rocketmq_requests import answers, request_of
