@@ -31,6 +31,7 @@ from kvstore import (
     TopicConfig,
     TopicExists,
     TopicNotFound,
+    TransactionEnded,
 )
 from kvstore.sharding import batch_check
 from kvstore.wire.call_table import REACHES, REPEATS
@@ -489,6 +490,24 @@ def test_delayed_messages_are_listed_page_by_page_and_changed_by_their_ids(
     assert store.stats().delays.waiting <= 2 * QUEUES - 1
     with pytest.raises(MessageNotFound):
         store.cancel("0" * 32)
+
+
+def test_a_result_ends_its_own_transaction_where_two_shards_have_one_id(
+    store: ShardedStore,
+) -> None:
+    dropped, kept, other = (
+        store.prepare("t", b"%d" % n, group="pay", queue=queue, message_id="same")
+        for n, queue in enumerate((0, 1, 0))
+    )
+    store.rollback(dropped)
+    with pytest.raises(TransactionEnded):
+        store.commit(dropped)
+    assert store.transactions().count == 2
+    assert store.commit(kept).queue == store.commit(kept).queue == 1
+    with pytest.raises(TransactionEnded):
+        store.rollback(kept)
+    store.rollback(other)
+    assert store.transactions().count == 0
 
 
 def test_a_transaction_is_on_one_shard(store: ShardedStore, shards: ServedShards) -> None:
