@@ -161,9 +161,9 @@ class PreparedList:
         """The message that a put prepared, if it waits, or its end."""
         first = asked.position
         there = self.record(first)
-        damaged = self.unreadable([first]) if there is None else []
-        if damaged and self._may_see(damaged[0], owns):
-            return damaged[0]._replace(message_id=asked.message_id)
+        for one in self._damaged(asked.message_id, owns) if there is None else ():
+            if one.row[1] == first:
+                return one
         if there is not None and there.message_id == asked.message_id:
             waits = self.waiting(there)
             if waits is not None and sees(owns, waits):
@@ -179,7 +179,9 @@ class PreparedList:
                 f"{shown(asked.position)}, or its records have left the log"
             ) from None
         found = self._state(newest)
-        if isinstance(found, Ended) and newest.topic == TRANSACTION_HALF_TOPIC:
+        # Its last record that can be read says that it waited, and what ended that is not found.
+        is_unsure = newest.topic == TRANSACTION_HALF_TOPIC and prepared_of(newest) is not None
+        if isinstance(found, Ended) and is_unsure:
             for one in self._damaged(asked.message_id, owns):
                 position = one.row[1]
                 raise RecordDamaged(

@@ -363,6 +363,13 @@ def test_a_result_whose_copy_is_damaged_is_not_taken_for_committed(
                 call(put)
         with pytest.raises(RecordDamaged, match="roll it back"):
             store.commit(put.message_id)
+        other = store.prepare("t", b"y", group="pay", message_id=put.message_id)
+        store.rollback(other)
+        store.rollback(other)
+        forged = PutResult("other", "t", 0, -1, copy.message.position, 1, put.status)
+        with pytest.raises(MessageNotFound):
+            store.rollback(forged)
+        assert store.transactions().count == 1
         store.rollback(put.message_id)
         store.rollback(put.message_id)
         assert store.transactions().count == 0
