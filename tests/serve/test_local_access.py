@@ -572,7 +572,9 @@ def test_a_prepared_message_is_ended_by_those_that_may_send_to_its_topic(
         # A result that was changed: the id is its own message's, and the place is another's.
         fields = {name: getattr(own, name) for name in PutResult.__match_args__}
         forged = PutResult(**{**fields, "position": other.position})
-        assert shop.commit(forged).topic == "t"
+        with pytest.raises(MessageNotFound):
+            shop.commit(forged)
+        assert shop.commit(own).topic == "t"
         assert store.bounds("hidden", 0).next_offset == 0
         with shop.transaction(group="pay") as block:
             block.put("t", b"y")
