@@ -192,7 +192,7 @@ def fields(end: int) -> st.SearchStrategy[str]:
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(data=st.data(), is_odd=st.booleans(), minutes=st.integers(-240, 240))
 def test_around_each_change_of_a_clock_the_times_are_those_of_all_minutes(
     data: st.DataObject, is_odd: bool, minutes: int
