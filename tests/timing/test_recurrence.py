@@ -20,6 +20,8 @@ BERLIN: Final = ZoneInfo("Europe/Berlin")
 NEW_YORK: Final = ZoneInfo("America/New_York")
 LORD_HOWE: Final = ZoneInfo("Australia/Lord_Howe")
 CHATHAM: Final = ZoneInfo("Pacific/Chatham")
+ST_JOHNS: Final = ZoneInfo("America/St_Johns")
+"""Its clock changed a minute behind midnight, until 2011."""
 NOW: Final = 1_700_000_000_000
 MINUTE: Final = timedelta(minutes=1)
 HOUR: Final = timedelta(hours=1)
@@ -97,6 +99,7 @@ def test_a_clock_that_changes_by_half_an_hour() -> None:
         (LORD_HOWE, "*/15 2 * * *", "2027-10-03T00:30", "02:30+11:00, 02:45+11:00"),
         (CHATHAM, "*/15 2 * * *", "2027-04-04T02:30", "02:45+13:45, 02:45+12:45"),
         (CHATHAM, "*/7 */3 * * *", "2027-09-26T02:30", "03:49+13:45, 03:56+13:45"),
+        (ST_JOHNS, "*/7 */3 * * *", "1998-10-25T00:00", "00:00-03:30, 00:07-03:30"),
     ],
 )
 def test_times_go_on_as_a_wall_clock_does_that_changes_within_an_hour(
