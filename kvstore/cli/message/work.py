@@ -226,7 +226,10 @@ class _Worker:
             await asyncio.shield(talk)
         except asyncio.CancelledError:
             _kill(process.pid)
-            await talk
+            # Another cancellation must not leave a process behind for which nobody waits.
+            while process.returncode is None:
+                with suppress(asyncio.CancelledError):
+                    await process.wait()
             if not self.is_killed:
                 self._say(popped, "was handed out again before its command ended")
             raise
