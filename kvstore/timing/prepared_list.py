@@ -45,6 +45,7 @@ from kvstore.timing.prepared_message import (
     Member,
     PreparedMessage,
     PreparedPage,
+    committed_result,
     due_of,
     first_position,
     member_of,
@@ -147,7 +148,12 @@ class PreparedList:
         if isinstance(asked, PutResult):
             return [self._state_of_put(asked, owns)]
         found = self._open(asked, owns)
-        return found or [self._state(self._newest(asked, owns))]
+        if found:
+            return found
+        newest = self._newest(asked, owns)
+        if newest.message_id != asked:  # a position id leads to any of its records
+            return [self._state_of_put(committed_result(newest), owns)]
+        return [self._state(newest)]
 
     def _state_of_put(self, asked: PutResult, owns: Owns | None) -> State:
         """The message that a put prepared, if it waits, or its end."""

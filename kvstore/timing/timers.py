@@ -164,11 +164,24 @@ class WaitingList:
         if found:
             return found
         message = self.newest(message_id, owns)
-        # A position id leads to one message.
+        if message.message_id != message_id:
+            message = self._last_of(message)  # a position id leads to any of its records
         one = self._waits(message)
         if one is not None:
             return [one]
         _check_delayed(message)
+        return message
+
+    def _last_of(self, message: StoredMessage) -> StoredMessage:
+        """The last record of a delayed message, given any of its records: each of the others is
+        ended by the next one.
+        """
+        if message.topic != TIMER_TOPIC:
+            return message
+        found = self._context.finder.in_log(TIMER_TOPIC, message.message_id, message.position)
+        ended_by = {one.prepared_position - 1: one for one in found}
+        while (one := ended_by.pop(message.position, None)) is not None:
+            message = one
         return message
 
     def _waits(self, message: StoredMessage) -> DelayedMessage | None:

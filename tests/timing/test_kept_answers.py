@@ -127,6 +127,37 @@ def test_a_message_of_a_transaction_is_no_delayed_one_however_it_ends(
     assert in_every_state(store, config, look) == [before] * 5
 
 
+def test_a_position_id_leads_to_what_became_of_the_message(
+    store: Store, config: StoreConfig, clock: VirtualClock
+) -> None:
+    ids, at = dict[str, str](), dict[str, str]()
+    for name in ("cancelled", "delivered", "moved"):
+        ids[name] = store.put("gone", b"", delay=60).message_id
+        at[name] = store.timer(ids[name]).message.position_id
+    store.cancel(ids["cancelled"])
+    store.change_delay(ids["delivered"], delay=0)
+    for _ in range(2):
+        store.change_delay(ids["moved"], delay=90)
+    assert store.timer(at["moved"]) == store.timer(ids["moved"])
+    prepared = {name: store.prepare("gone", b"", group="pay") for name in ("commit", "rollback")}
+    places = {n: store.prepared(p.message_id).message.position_id for n, p in prepared.items()}
+    for name, put in prepared.items():
+        getattr(store, name)(put)
+
+    def look(store: Store) -> None:
+        assert (store.cancel(at["cancelled"]), store.cancel(at["delivered"])) == (True, False)
+        for name, other in (("commit", "rollback"), ("rollback", "commit")):
+            getattr(store, name)(places[name])
+            with pytest.raises(TransactionEnded):
+                getattr(store, other)(places[name])
+
+    look(store)
+    assert store.cancel(at["moved"])
+    assert store.timers().count == 0
+    store.delete_topic("gone")
+    in_every_state(store, config, look)
+
+
 # --- transactions ---
 
 

@@ -10,7 +10,14 @@ import pytest
 
 import kvstore
 import tiering
-from kvstore import Message, MessageNotFound, Store, StoreConfig, StoredMessage
+from kvstore import (
+    Message,
+    MessageNotFound,
+    Store,
+    StoreConfig,
+    StoredMessage,
+    TransactionEnded,
+)
 from kvstore.api.founding import rebuild
 from kvstore.core.names import TIMER_TOPIC, TRANSACTION_HALF_TOPIC
 from kvstore.errors import OffsetNotFound
@@ -19,6 +26,7 @@ from tests.reference.encode import blank
 from tests.rocketmq.logs import NOW, make_store, record
 from tests.support.clock import VirtualClock
 from tests.support.contents import query_any
+from tests.support.waiting import until
 from tiering import Policy, Worker
 
 POLICY = Policy(max_bytes=1, warm="archive", watermarks=None, clock_doubt=0.0)
@@ -27,8 +35,8 @@ PREPARED, TAKEN_BACK = 4, 12
 
 
 def config(**changed: Any) -> StoreConfig:
-    clock = VirtualClock()
-    return StoreConfig(clock=clock, checkpoint_interval=1e9, retention_interval=1e9, **changed)
+    changed = {"clock": VirtualClock()} | changed
+    return StoreConfig(checkpoint_interval=1e9, retention_interval=1e9, **changed)
 
 
 def loose(store: Store, positions: list[int]) -> dict[Any, Any]:
@@ -161,6 +169,43 @@ def test_those_of_a_deleted_topic_are_not_given_to_the_one_made_again(
             assert sum(a.messages for a in worker.archives()) == 14 + len(positions["T"])
         assert store.query("only", "all") == []
         assert store.query("T", "all", limit=100) == before
+
+
+def test_how_waits_ended_is_known_from_archives_when_the_topic_is_gone(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    settings = config(clock=clock, segment_size=SEGMENT)
+    with kvstore.open(tmp_path / "s", settings) as store:
+        for topic in ("gone", "stays"):
+            store.create_topic(topic, queues=1)
+        delivered, waits = (store.put("gone", b"", delay=s).message_id for s in (1, 9999))
+        committed, rolled_back, prepared = (
+            store.prepare("gone", b"", group="pay").message_id for _ in range(3)
+        )
+        store.commit(committed)
+        store.rollback(rolled_back)
+        clock.advance(5)
+        until(lambda: store.stats().delays.delivered == 1)
+        store.delete_topic("gone")
+        store.put_batch([Message("stays", bytes(2000))] * 100)
+
+        def check(store: Store) -> None:
+            assert (store.cancel(delivered), store.cancel(waits)) == (False, True)
+            assert store.commit(committed).topic == "gone"
+            for message_id in (rolled_back, prepared):
+                store.rollback(message_id)
+                with pytest.raises(TransactionEnded, match="rolled back"):
+                    store.commit(message_id)
+
+        check(store)
+        with Worker(store, POLICY) as worker:
+            assert not worker.run_once().failed
+            assert store.stats().segments < 4
+            check(store)
+            worker.merge()
+            check(store)
+    rebuild(tmp_path / "s", settings)
+    with kvstore.open(tmp_path / "s", settings) as store:
+        check(store)
 
 
 def test_erasing_reaches_them_in_segments_and_archives(
