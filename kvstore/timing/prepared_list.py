@@ -12,6 +12,7 @@ of a put is answered for its own transaction alone.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -24,10 +25,13 @@ from kvstore.core.names import (
 )
 from kvstore.core.records import facts
 from kvstore.errors import (
+    ArchiveUnavailable,
     CallerError,
+    Damaged,
     MessageNotFound,
     RecordDamaged,
     SegmentDamaged,
+    TransactionEnded,
     shown,
 )
 from kvstore.message import PutResult, StoredMessage
@@ -69,6 +73,16 @@ class Ended(NamedTuple):
     is_committed: bool
     message: StoredMessage
 
+    def check(self, *, is_commit: bool) -> None:
+        """`TransactionEnded` if it is to be ended in the other way."""
+        if self.is_committed is not is_commit:
+            raise TransactionEnded(
+                f"the transaction of {shown(self.message.message_id)} was "
+                f"{'committed' if self.is_committed else 'rolled back'}; it can't be "
+                f"{'committed' if is_commit else 'rolled back'} any more",
+                self.is_committed,
+            )
+
 
 class Unreadable(NamedTuple):
     """A message that waits, and whose record is damaged: its row, and the id by which it was found,
@@ -82,13 +96,24 @@ class Unreadable(NamedTuple):
 class Together(NamedTuple):
     """The messages of one transaction that wait, in their order. `damage` is the reason for which
     they can't be committed, if there is one; `is_lost` says that a message of them can't be read,
-    and `lost` has the positions of such messages, as far as they are known.
+    and `lost` has the positions of such messages, as far as they are known. `end` is the end that
+    the others of the set had already, if it is half: these can end in the same way only.
     """
 
     messages: list[PreparedMessage]
     damage: RecordDamaged | None = None
     is_lost: bool = False
     lost: tuple[int, ...] = ()
+    end: Ended | None = None
+
+    def id_by(self, found: PreparedMessage | Unreadable) -> str:
+        """The id for the notes of messages that can't be read: that of the set, or that by which
+        one was found.
+        """
+        if self.messages:
+            return self.messages[0].set_id or self.messages[0].message_id
+        known = found.message_id
+        return secrets.token_hex(16).upper() if known is None else known
 
 
 State = PreparedMessage | Unreadable | Ended
@@ -200,6 +225,8 @@ class PreparedList:
         position = found.message.position
         if member is not None and position not in [one.message.position for one in whole.messages]:
             whole = Together([found], _not_whole(member, member.number, position))
+        elif member is not None and whole.damage is None and len(whole.messages) < member.total:
+            whole = self._half(whole, found.message, member)
         if not sees(owns, whole.messages[0]):
             raise MessageNotFound(f"no message has the id {shown(found.message_id)}")
         return whole
@@ -226,6 +253,45 @@ class PreparedList:
             found = self.waiting(message) if message is not None and is_its else None
             messages += () if found is None else (found,)
         return Together(messages, damage, bool(lost), tuple(p for p in lost if p >= 0))
+
+    def _half(self, whole: Together, of: StoredMessage, member: Member) -> Together:
+        """A set of which some messages wait, with the end that the others had. A version of this
+        store left such sets.
+        """
+        first = self.record(self._places(of, member)[0])
+        if first is None or not self._is_waiting(whole.messages[0]):
+            return whole  # all of them ended meanwhile
+        known = first_position(first)
+        with suppress(CallerError, MessageNotFound, Damaged, ArchiveUnavailable):
+            newest = self._newest(member.set_id, None, lambda one: first_position(one) == known)
+            state = self._state(newest)
+            if isinstance(state, Ended):
+                return whole._replace(end=state)
+        # The first ones wait behind the others, since they were asked about, or their end can't be
+        # told: only a rollback ends both.
+        return whole._replace(damage=_not_whole(member, 0, first.position))
+
+    def halves(self) -> Iterator[Together]:
+        """The sets of which some messages wait, and others do not, though none is damaged."""
+        place, behind = (WITH_THE_FIRST, -1), -1
+        while rows := self._rows.page(place, self._context.log.end, _AT_ONCE, None):
+            for row in rows:
+                place = row[:2]
+                found = self.at(row[1]) if row[1] > behind else None
+                if found is not None:
+                    whole = self.together(found, None)
+                    behind = whole.messages[-1].message.position
+                    if whole.end is not None:
+                        yield whole
+
+    def rest(self, ended: Ended) -> list[PreparedMessage]:
+        """The messages of a set that wait, given the end of one before them."""
+        member = member_of(ended.message)
+        if member is None:
+            return []
+        return self.behind(
+            (ended.message.prepared_position or ended.message.position + 1) - 1, member
+        )
 
     def _places(self, of: StoredMessage, member: Member) -> dict[int, int]:
         """The positions of a set's records by their numbers, as far as the index has them."""
@@ -329,13 +395,14 @@ class PreparedList:
         """The offset of the record at a position in a queue, by the index; None if that lacks it.
         Positions rise with offsets.
         """
-        low, high = self._context.reader.bounds(key)
+        index, end = self._context.index, self._context.log.end
+        oldest, high = self._context.reader.first_segment(), index.next_offset(key, end)
+        low = min(index.min_offset(key, oldest, end), high)
         while low < high:
             middle = (low + high) // 2
             at, found = middle, self._positions(key, middle, 1)
             if not found:
-                oldest = self._context.reader.first_segment()
-                behind = self._context.index.after(key, middle, oldest)
+                behind = index.after(key, middle, oldest)
                 at = high if behind is None else behind
                 found = self._positions(key, at, 1) if at < high else []
             if found and found[0] == position:

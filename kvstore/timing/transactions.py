@@ -20,7 +20,6 @@ Invariants:
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
@@ -38,7 +37,6 @@ from kvstore.errors import (
     CallerError,
     MessageIllegal,
     TopicNotFound,
-    TransactionEnded,
     shown,
 )
 from kvstore.index.keys import META, TRANSACTION_AGE, U64
@@ -187,25 +185,43 @@ class Transactions:
             for one in asked:
                 for found in self._list.states(one, owns):
                     if isinstance(found, Ended):
-                        _check_end(found, how)
+                        found.check(is_commit=how == "commit")
                         done.append(found.message)
+                        waiting |= {p.message.position: p for p in self._list.rest(found)}
                     elif position_of(found) not in waiting:
                         whole = self._list.together(found, owns)
+                        if whole.end is not None:
+                            whole.end.check(is_commit=how == "commit")
                         if how == "commit" and whole.damage is not None:
                             raise whole.damage
                         waiting |= {p.message.position: p for p in whole.messages}
                         if whole.lost:
-                            lost |= dict.fromkeys(whole.lost, _id_of(whole, found))
+                            lost |= dict.fromkeys(whole.lost, whole.id_by(found))
             if how == "rollback":
                 self._roll_back(list(waiting.values()), "rollback", lost)
                 return []
             return [*self._commit(list(waiting.values())), *map(committed_result, done)]
 
-    def _commit(self, found: list[PreparedMessage]) -> list[PutResult]:
+    def _commit(self, found: list[PreparedMessage], *, is_needed: bool = False) -> list[PutResult]:
         if not found:
             return []
         held = [self._held(one) for one in found]
-        return self.pending.put(self.pending.copies(held, [0] * len(held), [b""] * len(held)))
+        copies = self.pending.copies(held, [0] * len(held), [b""] * len(held))
+        return self.pending.put(copies, self._clock.now_ms() if is_needed else None)
+
+    def _finish(self, whole: Together, end: Ended, *, is_needed: bool = False) -> None:
+        """Ends the messages of a half set that wait as the others ended."""
+        _log.warning(
+            "%s: of the transaction of %s some messages had ended; the other %d end likewise",
+            self._log.folder.parent, end.message.message_id, len(whole.messages),
+        )  # fmt: skip
+        if end.is_committed:
+            self._commit(whole.messages, is_needed=is_needed)
+        elif end.message.topic == TRANSACTION_DISCARD_TOPIC:
+            self._put_to_discarded(whole.messages, is_needed=is_needed)
+        else:
+            why = end.message.properties.get(TRANSACTION_ROLLBACK, "rollback")
+            self._roll_back(whole.messages, why, is_needed=is_needed)
 
     def _roll_back(
         self,
@@ -262,7 +278,7 @@ class Transactions:
                 if one is not None:
                     whole = self._list.together(one, None)
                     found |= {p.message.position: p for p in whole.messages}
-                    lost |= dict.fromkeys(whole.lost, _id_of(whole, one))
+                    lost |= dict.fromkeys(whole.lost, whole.id_by(one))
                 if found and (last == 0 or len(found) >= AT_ONCE):
                     count += self._roll_back(
                         [*found.values()], "topic deleted", lost, deleted=topics, is_needed=True
@@ -300,7 +316,7 @@ class Transactions:
                 damaged.append(position)
             one = None if record is None else self._list.waiting(record)
             whole = None if one is None else self._list.together(one, None)
-            if one is not None and whole is not None and whole.is_lost:
+            if one is not None and whole is not None and (whole.is_lost or whole.end is not None):
                 self._give_up(whole, one, is_needed=True)
             elif whole is not None:
                 found.update((p.message.position, None) for p in whole.messages)
@@ -496,9 +512,14 @@ class Transactions:
     def _give_up(
         self, whole: Together, found: PreparedMessage | Unreadable, *, is_needed: bool = False
     ) -> None:
-        """Gives up a transaction, given one of its messages."""
+        """Gives up a transaction, given one of its messages; one of which others have ended ends as
+        these did.
+        """
+        if whole.end is not None:
+            self._finish(whole, whole.end, is_needed=is_needed)
+            return
         self._put_to_discarded(whole.messages, is_needed=is_needed)
-        lost = dict.fromkeys(whole.lost, _id_of(whole, found))
+        lost = dict.fromkeys(whole.lost, whole.id_by(found))
         self._roll_back([], "damaged", lost, is_needed=is_needed)
         where = self._log.folder.parent
         if whole.messages:
@@ -537,7 +558,7 @@ class Transactions:
             whole = self._list.together(found, None)
             members = whole.messages
             if answer == "rollback":
-                self._roll_back(members, answer, dict.fromkeys(whole.lost, _id_of(whole, found)))
+                self._roll_back(members, answer, dict.fromkeys(whole.lost, whole.id_by(found)))
                 return True
             if whole.is_lost or (answer is not None and whole.damage is not None):
                 _log.error("%s: %s", self._log.folder.parent, str(whole.damage))
@@ -558,27 +579,6 @@ class Transactions:
         added = [waiting_properties(*one) for one in zip(found, checks, strict=True)]
         self.pending.put(self.pending.copies(held, due, added))
         self._rows.added(min(due))
-
-
-def _check_end(found: Ended, how: End) -> None:
-    """`TransactionEnded` if a transaction ended in the other way."""
-    if found.is_committed is not (how == "commit"):
-        raise TransactionEnded(
-            f"the transaction of {shown(found.message.message_id)} was "
-            f"{'committed' if found.is_committed else 'rolled back'}; it can't be "
-            f"{'committed' if how == 'commit' else 'rolled back'} any more",
-            found.is_committed,
-        )
-
-
-def _id_of(whole: Together, found: PreparedMessage | Unreadable) -> str:
-    """The id for the notes of messages of a transaction that can't be read: that by which one was
-    found, or that of its set.
-    """
-    if whole.messages:
-        return whole.messages[0].set_id or whole.messages[0].message_id
-    known = found.message_id
-    return secrets.token_hex(16).upper() if known is None else known
 
 
 def result_of(prepared: Handle, results: Sequence[PutResult]) -> PutResult:

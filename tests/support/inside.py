@@ -49,6 +49,7 @@ from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.renewals import Renewals
 from kvstore.serve.grpc.rocketmq_door import RocketmqDoor
 from kvstore.serve.grpc.service_table import Services
+from kvstore.timing.prepared_message import WITH_THE_FIRST, PreparedMessage
 from tiering import Worker
 from tiering.worker.context import WorkContext
 from tiering.worker.run_due import Relocator
@@ -188,6 +189,23 @@ def deliver_due(store: Store) -> None:
 def writing_of_times(store: Store) -> Step:
     """Writes the times of schedules, behind a step of theirs."""
     return Step(store._engine.schedules, "_write_times")
+
+
+def end_part_of_set(store: Store, message_id: str, count: int, how: str) -> None:
+    """End the first messages of a set alone, as an earlier version did."""
+    transactions, found = store._engine.transactions, store._engine.prepared_list
+    (first,) = found.states(message_id, None)
+    assert isinstance(first, PreparedMessage)
+    part = found.together(first, None).messages[:count]
+    if how == "commit":
+        transactions._commit(part)
+    elif how == "rollback":
+        transactions._roll_back(part, "rollback")
+    elif how == "give up":
+        transactions._put_to_discarded(part)
+    else:
+        due = store.config.clock.now_ms() + 30_000
+        transactions._wait_again(part, [due] + [WITH_THE_FIRST] * (count - 1), [1] * count)
 
 
 def ask_about_transactions(store: Store) -> None:

@@ -28,7 +28,7 @@ from kvstore.core.names import PREPARED, ROLLBACK, SCHEDULE_TOPIC, TRANSACTION_M
 from kvstore.core.records import facts, property_crc_faults, property_crc_problem
 from kvstore.core.scan import Scan
 from kvstore.engine.engine_context import EngineContext
-from kvstore.engine.verification.verify_waits import WaitsCheck, verify_schedules
+from kvstore.engine.verification.verify_waits import WaitsCheck, verify_schedules, verify_sets
 from kvstore.errors import (
     ArchiveDamaged,
     ArchiveUnavailable,
@@ -134,6 +134,7 @@ def verify(context: EngineContext, progress: Progress | None, *, archives: bool)
             done = min((number + 1) * log.segment_size, end) - log.first
             progress("verifying", done, end - log.first)
     waits.compare()
+    verify_sets(context, tell_wait)
     verify_schedules(context, tell_wait)
     _check_places(index, names, reader.cold, report)
     told = partial(progress, "verifying archives") if progress is not None else _untold
