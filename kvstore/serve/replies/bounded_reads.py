@@ -119,9 +119,14 @@ class _Pull:
         self._ask(SHARE)
 
     def _ask(self, weight: int) -> None:
-        self._turn = self._room.ask(weight, self._begin)
+        turn = self._room.ask(weight, self._begin)
+        if not turn.is_over:  # a trial may have made way for the whole already
+            self._turn = turn
 
     def _begin(self, turn: Turn) -> None:
+        if self.call.done():
+            turn.end()
+            return
         is_trial = not turn.is_large
         if is_trial and self._room.expects_large:
             turn.end()
@@ -139,10 +144,9 @@ class _Pull:
         if not made.cancelled() and made.exception() is None and not self.call.done():
             found = made.result()
             is_short = len(found.messages) < self._limit and found.next_offset < found.max_offset
-            is_well_filled = _size(found) >= SHARE // _WELL_FILLED
             if turn.is_large:
-                self._room.expects_large = is_well_filled
-            elif is_short and is_well_filled:
+                self._room.expects_large = _is_well_filled(found)
+            elif is_short and _is_well_filled(found):
                 self._room.expects_large = True
                 turn.end()
                 self._ask(self._weight)
@@ -154,5 +158,5 @@ class _Pull:
             _given_up(self._turn, call)
 
 
-def _size(found: PullResult) -> int:
-    return sum(message.size for message in found.messages)
+def _is_well_filled(found: PullResult) -> bool:
+    return sum(message.size for message in found.messages) >= SHARE // _WELL_FILLED
