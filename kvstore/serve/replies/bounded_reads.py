@@ -4,8 +4,8 @@ The idea: a read says what its reply may weigh, and is made when its turn comes.
 megabytes, and most bring kilobytes: so it is first tried with a share of the room, beside others,
 and made once more, alone, if that did not have all that it asked for.
 
-Invariants: the results are those of the calls by themselves; a turn ends when its read has, also
-if nobody waits for it any more.
+Invariants: the results are those of the calls by themselves; the turn of a large read ends when the
+read has, also if nobody waits for it any more.
 """
 
 from __future__ import annotations
@@ -42,11 +42,23 @@ def read_within(
         else:
             made.add_done_callback(partial(_ended, call, turn))
 
+    if weight <= SHARE and (takes := room.take(weight)):
+        return _made_now(room, takes, make)
     call: OpenCall[T] = OpenCall(loop)
     turn = room.ask(weight, begin)
     if not turn.has_begun:
         call.add_done_callback(partial(_given_up, turn))
     return call
+
+
+def _made_now(room: ReplyRoom, takes: int, make: Callable[[], OpenCall[T]]) -> OpenCall[T]:
+    try:
+        made = make()
+    except BaseException:
+        room.give_back(takes)
+        raise
+    made.add_done_callback(lambda _: room.give_back(takes))
+    return made
 
 
 def _ended(call: OpenCall[T], turn: Turn, made: OpenCall[T]) -> None:

@@ -67,7 +67,7 @@ class Turn:
     def __init__(self, room: ReplyRoom, weight: int, begin: Callable[[Turn], None]) -> None:
         self._room = room
         self.weight = weight
-        self.takes = weight
+        self.takes = 0
         """The part of the room that it has while its reply is made."""
         self._begin: Callable[[Turn], None] | None = begin
         self.has_begun = False
@@ -149,18 +149,37 @@ class ReplyRoom:
                 return
 
     def _takes(self, turn: Turn) -> bool:
-        free = ROOM - self.held - self._found - self._making
         if not turn.is_large:
-            if self._small >= _USUAL:
-                turn.takes = min(turn.weight, _SMALL)
-            if turn.takes > free and free < ROOM:
-                return False
-            self._making += turn.takes
-            return True
-        if self._has_large or free < 0 or not self._rooms.begin_large(self):
+            turn.takes = self._take(turn.weight)
+            return turn.takes > 0
+        if self._has_large or self._free < 0 or not self._rooms.begin_large(self):
             return False
         self._has_large = True
         return True
+
+    @property
+    def _free(self) -> int:
+        return ROOM - self.held - self._found - self._making
+
+    def _take(self, weight: int) -> int:
+        takes = max(min(weight, _SMALL) if self._small >= _USUAL else weight, 1)
+        free = self._free
+        if takes > free and free < ROOM:
+            return 0
+        self._making += takes
+        return takes
+
+    def take(self, weight: int) -> int:
+        """Takes room for a reply of up to a share that is made at once; the bytes that it takes, or
+        0 if it has to ask and wait.
+        """
+        return 0 if self._turns else self._take(weight)
+
+    def give_back(self, takes: int) -> None:
+        """The reply is made for which `take` gave so many bytes."""
+        self._making -= takes
+        if self._turns:
+            self.go_on()
 
     def ended(self, turn: Turn) -> None:
         """See `Turn.end`."""
