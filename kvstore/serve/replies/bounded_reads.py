@@ -4,8 +4,8 @@ The idea: a read says what its reply may weigh, and is made when its turn comes.
 megabytes, and most bring kilobytes: so it is first tried with a share of the room, beside others,
 and made once more, alone, if that did not have all that it asked for.
 
-Invariants: the results are those of the calls by themselves; a turn ends when its read has, also
-if nobody waits for it any more.
+Invariants: the results are those of the calls by themselves; the turn of a large read ends when the
+read has, also if nobody waits for it any more.
 """
 
 from __future__ import annotations
@@ -42,11 +42,23 @@ def read_within(
         else:
             made.add_done_callback(partial(_ended, call, turn))
 
+    if weight <= SHARE and (takes := room.take(weight)):
+        return _made_now(room, takes, make)
     call: OpenCall[T] = OpenCall(loop)
     turn = room.ask(weight, begin)
     if not turn.has_begun:
         call.add_done_callback(partial(_given_up, turn))
     return call
+
+
+def _made_now(room: ReplyRoom, takes: int, make: Callable[[], OpenCall[T]]) -> OpenCall[T]:
+    try:
+        made = make()
+    except BaseException:
+        room.give_back(takes)
+        raise
+    made.add_done_callback(lambda _: room.give_back(takes))
+    return made
 
 
 def _ended(call: OpenCall[T], turn: Turn, made: OpenCall[T]) -> None:
@@ -119,9 +131,14 @@ class _Pull:
         self._ask(SHARE)
 
     def _ask(self, weight: int) -> None:
-        self._turn = self._room.ask(weight, self._begin)
+        turn = self._room.ask(weight, self._begin)
+        if not turn.is_over:  # a trial may have made way for the whole already
+            self._turn = turn
 
     def _begin(self, turn: Turn) -> None:
+        if self.call.done():
+            turn.end()
+            return
         is_trial = not turn.is_large
         if is_trial and self._room.expects_large:
             turn.end()
@@ -139,10 +156,9 @@ class _Pull:
         if not made.cancelled() and made.exception() is None and not self.call.done():
             found = made.result()
             is_short = len(found.messages) < self._limit and found.next_offset < found.max_offset
-            is_well_filled = _size(found) >= SHARE // _WELL_FILLED
             if turn.is_large:
-                self._room.expects_large = is_well_filled
-            elif is_short and is_well_filled:
+                self._room.expects_large = _is_well_filled(found)
+            elif is_short and _is_well_filled(found):
                 self._room.expects_large = True
                 turn.end()
                 self._ask(self._weight)
@@ -154,5 +170,5 @@ class _Pull:
             _given_up(self._turn, call)
 
 
-def _size(found: PullResult) -> int:
-    return sum(message.size for message in found.messages)
+def _is_well_filled(found: PullResult) -> bool:
+    return sum(message.size for message in found.messages) >= SHARE // _WELL_FILLED

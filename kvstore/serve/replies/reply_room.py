@@ -3,14 +3,15 @@
 The idea: a reply is held from the moment its messages are read until its client has it. A call
 whose reply may be large asks the room of its connection first, says what the reply may weigh, and
 begins when there is so much; others wait behind it, in order. Replies of up to `SHARE` are made
-side by side. One that may weigh more is made alone, so that each has room in the end. A pop can't
+side by side: 15, or 64 where the last ones were small. One that may weigh more is made alone, so
+that each has room in the end. A pop can't
 say what it will find, and most find little: it looks while the room is not full, and what it found
 is held from then on.
 
 Invariants:
 
 - A connection holds `ROOM` bytes, and beside them only replies that began to be made before it was
-  full: a large one, and those of `LOOKS` pops.
+  full: a large one, those of `LOOKS` pops, and where small ones were usual 64 of a share.
 - Calls whose replies are small (puts, acks and so on) ask for no room, and wait for none.
 - `LARGE_MAX` large replies are made at a time in a server. Connections get these places in the
   order in which they asked: each waits for the making of others' replies, for no other's client.
@@ -34,6 +35,9 @@ belongs to it.
 """
 REPLY_BYTES: Final = 256 << 20
 """Bytes of the messages of a reply that a door asks the store for."""
+_SMALL: Final = 1 << 20
+_USUAL: Final = 16
+"""Behind so many replies below `_SMALL`, a read of up to a share takes no more than that."""
 _LOST: Final = " replies"
 """The name among what a lost connection ends; no client has such a name."""
 LOOKS: Final = 2
@@ -55,14 +59,16 @@ class RoomyLine(Protocol):
 
 class Turn:
     """A call that asked for room. `begin` is called with this when there is some; from then on the
-    room has `weight` less, until `end`.
+    room has less, until `end`.
     """
 
-    __slots__ = ("_begin", "_room", "has_begun", "is_over", "weight")
+    __slots__ = ("_begin", "_room", "has_begun", "is_over", "takes", "weight")
 
     def __init__(self, room: ReplyRoom, weight: int, begin: Callable[[Turn], None]) -> None:
         self._room = room
         self.weight = weight
+        self.takes = 0
+        """The part of the room that it has while its reply is made."""
         self._begin: Callable[[Turn], None] | None = begin
         self.has_begun = False
         self.is_over = False
@@ -101,7 +107,9 @@ class ReplyRoom:
         """Whether the last pull that might have had a large reply had one."""
         self._rooms = rooms
         self._making = 0
-        """The weights of replies up to `SHARE` that are being made."""
+        """The bytes that replies up to `SHARE` take while they are made."""
+        self._small = 0
+        """How many of the last replies were small."""
         self._has_large = False
         self._turns: deque[Turn] = deque()
         self._goes_on = False
@@ -141,16 +149,37 @@ class ReplyRoom:
                 return
 
     def _takes(self, turn: Turn) -> bool:
-        free = ROOM - self.held - self._found - self._making
         if not turn.is_large:
-            if turn.weight > free and free < ROOM:
-                return False
-            self._making += turn.weight
-            return True
-        if self._has_large or free < 0 or not self._rooms.begin_large(self):
+            turn.takes = self._take(turn.weight)
+            return turn.takes > 0
+        if self._has_large or self._free < 0 or not self._rooms.begin_large(self):
             return False
         self._has_large = True
         return True
+
+    @property
+    def _free(self) -> int:
+        return ROOM - self.held - self._found - self._making
+
+    def _take(self, weight: int) -> int:
+        takes = max(min(weight, _SMALL) if self._small >= _USUAL else weight, 1)
+        free = self._free
+        if takes > free and free < ROOM:
+            return 0
+        self._making += takes
+        return takes
+
+    def take(self, weight: int) -> int:
+        """Takes room for a reply of up to a share that is made at once; the bytes that it takes, or
+        0 if it has to ask and wait.
+        """
+        return 0 if self._turns else self._take(weight)
+
+    def give_back(self, takes: int) -> None:
+        """The reply is made for which `take` gave so many bytes."""
+        self._making -= takes
+        if self._turns:
+            self.go_on()
 
     def ended(self, turn: Turn) -> None:
         """See `Turn.end`."""
@@ -158,7 +187,7 @@ class ReplyRoom:
             self._has_large = False
             self._rooms.end_large()
         elif turn.has_begun:
-            self._making -= turn.weight
+            self._making -= turn.takes
         self.go_on()
 
     @property
@@ -171,6 +200,8 @@ class ReplyRoom:
     def hold(self, size: int) -> None:
         """Holds so many bytes more, or less."""
         self.held += size
+        if size > 0:
+            self._small = self._small + 1 if size < _SMALL else 0
         self._rooms.hold(self, size)
         if size < 0:
             self.go_on()
