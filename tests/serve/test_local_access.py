@@ -25,6 +25,7 @@ from kvstore.errors import (
     ExposureRefused,
     LimitExceeded,
     MessageNotFound,
+    MessageTooLarge,
     NotAllowed,
     NotAuthenticated,
     StoreError,
@@ -51,7 +52,8 @@ TOKEN: Final = "kvmq_the-token-of-the-shop"
 SECRET: Final = "the-secret-of-billing@:/?"
 OWNER: Final = "kvmq_the-token-of-the-owner"
 NOBODY: Final = "kvmq_the-token-of-nobody"
-SECRETS: Final = (TOKEN, SECRET, OWNER, NOBODY)
+STRANGER: Final = "kvmq_the-token-of-a-stranger"
+SECRETS: Final = (TOKEN, SECRET, OWNER, NOBODY, STRANGER)
 FILE: Final = f"""
 [[clients]]
 name = "shop"
@@ -69,6 +71,13 @@ groups = ["g"]
 name = "owner"
 token_sha256 = "{sha256_of(OWNER)}"
 admin = ["*"]
+
+[[clients]]
+name = "stranger"
+token_sha256 = "{sha256_of(STRANGER)}"
+produce = ["mine"]
+consume = ["mine"]
+groups = ["mine"]
 
 [[clients]]
 name = "nobody"
@@ -340,7 +349,7 @@ def test_a_client_above_its_limits_is_told_when_to_try_again_and_others_are_not(
         ):
             with pytest.raises(LimitExceeded, match="1 connections, its limit"):
                 kvstore.connect(server.url, credentials=TOKEN)
-            with pytest.raises(LimitExceeded, match="5000 are the limit"):
+            with pytest.raises(MessageTooLarge, match=r"never fits: .* is 5000"):
                 shop.put("t", bytes(6000))
             for _ in range(5):
                 shop.put("t", b"x")
@@ -495,6 +504,79 @@ def test_each_call_of_the_table_needs_a_right(
     assert there(store) == before
 
 
+OF_NAMES: Final[dict[str, tuple[Any, ...]]] = {
+    **dict.fromkeys(("timers", "schedules"), ("t",)),
+    **dict.fromkeys(("timers_in", "schedules_in"), ("n", "n%t")),
+    **dict.fromkeys(("topics_of", "groups_of"), ("n",)),
+    "transactions": ("pay",),
+    "transactions_in": ("n", "n%pay"),
+    "create_topics": ([TopicConfig(name="t")],),
+    "create_groups": ([GroupConfig(name="g")],),
+    "on_check": ("pay", lambda message: "commit"),
+}
+"""The arguments of calls that may name what is there, beside those of `wanted_of`."""
+ABSENT: Final = {
+    "t": "absent-topic", "n%t": "n%absent-topic", "g": "absent-group", "n": "absent-namespace",
+    "pay": "absent-producers", "n%pay": "n%absent-producers", "name": "absent-schedule",
+}  # fmt: skip
+
+
+def renamed(value: Any) -> Any:
+    """Arguments with other names, which are nowhere."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(renamed, value))
+    if isinstance(value, Message):
+        return Message(renamed(value.topic), value.body)
+    if isinstance(value, TopicConfig | GroupConfig):
+        return type(value)(name=renamed(value.name))
+    if isinstance(value, str) and len(value) == 32:
+        return "0" * 32  # a message's id
+    return ABSENT.get(value, value) if isinstance(value, str) else value
+
+
+def told(call: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]) -> str:
+    """All that a call says, with the names that are nowhere written as those that are there."""
+    try:
+        found = call(*given, **named)
+    except StoreError as e:
+        said = f"{type(e).__name__}: {e}"
+    else:
+        if hasattr(found, "close"):
+            found.close()  # a checker
+            found = type(found)
+        said = f"{type(found).__name__}: {found}"
+    for there, absent in ABSENT.items():
+        said = said.replace(absent, there)
+    ids = [one for one in (given, *given) for one in (one if isinstance(one, list) else [one])]
+    for one in ids:
+        if isinstance(one, str) and len(one) == 32:
+            said = said.replace(one, "ID")
+    return said
+
+
+@pytest.mark.parametrize("method", sorted(REPEATS))
+def test_a_stranger_is_told_the_same_of_what_is_there_and_of_what_is_not(
+    store: Store, plain: ServerThread, method: str
+) -> None:
+    store.create_topic("mine", queues=1)
+    store.create_namespace("n", topics=[TopicConfig(name="t", queues=1)])
+    store.schedule("name", "t", b"hidden", every=3600)
+    for topic in ("t", "n%t"):
+        store.put_batch([Message(topic, b"hidden", keys=["key"], delay=600)] * 7)
+        store.prepare(topic, b"hidden", group="pay")
+    given = OF_NAMES[method] if method in OF_NAMES else wanted_of(store, method)
+    named = NAMED.get(method, {})
+    before = there(store)
+    with kvstore.connect(plain.url, credentials=STRANGER) as stranger:
+        call = getattr(stranger, method)
+        found = told(call, given, named)
+        assert told(call, renamed(given), named) == found
+        for number in ("7", "8"):
+            assert f"count={number}" not in found
+        assert "hidden" not in found
+    assert there(store) == before
+
+
 OWNS: Final = frozenset(REPEATS) - {
     # Their arguments are of what is not there, or they take the store away from the test.
     "schedule", "schedule_info", "next_firings", "pause_schedule", "resume_schedule",
@@ -576,6 +658,7 @@ def test_a_prepared_message_is_ended_by_those_that_may_send_to_its_topic(
             shop.commit(forged)
         assert shop.commit(own).topic == "t"
         assert store.bounds("hidden", 0).next_offset == 0
+        assert store.transactions().count == 1
         with shop.transaction(group="pay") as block:
             block.put("t", b"y")
     assert store.bounds("t", 0).next_offset == 2
