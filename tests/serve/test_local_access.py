@@ -18,7 +18,7 @@ import pytest
 import kvstore
 import kvstore.aio
 import tiering
-from kvstore import GroupConfig, Message, PutResult, Store, TopicConfig
+from kvstore import GroupConfig, Message, PutResult, Store, StoredMessage, TopicConfig
 from kvstore.errors import (
     CallerError,
     ConnectionLost,
@@ -35,6 +35,7 @@ from kvstore.pop.nack import Nack
 from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.access.credentials import sha256_of
 from kvstore.serve.access.exposure import tls_context
+from kvstore.timing.checks import Answer
 from kvstore.wire.addresses import Address, read_url
 from kvstore.wire.call_table import REPEATS
 from kvstore.wire.frames import HELLO, NAME, VERSION, framed
@@ -662,6 +663,43 @@ def test_a_prepared_message_is_ended_by_those_that_may_send_to_its_topic(
         with shop.transaction(group="pay") as block:
             block.put("t", b"y")
     assert store.bounds("t", 0).next_offset == 2
+
+
+def test_a_checker_is_asked_about_its_own_topics_and_holds_up_no_others(
+    store: Store, plain: ServerThread, clock: VirtualClock
+) -> None:
+    asked = list[tuple[str, bytes]]()
+
+    def asks(name: str) -> Callable[[StoredMessage], Answer]:
+        def ask(message: StoredMessage) -> Answer:
+            asked.append((name, message.body))
+            return "commit"
+
+        return ask
+
+    store.create_topic("mine", queues=1)
+    with (
+        kvstore.connect(plain.url, credentials=STRANGER) as stranger,
+        kvstore.connect(plain.url, credentials=TOKEN) as shop,
+    ):
+        stranger.on_check("pay", asks("stranger"))
+        for n in range(3):
+            shop.prepare("t", b"%d" % n, group="pay")
+        stranger.prepare("mine", b"own", group="pay")
+        for _ in range(2 * store.config.transaction_checks):
+            clock.advance(store.config.transaction_check_interval + 10)
+            inside.look_for_questions(store)
+        until(lambda: len(asked) == 1)
+        waiting = store.transactions().messages
+        assert [(one.message.body, one.checks) for one in waiting] == [
+            (b"0", 0), (b"1", 0), (b"2", 0)
+        ]  # fmt: skip
+        shop.on_check("pay", asks("shop"))
+        inside.look_for_questions(store)
+        until(lambda: len(asked) == 4)
+        until(lambda: store.transactions().count == 0)
+    assert sorted(asked) == [("shop", b"0"), ("shop", b"1"), ("shop", b"2"), ("stranger", b"own")]
+    assert store.bounds("t", 0).next_offset == 3
 
 
 # --- secrets stay where they are ---

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 
 from kvstore.api.store import Store
 from kvstore.api.topics_part import TopicsPart
-from kvstore.errors import CallerError, shown
+from kvstore.errors import CallerError, NotAuthenticated, shown
 from kvstore.message import Message
 from kvstore.meta.groups import GroupConfig
 from kvstore.meta.topics import TopicConfig
@@ -316,5 +316,8 @@ class CallGuard:
         return None
 
     def may_produce(self, topic: str) -> bool:
-        """Whether the client may send to a topic."""
-        return self._access.allows(self._client, "produce", topic)
+        """Whether the client may send to a topic, with its credentials as they are now."""
+        try:
+            return self._access.allows(self._client, "produce", topic)
+        except NotAuthenticated:
+            return False
