@@ -147,8 +147,11 @@ class TransactionCalls:
 
         >>> checker = store.on_check("pay", lambda message: "commit")  # doctest: +SKIP
         """
+        return self._on_check(group, checker, None)
+
+    def _on_check(self, group: str, checker: Ask, owns: Owns | None) -> Checker:
         self._engine.log.check_writable()
-        found = self._engine.checks.on_check(group, checker)
+        found = self._engine.checks.on_check(group, checker, owns)
         # Without the checkers that were closed: a program may register one again and again.
         threads = self._engine.threads
         threads[:] = [one for one in threads if not one.is_stopping] + [found.thread]

@@ -309,11 +309,11 @@ class Request:
         guard = self._session.guard
 
         def ask(message: StoredMessage) -> Answer:
-            if guard is not None and not guard.may_produce(message.topic):
-                return "unknown"
             return questions.ask(send, message)
 
-        checker = self._store.on_check(group, ask)
+        # Others are not kept waiting for one that may not be shown their messages.
+        owns = None if guard is None else guard.may_produce
+        checker = self._store._on_check(group, ask, owns)
         self._under_way.questions = questions
         self._under_way.end = end
         self._event(None)  # it is registered

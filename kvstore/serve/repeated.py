@@ -1,7 +1,8 @@
 """Puts that are sent again, because the reply to the first time was lost with a server.
 
 The idea: the client gave each message an id before it sent it the first time. A message with this
-id that is there is the one that was put: it has its result already. The others are put now.
+id that is there is the one that was put: it has its result already. The others are put now. Ids are
+looked for in the topic of the message alone: the client may write an id of another one.
 
 Invariants: a message is there once when this returns, unless its topic has no key index; the
 results are in the order of the messages.
@@ -10,9 +11,12 @@ results are in the order of the messages.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from operator import eq
 from typing import Any, Final
 
 from kvstore.api.store import Store
+from kvstore.api.topics_part import TopicsPart
 from kvstore.core.arrow.column_batch import ColumnBatch
 from kvstore.core.arrow.given_columns import GivenColumns
 from kvstore.core.arrow.put_rows import columns_of_results
@@ -57,13 +61,13 @@ def prepare_again(store: Store, messages: Sequence[Message], **named: Any) -> li
 
 def _find(store: Store, message: Message) -> PutResult | None:
     """The result of a message that was put, if it was."""
+    part = TopicsPart(store, partial(eq, message.topic))
     try:
         if message.deliver_at is None and message.delay is None and message.delay_level is None:
-            there = store.find(message.message_id or "")
+            there = part.find(message.message_id or "")
             return _result(there, there.topic, there.offset) if _is_it(message, there) else None
-        waits = store.timer(message.message_id or "")
-        is_it = waits.topic == message.topic
-        return _result(waits.message, waits.topic, -1, waits.queue) if is_it else None
+        waits = part.timer(message.message_id or "")
+        return _result(waits.message, waits.topic, -1, waits.queue)
     except MessageNotFound:
         return None
     except DelayEnded:
@@ -71,19 +75,19 @@ def _find(store: Store, message: Message) -> PutResult | None:
 
 
 def _prepared(store: Store, message: Message) -> PutResult | None:
+    part = TopicsPart(store, partial(eq, message.topic))
     try:
-        waits = store.prepared(message.message_id or "")
+        waits = part.prepared(message.message_id or "")
     except MessageNotFound:
         return None
     except TransactionEnded:
         return _ended(message)
-    is_it = waits.topic == message.topic
-    return _result(waits.message, waits.topic, -1, waits.queue) if is_it else None
+    return _result(waits.message, waits.topic, -1, waits.queue)
 
 
 def _is_it(message: Message, there: StoredMessage) -> bool:
     """Whether a message that is there is this one: an id that the caller chose may come twice."""
-    return there.topic == message.topic and message.born_at in (None, there.born_at)
+    return message.born_at in (None, there.born_at)
 
 
 def _result(there: StoredMessage, topic: str, offset: int, queue: int | None = None) -> PutResult:

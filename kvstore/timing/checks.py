@@ -13,6 +13,7 @@ Invariants:
 - An exception of a checker, or an answer that is none, counts as "unknown" and is logged; an answer
   about a transaction that has ended meanwhile changes nothing.
 - A check is counted only if a checker was asked: time in the line counts for nothing.
+- A checker is asked about messages to the topics that it may see, and holds up no others.
 - Lines have positions, no messages, and a bounded number of them.
 - A message is given up at its time, whether or not its group has a checker.
 """
@@ -22,7 +23,7 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush, nsmallest
 from typing import Final, Literal, NamedTuple
@@ -33,6 +34,7 @@ from kvstore.errors import CallerError, StoreError, shown
 from kvstore.message import StoredMessage
 from kvstore.process.background import Background, traced
 from kvstore.record.validate import check_group
+from kvstore.timing.pending_messages import Owns
 from kvstore.timing.prepared_message import PreparedMessage
 from kvstore.timing.transactions import Question, Transactions
 
@@ -58,11 +60,13 @@ class Checker:
         answered: Callable[[int, str], None],
         failed: Callable[[Checker], None],
         clock: Clock,
+        owns: Owns | None,
     ) -> None:
         """`take` gives the next question; `answered` is told the position and the answer, and
-        `failed` that the question of a turn has no answer.
+        `failed` that the question of a turn has no answer. `owns` says which topics it may see.
         """
         self.group = group
+        self._owns = owns
         self._ask = ask
         self._take = take
         self._answered = answered
@@ -74,6 +78,10 @@ class Checker:
     def close(self) -> None:
         """Ends the checker; the others of its group go on."""
         self.thread.end()
+
+    def sees(self, topic: str) -> bool:
+        """Whether it may be asked about messages to a topic."""
+        return self._owns is None or self._owns(topic)
 
     @property
     def is_open(self) -> bool:
@@ -172,17 +180,18 @@ class Checks:
         """One caller at a time runs the job."""
         self._lock = threading.Lock()
         self._checkers: list[Checker] = []
-        self._lines: dict[str, deque[int]] = {}
-        """The positions of messages that a checker of their group is to be asked about."""
-        self._in_line: set[int] = set()
+        self._lines: dict[str, OrderedDict[int, str]] = {}
+        """The positions of messages that a checker of their group is to be asked about, in order,
+        with their topics.
+        """
         self._full: set[str] = set()
         """Groups whose lines were full: more of their messages are due."""
         self._asked: dict[int, _Asked] = {}
         """The messages that are asked about, by their positions."""
         self._age_ends = _AgeEnds()
 
-    def on_check(self, group: str, ask: Ask) -> Checker:
-        """See `Store.on_check`."""
+    def on_check(self, group: str, ask: Ask, owns: Owns | None) -> Checker:
+        """See `Store.on_check`, of messages to the topics that a caller may see."""
         check_group(group)
         if not callable(ask):
             raise CallerError(f"the checker is {shown(ask)}; it must be a function")
@@ -191,7 +200,8 @@ class Checks:
                 f"the checker is the coroutine function {shown(ask)}, and is called in a thread of "
                 "its own: give a plain function, or use kvstore.aio"
             )
-        checker = Checker(group, ask, self._next_of, self._answered, self._failed, self._clock)
+        tells = self._next_of, self._answered, self._failed
+        checker = Checker(group, ask, *tells, self._clock, owns)
         with self._lock:
             self._checkers = [one for one in self._checkers if one.is_open] + [checker]
         self._transactions.look_again()
@@ -244,45 +254,43 @@ class Checks:
             self._age_ends = _AgeEnds()
             self._transactions.look_again()
 
-    def _groups(self) -> set[str]:
-        return {one.group for one in self._checkers if one.is_open}
-
     def _line_up(self, found: Question) -> None:
         """Puts a message into its group's line, if the group has a checker."""
         group, position = found.group, found.position
         if group is None:
             return
         with self._lock:
-            if position in self._in_line or position in self._asked or group not in self._groups():
+            line = self._lines.get(group, OrderedDict())
+            if position in line or position in self._asked:
                 return
-            line = self._lines.setdefault(group, deque())
+            checkers = [one for one in self._checkers if one.is_open and one.group == group]
+            checkers = [one for one in checkers if one.sees(found.topic)]
+            if not checkers:
+                return
             if len(line) >= LINE_MAX:
                 self._full.add(group)
                 return
-            line.append(position)
-            self._in_line.add(position)
-            for one in self._checkers:
-                if one.group == group:
-                    one.thread.wake.set()
+            self._lines.setdefault(group, line)[position] = found.topic
+            for one in checkers:
+                one.thread.wake.set()
 
     def _next_of(self, checker: Checker) -> PreparedMessage | None:
         """The next question for a checker; None if there is none now."""
         group = checker.group
         while line := self._lines.get(group):
             with self._lock:
-                if not line:
+                position = next((at for at, topic in line.items() if checker.sees(topic)), None)
+                if position is None:
                     break
                 # In this order nothing is lost by an exception: at worst it is asked about twice.
-                position = line[0]
                 self._asked[position] = _Asked(checker, self._clock.monotonic() + self._interval)
-                self._in_line.discard(position)
-                line.popleft()
+                del line[position]
             found = self._transactions.question(position)
             if found is not None:
                 return found
             # It has ended since it was put into the line.
             self._asked.pop(position, None)
-        if group in self._full:
+        if group in self._full and not self._lines.get(group):
             self._full.discard(group)
             self._transactions.look_again()
         return None

@@ -128,7 +128,7 @@ class WaitingList:
 
     def _count(self, topic: int | None, owned: Collection[int], owns: Owns | None) -> int:
         if topic is not None:
-            return self._rows.count(topic)
+            return self._rows.count(topic) if owns is None or topic in owned else 0
         counts = self._rows.counts()
         return sum(n for topic, n in counts.items() if owns is None or topic in owned)
 

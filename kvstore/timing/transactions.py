@@ -82,12 +82,13 @@ _NO_TOPICS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class Question(NamedTuple):
-    """A message to ask about: its position, when it is too old, in ms, and the producer group; None
-    if its record is damaged, and nobody is asked.
+    """A message to ask about: its position, when it is too old, in ms, its topic, and the producer
+    group; None if its record is damaged, and nobody is asked.
     """
 
     position: int
     age_end: int
+    topic: str
     group: str | None
 
 
@@ -452,7 +453,7 @@ class Transactions:
         if end <= now or found.checks >= self._config.transaction_checks:
             self._give_up(self._list.together(found, None), found)
             return None
-        return Question(position, end, found.group)
+        return Question(position, end, found.topic, found.group)
 
     def _question_of_damaged(self, row: Waiting, now: int) -> Question | None:
         """Nobody is asked about a message that can't be read; it grows too old as others do."""
@@ -461,7 +462,7 @@ class Transactions:
             whole = self._list.together(lost, None)
             end = self._end_of(whole, lost)
             if end > now:
-                return Question(position, end, None)
+                return Question(position, end, "", None)
             self._give_up(whole, lost)
         return None
 

@@ -18,13 +18,14 @@ import pytest
 import kvstore
 import kvstore.aio
 import tiering
-from kvstore import GroupConfig, Message, PutResult, Store, TopicConfig
+from kvstore import GroupConfig, Message, PutResult, Store, StoredMessage, TopicConfig
 from kvstore.errors import (
     CallerError,
     ConnectionLost,
     ExposureRefused,
     LimitExceeded,
     MessageNotFound,
+    MessageTooLarge,
     NotAllowed,
     NotAuthenticated,
     StoreError,
@@ -34,6 +35,7 @@ from kvstore.pop.nack import Nack
 from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.access.credentials import sha256_of
 from kvstore.serve.access.exposure import tls_context
+from kvstore.timing.checks import Answer
 from kvstore.wire.addresses import Address, read_url
 from kvstore.wire.call_table import REPEATS
 from kvstore.wire.frames import HELLO, NAME, VERSION, framed
@@ -51,7 +53,8 @@ TOKEN: Final = "kvmq_the-token-of-the-shop"
 SECRET: Final = "the-secret-of-billing@:/?"
 OWNER: Final = "kvmq_the-token-of-the-owner"
 NOBODY: Final = "kvmq_the-token-of-nobody"
-SECRETS: Final = (TOKEN, SECRET, OWNER, NOBODY)
+STRANGER: Final = "kvmq_the-token-of-a-stranger"
+SECRETS: Final = (TOKEN, SECRET, OWNER, NOBODY, STRANGER)
 FILE: Final = f"""
 [[clients]]
 name = "shop"
@@ -69,6 +72,13 @@ groups = ["g"]
 name = "owner"
 token_sha256 = "{sha256_of(OWNER)}"
 admin = ["*"]
+
+[[clients]]
+name = "stranger"
+token_sha256 = "{sha256_of(STRANGER)}"
+produce = ["mine"]
+consume = ["mine"]
+groups = ["mine"]
 
 [[clients]]
 name = "nobody"
@@ -340,7 +350,7 @@ def test_a_client_above_its_limits_is_told_when_to_try_again_and_others_are_not(
         ):
             with pytest.raises(LimitExceeded, match="1 connections, its limit"):
                 kvstore.connect(server.url, credentials=TOKEN)
-            with pytest.raises(LimitExceeded, match="5000 are the limit"):
+            with pytest.raises(MessageTooLarge, match=r"never fits: .* is 5000"):
                 shop.put("t", bytes(6000))
             for _ in range(5):
                 shop.put("t", b"x")
@@ -495,6 +505,79 @@ def test_each_call_of_the_table_needs_a_right(
     assert there(store) == before
 
 
+OF_NAMES: Final[dict[str, tuple[Any, ...]]] = {
+    **dict.fromkeys(("timers", "schedules"), ("t",)),
+    **dict.fromkeys(("timers_in", "schedules_in"), ("n", "n%t")),
+    **dict.fromkeys(("topics_of", "groups_of"), ("n",)),
+    "transactions": ("pay",),
+    "transactions_in": ("n", "n%pay"),
+    "create_topics": ([TopicConfig(name="t")],),
+    "create_groups": ([GroupConfig(name="g")],),
+    "on_check": ("pay", lambda message: "commit"),
+}
+"""The arguments of calls that may name what is there, beside those of `wanted_of`."""
+ABSENT: Final = {
+    "t": "absent-topic", "n%t": "n%absent-topic", "g": "absent-group", "n": "absent-namespace",
+    "pay": "absent-producers", "n%pay": "n%absent-producers", "name": "absent-schedule",
+}  # fmt: skip
+
+
+def renamed(value: Any) -> Any:
+    """Arguments with other names, which are nowhere."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(renamed, value))
+    if isinstance(value, Message):
+        return Message(renamed(value.topic), value.body)
+    if isinstance(value, TopicConfig | GroupConfig):
+        return type(value)(name=renamed(value.name))
+    if isinstance(value, str) and len(value) == 32:
+        return "0" * 32  # a message's id
+    return ABSENT.get(value, value) if isinstance(value, str) else value
+
+
+def told(call: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]) -> str:
+    """All that a call says, with the names that are nowhere written as those that are there."""
+    try:
+        found = call(*given, **named)
+    except StoreError as e:
+        said = f"{type(e).__name__}: {e}"
+    else:
+        if hasattr(found, "close"):
+            found.close()  # a checker
+            found = type(found)
+        said = f"{type(found).__name__}: {found}"
+    for there, absent in ABSENT.items():
+        said = said.replace(absent, there)
+    ids = [one for one in (given, *given) for one in (one if isinstance(one, list) else [one])]
+    for one in ids:
+        if isinstance(one, str) and len(one) == 32:
+            said = said.replace(one, "ID")
+    return said
+
+
+@pytest.mark.parametrize("method", sorted(REPEATS))
+def test_a_stranger_is_told_the_same_of_what_is_there_and_of_what_is_not(
+    store: Store, plain: ServerThread, method: str
+) -> None:
+    store.create_topic("mine", queues=1)
+    store.create_namespace("n", topics=[TopicConfig(name="t", queues=1)])
+    store.schedule("name", "t", b"hidden", every=3600)
+    for topic in ("t", "n%t"):
+        store.put_batch([Message(topic, b"hidden", keys=["key"], delay=600)] * 7)
+        store.prepare(topic, b"hidden", group="pay")
+    given = OF_NAMES[method] if method in OF_NAMES else wanted_of(store, method)
+    named = NAMED.get(method, {})
+    before = there(store)
+    with kvstore.connect(plain.url, credentials=STRANGER) as stranger:
+        call = getattr(stranger, method)
+        found = told(call, given, named)
+        assert told(call, renamed(given), named) == found
+        for number in ("7", "8"):
+            assert f"count={number}" not in found
+        assert "hidden" not in found
+    assert there(store) == before
+
+
 OWNS: Final = frozenset(REPEATS) - {
     # Their arguments are of what is not there, or they take the store away from the test.
     "schedule", "schedule_info", "next_firings", "pause_schedule", "resume_schedule",
@@ -576,9 +659,47 @@ def test_a_prepared_message_is_ended_by_those_that_may_send_to_its_topic(
             shop.commit(forged)
         assert shop.commit(own).topic == "t"
         assert store.bounds("hidden", 0).next_offset == 0
+        assert store.transactions().count == 1
         with shop.transaction(group="pay") as block:
             block.put("t", b"y")
     assert store.bounds("t", 0).next_offset == 2
+
+
+def test_a_checker_is_asked_about_its_own_topics_and_holds_up_no_others(
+    store: Store, plain: ServerThread, clock: VirtualClock
+) -> None:
+    asked = list[tuple[str, bytes]]()
+
+    def asks(name: str) -> Callable[[StoredMessage], Answer]:
+        def ask(message: StoredMessage) -> Answer:
+            asked.append((name, message.body))
+            return "commit"
+
+        return ask
+
+    store.create_topic("mine", queues=1)
+    with (
+        kvstore.connect(plain.url, credentials=STRANGER) as stranger,
+        kvstore.connect(plain.url, credentials=TOKEN) as shop,
+    ):
+        stranger.on_check("pay", asks("stranger"))
+        for n in range(3):
+            shop.prepare("t", b"%d" % n, group="pay")
+        stranger.prepare("mine", b"own", group="pay")
+        for _ in range(2 * store.config.transaction_checks):
+            clock.advance(store.config.transaction_check_interval + 10)
+            inside.look_for_questions(store)
+        until(lambda: len(asked) == 1)
+        waiting = store.transactions().messages
+        assert [(one.message.body, one.checks) for one in waiting] == [
+            (b"0", 0), (b"1", 0), (b"2", 0)
+        ]  # fmt: skip
+        shop.on_check("pay", asks("shop"))
+        inside.look_for_questions(store)
+        until(lambda: len(asked) == 4)
+        until(lambda: store.transactions().count == 0)
+    assert sorted(asked) == [("shop", b"0"), ("shop", b"1"), ("shop", b"2"), ("stranger", b"own")]
+    assert store.bounds("t", 0).next_offset == 3
 
 
 # --- secrets stay where they are ---

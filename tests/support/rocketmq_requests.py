@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import hmac
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from kvstore.serve.grpc.protocol.protocol_tables import ADMIN, MESSAGING, PACKAGE
@@ -66,6 +68,18 @@ def add_message(request: Any, topic: str = "t", message_id: str = "id-1") -> Any
     return message
 
 
+def signed(key: str, secret: str, when: datetime | None = None, region: str = "") -> dict[str, str]:
+    """The metadata of a call that is signed with an access key."""
+    date = (when or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
+    signature = hmac.digest(secret.encode(), date.encode(), "sha1").hex()
+    return {
+        "x-mq-client-id": HEAD["x-mq-client-id"],
+        "x-mq-date-time": date,
+        "authorization": f"MQv2-HMAC-SHA1 Credential={key}{region}, SignedHeaders=x-mq-date-time, "
+        f"Signature={signature}",
+    }
+
+
 def answers(
     client: RocketmqClient,
     call: str,
@@ -94,5 +108,6 @@ def code_of(client: RocketmqClient, call: str, request: Any, **given: Any) -> st
 
 
 __all__ = [
-    "CODES", "HEAD", "KINDS", "PACKAGE", "add_message", "answer", "answers", "code_of", "request_of"
+    "CODES", "HEAD", "KINDS", "PACKAGE", "add_message", "answer", "answers", "code_of",
+    "request_of", "signed",
 ]  # fmt: skip

@@ -2,12 +2,13 @@
 
 The idea: most calls name their topics and groups, or receipts that do; the client must have the
 right on each name, before anything is done. Calls that know a message by its id, and those that
-list, are made on the part of the store that the client may see (`api.topics_part`). All others are
-for clients that may administer the store.
+list, are made on the part of the store that the client may see (`api.topics_part`); a topic that
+such a call names needs the right as well. All others are for clients that may administer the store.
 
 Invariants: a call without a line is not made; a name that is no text is refused here, so a name
 that was checked is the name that the store takes; a call of several names needs all rights, and
-does nothing if one is missing.
+does nothing if one is missing. A client without a right on a name is told the same whether the name
+is there or not: rights are looked at before the store.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Final, Literal
 
 from kvstore.api.store import Store
 from kvstore.api.topics_part import TopicsPart
-from kvstore.errors import CallerError, shown
+from kvstore.errors import CallerError, NotAuthenticated, shown
 from kvstore.message import Message
 from kvstore.meta.groups import GroupConfig
 from kvstore.meta.topics import TopicConfig
@@ -271,6 +272,8 @@ _PARTS: Final[dict[str, Kind]] = {
     **dict.fromkeys(("groups", "groups_of"), "group"),
 }  # fmt: skip
 """The calls that are made on a part of the store."""
+_OF_A_TOPIC: Final = frozenset({"timers", "timers_in", "schedules", "schedules_in"})
+"""Those that may name a topic, to which the client must be allowed to produce."""
 
 
 _PARAMETERS: Final = {
@@ -303,6 +306,8 @@ class CallGuard:
         asked = CheckedCall(self._access, self._client, store, method, given, named)
         kind = _PARTS.get(method)
         if kind is not None:
+            if method in _OF_A_TOPIC and asked.value("topic") is not None:
+                asked.require("produce", topic=asked.value("topic"))
             return TopicsPart(store, partial(asked.sees, kind))
         check = _CHECKS.get(method)
         if check is None:
@@ -311,5 +316,8 @@ class CallGuard:
         return None
 
     def may_produce(self, topic: str) -> bool:
-        """Whether the client may send to a topic."""
-        return self._access.allows(self._client, "produce", topic)
+        """Whether the client may send to a topic, with its credentials as they are now."""
+        try:
+            return self._access.allows(self._client, "produce", topic)
+        except NotAuthenticated:
+            return False

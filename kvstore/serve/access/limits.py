@@ -8,7 +8,7 @@ Invariants:
 
 - Over any time a client gets at most the rate times that time, and one burst, and one request.
 - Time that goes back gives nothing: buckets go by the clock that never does.
-- A refusal changes nothing and says when to try again.
+- A refusal changes nothing and says when to try again, or that it is no use.
 - There is a state for at most each client that proved who it is: their number is the file's.
 """
 
@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from kvstore.clock import Clock
-from kvstore.errors import ConfigError, LimitExceeded, shown
+from kvstore.errors import ConfigError, LimitExceeded, MessageTooLarge, shown
 
 _FIELDS: Final = {
     "connections": (1, 1_000_000),
@@ -149,12 +149,15 @@ class ClientLimits:
 
     def charge(self, client: str, size: int, requests: int = 1) -> None:
         """Counts requests of a client, of `size` bytes together; `LimitExceeded` says when to try
-        again, and counts nothing.
+        again, and counts nothing. `MessageTooLarge` for a request that no time makes good.
         """
         limits = self._limits
         if size > limits.request_bytes:
-            raise LimitExceeded(
-                f"the request has {size} bytes; {limits.request_bytes} are the limit"
+            raise MessageTooLarge(
+                f"the request has {size} bytes, and never fits: limits.request_bytes is "
+                f"{limits.request_bytes}; send less at a time",
+                size,
+                limits.request_bytes,
             )
         if limits.client_requests is None and limits.client_bytes is None:
             return

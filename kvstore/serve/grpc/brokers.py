@@ -15,7 +15,7 @@ import ipaddress
 from contextlib import suppress
 from typing import Final
 
-from kvstore.errors import MessageNotFound
+from kvstore.errors import DelayEnded, MessageNotFound
 from kvstore.serve.grpc.protocol.wire import NUMBERS, Wire, message_class
 from kvstore.sharding.membership import Membership
 from kvstore.sharding.shards import Shards
@@ -66,9 +66,10 @@ class Brokers:
                 found.append(message_class("Broker")(name=shard.name, endpoints=endpoints))
         return found
 
-    async def cancel(self, message_id: str) -> bool:
-        """As `Store.cancel`, of a message that one of the others has; they are asked by the local
-        protocol. `MessageNotFound`; `ConnectionLost` if one that may have it can't be asked.
+    async def cancel(self, topic: str, message_id: str) -> bool:
+        """As `Store.cancel`, of a message to a topic that waits on one of the others, which are
+        asked by the local protocol. `MessageNotFound`; `ConnectionLost` if one that may have it
+        can't be asked.
         """
         if self._cluster is None or not self._others:
             raise MessageNotFound(f"there is no message {message_id!r} here")
@@ -77,8 +78,13 @@ class Brokers:
             asked = Shards(Cluster(self._others), "the other shards", _LOOK, proof, tls)
             await asked.connect()
             self._asked = asked
-        found: bool = await self._asked.call("cancel", (message_id,), {})
-        return found
+        with suppress(DelayEnded):
+            # The others know this server, and not its client, so the topic is looked at here.
+            waits = await self._asked.call("timer", (message_id,), {})
+            if waits.topic == topic:
+                found: bool = await self._asked.call("cancel", (message_id,), {})
+                return found
+        raise MessageNotFound(f"there is no message {message_id!r} here")
 
     async def close(self) -> None:
         """Ends the connections to the others."""

@@ -22,6 +22,7 @@ from kvstore.record.validate import check_group, check_topic
 from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.access.credentials import LOCAL
 from kvstore.serve.access.rights import Action
+from kvstore.serve.grpc.clients import ClientKey
 from kvstore.serve.grpc.protocol.answers import Refusal
 from kvstore.serve.grpc.protocol.wire import Wire
 
@@ -31,12 +32,12 @@ CLIENT_ID_MAX: Final = 512
 class Caller:
     """Who makes a call; see the module."""
 
-    __slots__ = ("_access", "_namespace", "client", "client_id")
+    __slots__ = ("_access", "_namespace", "client", "key")
 
     def __init__(self, metadata: Mapping[str, str], access: AccessControl) -> None:
         """Raises `NotAuthenticated` if the metadata are not signed as they must be."""
-        self.client_id = metadata.get("x-mq-client-id", "").strip()
-        if not self.client_id or len(self.client_id) > CLIENT_ID_MAX:
+        client_id = metadata.get("x-mq-client-id", "").strip()
+        if not client_id or len(client_id) > CLIENT_ID_MAX:
             raise Refusal(
                 "CLIENT_ID_REQUIRED",
                 f"the call needs the metadata x-mq-client-id, of 1 to {CLIENT_ID_MAX} characters",
@@ -46,16 +47,19 @@ class Caller:
             metadata.get("authorization", ""), metadata.get("x-mq-date-time", "")
         )
         """The client of the file of credentials."""
+        self.key = ClientKey(self.client.name, client_id)
+        """The program, of those that have these credentials."""
         self._namespace = metadata.get("x-mq-namespace", "")
 
     def topic(self, resource: Wire, action: Action | None, group: str = "") -> str:
         """The store's name of a topic, on which the caller may do that, for a group if it consumes;
-        None is to ask where its queues are. `Refusal` ILLEGAL_TOPIC, `NotAllowed`.
+        None is to ask where its queues are, which takes any right on it. `Refusal` ILLEGAL_TOPIC,
+        `NotAllowed`.
         """
         namespace = resource.resource_namespace or self._namespace
         found = _topic_name(resource.name, namespace, action == "produce")
-        if action is not None:
-            self._access.require(self.client, action, found, group)
+        if action is not None or not self._access.allows(self.client, "produce", found):
+            self._access.require(self.client, action or "consume", found, group)
         return found
 
     def group(self, resource: Wire) -> str:

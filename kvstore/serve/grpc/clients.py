@@ -3,17 +3,22 @@
 The idea: a client says its kind, its group and its topics on its Telemetry stream, and shows that
 it lives by each call. None of that outlives the server: a client that is unknown is made known by
 its next call, whatever that is. A client is forgotten when it says so, or when it was silent for
-long and has no stream.
+long and has no stream. A client chooses its id freely, and connects as often as it likes; so the id
+is one among those of the same credentials (`ClientKey`).
 
-Invariants: a call needs nothing that a client was to say before, so the order of calls does not
-matter; there are at most `CLIENTS_MAX` clients.
+Invariants:
+
+- A call needs nothing that a client was to say before, so the order of calls does not matter.
+- No call changes anything of a client of other credentials, whatever id it names.
+- There are at most `CLIENTS_MAX` clients. Credentials with many of them keep no others out: those
+  that have most lose the one that was silent for longest.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
 
 from kvstore.clock import Clock
 from kvstore.serve.grpc.protocol.answers import Refusal
@@ -35,13 +40,22 @@ may. It is the stream's, since others may call themselves by the same client id.
 """
 
 
+class ClientKey(NamedTuple):
+    """Who a client is: the name of its credentials, and the id that it chose among those of the
+    same credentials.
+    """
+
+    credentials: str
+    client_id: str
+
+
 class ClientState:
     """A client; see the module. `streams` are its Telemetry streams."""
 
-    __slots__ = ("id", "kind", "seen_at", "streams")
+    __slots__ = ("key", "kind", "seen_at", "streams")
 
-    def __init__(self, client_id: str) -> None:
-        self.id = client_id
+    def __init__(self, key: ClientKey) -> None:
+        self.key = key
         self.kind = 0
         self.seen_at = 0.0
         self.streams: dict[Call, SendsTo] = {}
@@ -57,44 +71,64 @@ class Clients:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._clients: dict[str, ClientState] = {}
+        self._by_credentials: dict[str, dict[ClientKey, ClientState]] = {}
+        """The clients of the same credentials, the one that was silent for longest first."""
+        self._count = 0
         self._turns = itertools.count()
 
     def __len__(self) -> int:
-        return len(self._clients)
+        return self._count
 
-    def seen(self, client_id: str) -> ClientState:
+    def __iter__(self) -> Iterator[ClientState]:
+        return itertools.chain.from_iterable(map(dict.values, self._by_credentials.values()))
+
+    def seen(self, key: ClientKey) -> ClientState:
         """The client that makes a call."""
-        found = self._clients.get(client_id)
+        found = self.forget(key)
         if found is None:
-            if len(self._clients) >= CLIENTS_MAX:
-                self.sweep()
-            if len(self._clients) >= CLIENTS_MAX:
-                raise Refusal("TOO_MANY_REQUESTS", f"the server has {CLIENTS_MAX} clients already")
-            found = self._clients[client_id] = ClientState(client_id)
+            self._make_room(key)
+            found = ClientState(key)
         found.seen_at = self._clock.monotonic()
+        self._by_credentials.setdefault(key.credentials, {})[key] = found
+        self._count += 1
         return found
 
-    def is_alive(self, client_id: str) -> bool:
+    def _make_room(self, key: ClientKey) -> None:
+        if self._count >= CLIENTS_MAX:
+            self.sweep()
+        if self._count < CLIENTS_MAX:
+            return
+        most = max(self._by_credentials.values(), key=len)
+        if len(most) <= len(self._by_credentials.get(key.credentials, ())):
+            raise Refusal("TOO_MANY_REQUESTS", f"the server has {CLIENTS_MAX} clients already")
+        self.forget(next(iter(most)))
+
+    def is_alive(self, key: ClientKey) -> bool:
         """Whether a client made a call not long ago."""
-        found = self._clients.get(client_id)
+        found = self._by_credentials.get(key.credentials, {}).get(key)
         return found is not None and self._clock.monotonic() - found.seen_at < ALIVE
 
-    def forget(self, client_id: str) -> None:
-        """Forgets a client that says it ends."""
-        self._clients.pop(client_id, None)
+    def forget(self, key: ClientKey) -> ClientState | None:
+        """Forgets a client, and returns it if it was known."""
+        of_same = self._by_credentials.get(key.credentials)
+        found = None if of_same is None else of_same.pop(key, None)
+        if found is not None:
+            self._count -= 1
+            if not of_same:
+                del self._by_credentials[key.credentials]
+        return found
 
     def sweep(self) -> None:
         """Forgets the clients that were silent for long and have no stream."""
         before = self._clock.monotonic() - _FORGOTTEN
-        for one in [c for c in self._clients.values() if c.seen_at < before and not c.streams]:
-            del self._clients[one.id]
+        for one in [c for c in self if c.seen_at < before and not c.streams]:
+            self.forget(one.key)
 
     def producer_stream(self, topic: str) -> Call | None:
         """A stream of a producer that sends to a topic, of several each in turn."""
         found = [
             stream
-            for client in self._clients.values()
+            for client in self
             for stream, sends_to in client.streams.items()
             if sends_to(topic)
         ]
@@ -102,6 +136,6 @@ class Clients:
 
     def end_streams(self) -> None:
         """Ends the streams of all clients; they make new ones elsewhere."""
-        for client in self._clients.values():
+        for client in self:
             for stream in client.streams:
                 stream.finish()

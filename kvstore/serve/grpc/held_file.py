@@ -18,9 +18,10 @@ import msgspec
 
 from kvstore.errors import StoreError
 from kvstore.files import Files
+from kvstore.serve.grpc.clients import ClientKey
 
 NAME: Final = "held-locks.msgpack"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _log = logging.getLogger("kvmq")
 
 
@@ -29,7 +30,7 @@ class HeldLocks(msgspec.Struct, frozen=True, array_like=True):
     since the epoch.
     """
 
-    client_id: str
+    client: ClientKey
     receipts: list[str]
     until_ms: int
 

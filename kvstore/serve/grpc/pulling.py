@@ -23,7 +23,7 @@ from kvstore.serve.grpc.protocol.answers import Refusal, ok, set_status
 from kvstore.serve.grpc.protocol.incoming import DoorLimits
 from kvstore.serve.grpc.protocol.outgoing import fill
 from kvstore.serve.grpc.protocol.wire import NUMBERS, Wire, code, message_class, ms_of
-from kvstore.serve.grpc.receiving import answered_within, filter_of
+from kvstore.serve.grpc.receiving import answered_within, filter_of, poll_of
 from kvstore.serve.http2.grpc_call import Call
 from kvstore.serve.replies.bounded_reads import pull_within
 from kvstore.serve.replies.open_calls import OpenCall
@@ -56,7 +56,7 @@ class Pulling:
         info = self._store.topic(topic)
         asked = topic, queue, request.offset, min(request.batch_size, self._limits.batch)
         wanted = filter_of(request.filter_expression)
-        seconds = min(ms_of(request.long_polling_timeout) / 1000, self._limits.poll)
+        seconds = poll_of(request, self._limits)
         room = self._gatherer.rooms.of(call.line)
         until = self._clock.monotonic() + answered_within(seconds, call.seconds_left())
         while True:
@@ -137,6 +137,8 @@ class Pulling:
         """QueryOffset."""
         topic, queue = self._queue(request.message_queue, caller)
         policy = request.query_offset_policy
+        if policy not in _POLICIES.values():
+            raise Refusal("BAD_REQUEST", f"query_offset_policy is {policy}, which is none")
         answer = ok("QueryOffsetResponse")
         if policy == _POLICIES["TIMESTAMP"]:
             if not request.HasField("timestamp"):

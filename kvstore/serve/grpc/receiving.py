@@ -12,13 +12,14 @@ INVALID_RECEIPT_HANDLE, and the rest of the request is done.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any, Final
 
 from kvstore.api.store import Store
 from kvstore.core.popping.receipts import Popped
-from kvstore.errors import GroupNotFound, ReceiptIllegal, StoreClosed
+from kvstore.errors import FilterIllegal, GroupNotFound, ReceiptIllegal, StoreClosed
 from kvstore.pop.ack import AckResult
 from kvstore.read.sql import SqlFilter, sql
 from kvstore.serve.gatherer import Gatherer
@@ -79,7 +80,7 @@ class Receiving:
         attempt_id = None
         if request.auto_renew:
             # Of this client: another one must not get the messages by the same id.
-            attempt_id = f"{caller.client_id} {request.attempt_id}"
+            attempt_id = attempt_of(caller, request.attempt_id)
         room = self._gatherer.rooms.of(call.line)
         held = HeldReply(room)
         try:
@@ -89,7 +90,7 @@ class Receiving:
             found = await self._pop(room, held, *asked, attempt_id=attempt_id)
         receipts = [popped.receipt for popped in found]
         if found and request.auto_renew:
-            self._renewals.hold(caller.client_id, receipts)
+            self._renewals.hold(caller.key, receipts)
         is_sent = False
         try:
             caller.check_current()  # while it waited, its credentials may have been taken away
@@ -158,12 +159,8 @@ class Receiving:
         return seconds
 
     def _poll(self, request: Wire, call: Call) -> float:
-        seconds = self._limits.poll
-        if request.HasField("long_polling_timeout"):
-            asked = ms_of(request.long_polling_timeout) / 1000
-            if asked < 0:
-                raise Refusal("ILLEGAL_POLLING_TIME", f"long_polling_timeout is {asked} s")
-            seconds = min(seconds, asked)
+        has_poll = request.HasField("long_polling_timeout")
+        seconds = poll_of(request, self._limits) if has_poll else self._limits.poll
         return answered_within(seconds, call.seconds_left())
 
     # --- handles ---
@@ -190,7 +187,7 @@ class Receiving:
                 f"invisible_duration is {seconds} s; it must be 0 to "
                 f"{self._limits.invisible_max:.0f}",
             )
-        has_failed = self._clients.seen(caller.client_id).is_pushed
+        has_failed = self._clients.seen(caller.key).is_pushed
         renewed = await self._gatherer.change_invisible(receipt, seconds, gives_back=has_failed)
         self._renewals.end([receipt])
         answer = ok("ChangeInvisibleDurationResponse")
@@ -238,6 +235,11 @@ def _acked(request: Wire, answered: Answered, acked: OpenCall[list[AckResult]]) 
     answered(answer.SerializeToString())
 
 
+def attempt_of(caller: Caller, attempt_id: str) -> str:
+    """A client's attempt id, as an id among those of all clients."""
+    return hashlib.sha256(repr((*caller.key, attempt_id)).encode()).hexdigest()
+
+
 def answered_within(seconds: float, left: float | None) -> float:
     """How long a poll of so many seconds may last, so that its answer comes before the deadline."""
     if left is None:
@@ -245,9 +247,21 @@ def answered_within(seconds: float, left: float | None) -> float:
     return max(0.0, min(seconds, left - min(_EARLY, left * _EARLY_SHARE)))
 
 
+def poll_of(request: Wire, limits: DoorLimits) -> float:
+    """The poll that a request asks for, in seconds, or the longest; `Refusal`
+    ILLEGAL_POLLING_TIME.
+    """
+    asked = ms_of(request.long_polling_timeout) / 1000
+    if asked < 0:
+        raise Refusal("ILLEGAL_POLLING_TIME", f"long_polling_timeout is {asked} s")
+    return min(asked, limits.poll)
+
+
 def filter_of(expression: Wire) -> str | SqlFilter | None:
     """The filter of a request; None for all messages. `Refusal`, `FilterIllegal`."""
     text = str(expression.expression).strip()
     if expression.type == _FILTERS["SQL"]:
         return sql(text)
+    if expression.type not in _FILTERS.values():
+        raise FilterIllegal(f"the filter is of type {expression.type}; there are tags and SQL")
     return None if text in ("", "*") else text

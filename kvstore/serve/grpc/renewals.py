@@ -7,8 +7,9 @@ server renews them: the messages of one answer share a lock row, and one call re
 whatever becomes of the server.
 
 Invariants: a lock is renewed while its client's heartbeat comes, and at most `FOR` seconds from the
-pop; messages that were acked, given back or forwarded are renewed no more; a renewal that fails
-ends that delivery's renewals, for the message is somebody else's by now.
+pop, whatever clients of other credentials do under the same id; messages that were acked, given
+back or forwarded are renewed no more; a renewal that fails ends that delivery's renewals, for the
+message is somebody else's by now.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, Final
 
 from kvstore.clock import Clock, whole_ms
 from kvstore.errors import StoreError
+from kvstore.serve.grpc.clients import ClientKey
 from kvstore.serve.grpc.held_file import HeldLocks
 
 LOCK: Final = 60.0
@@ -40,10 +42,12 @@ Renew = Callable[[Sequence[str], float], Awaitable[Sequence[Any]]]
 class HeldAnswer:
     """The messages of one answer that its client has still to end, by their receipts."""
 
-    __slots__ = ("client_id", "receipts", "since", "until")
+    __slots__ = ("client", "receipts", "since", "until")
 
-    def __init__(self, client_id: str, receipts: Iterable[str], since: float, until: float) -> None:
-        self.client_id = client_id
+    def __init__(
+        self, client: ClientKey, receipts: Iterable[str], since: float, until: float
+    ) -> None:
+        self.client = client
         self.receipts = set(receipts)
         self.since = since
         self.until = until
@@ -52,29 +56,29 @@ class HeldAnswer:
 class Renewals:
     """The locks that are renewed; see the module. Used in the loop's thread."""
 
-    def __init__(self, renew: Renew, is_alive: Callable[[str], bool], clock: Clock) -> None:
+    def __init__(self, renew: Renew, is_alive: Callable[[ClientKey], bool], clock: Clock) -> None:
         self._renew = renew
         self._is_alive = is_alive
         self._clock = clock
         self._by_receipt: dict[str, HeldAnswer] = {}
-        self._by_client: dict[str, set[HeldAnswer]] = {}
+        self._by_client: dict[ClientKey, set[HeldAnswer]] = {}
         self._due: list[tuple[float, int, HeldAnswer]] = []
         self._order = itertools.count()
 
     def __len__(self) -> int:
         return len(self._by_receipt)
 
-    def hold(self, client_id: str, receipts: Sequence[str]) -> None:
+    def hold(self, client: ClientKey, receipts: Sequence[str]) -> None:
         """Renews the locks of these receipts from now on."""
         now = self._clock.monotonic()
-        self._add(HeldAnswer(client_id, receipts, now, now + FOR), now)
+        self._add(HeldAnswer(client, receipts, now, now + FOR), now)
 
     def _add(self, held: HeldAnswer, now: float) -> None:
         # A repeated receive is answered with the same messages.
         self.end(held.receipts)
         for receipt in held.receipts:
             self._by_receipt[receipt] = held
-        self._by_client.setdefault(held.client_id, set()).add(held)
+        self._by_client.setdefault(held.client, set()).add(held)
         self._plan(held, now)
 
     def end(self, receipts: Iterable[str]) -> None:
@@ -86,9 +90,9 @@ class Renewals:
                 if not held.receipts:
                     self._drop(held)
 
-    def end_client(self, client_id: str) -> list[str]:
+    def end_client(self, client: ClientKey) -> list[str]:
         """Renews the locks of a client no more; returns its receipts."""
-        found = [r for held in self._by_client.get(client_id, ()) for r in held.receipts]
+        found = [r for held in self._by_client.get(client, ()) for r in held.receipts]
         self.end(found)
         return found
 
@@ -96,7 +100,7 @@ class Renewals:
         """The locks, for the held file; only of messages that are held for so many seconds."""
         now, now_ms = self._clock.monotonic(), self._clock.now_ms()
         return [
-            HeldLocks(held.client_id, sorted(held.receipts), now_ms + whole_ms(held.until - now))
+            HeldLocks(held.client, sorted(held.receipts), now_ms + whole_ms(held.until - now))
             for of_client in self._by_client.values()
             for held in of_client
             if now - held.since >= held_for
@@ -107,7 +111,7 @@ class Renewals:
         now, now_ms = self._clock.monotonic(), self._clock.now_ms()
         for one in written:
             until = now + min(FOR, (one.until_ms - now_ms) / 1000)
-            self._add(HeldAnswer(one.client_id, one.receipts, now, until), now - LOCK)
+            self._add(HeldAnswer(one.client, one.receipts, now, until), now - LOCK)
 
     async def run(self) -> None:
         """Renews locks until it is cancelled."""
@@ -123,7 +127,7 @@ class Renewals:
             held = heapq.heappop(self._due)[2]
             if not held.receipts:
                 continue
-            if now >= held.until or not self._is_alive(held.client_id):
+            if now >= held.until or not self._is_alive(held.client):
                 self.end(list(held.receipts))
             else:
                 due.append(held)
@@ -145,8 +149,8 @@ class Renewals:
         heapq.heappush(self._due, (now + LOCK - AHEAD, next(self._order), held))
 
     def _drop(self, held: HeldAnswer) -> None:
-        of_client = self._by_client.get(held.client_id)
+        of_client = self._by_client.get(held.client)
         if of_client is not None:
             of_client.discard(held)
             if not of_client:
-                del self._by_client[held.client_id]
+                del self._by_client[held.client]

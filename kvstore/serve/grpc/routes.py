@@ -69,7 +69,9 @@ class Routes:
 
 
 def _check_endpoints(endpoints: Wire) -> None:
-    if not endpoints.addresses or not all(a.host and a.port > 0 for a in endpoints.addresses):
+    if not endpoints.addresses or not all(
+        a.host and 0 < a.port < 65_536 for a in endpoints.addresses
+    ):
         raise Refusal(
             "ILLEGAL_ACCESS_POINT", "the request does not say by which address the client came"
         )

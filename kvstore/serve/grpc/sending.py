@@ -11,7 +11,8 @@ Invariants:
 - An illegal message fails alone.
 - Messages that wait to be put are bounded, all together.
 - An entry that says OK is as safe as a put of the store that returned.
-- A recall handle names one message of one topic, and is refused for another.
+- A recall handle names one message of one topic, and is refused for another. A message is recalled,
+  and a transaction ended, only in the topic that the request names.
 - A transaction id names one prepared message, also where several have one message id.
 """
 
@@ -22,9 +23,11 @@ import base64
 import binascii
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from operator import eq
 from typing import Any, Final
 
 from kvstore.api.store import Store
+from kvstore.api.topics_part import TopicsPart
 from kvstore.core.transport.send_calls import Resource, SentMessage, pack_send_response
 from kvstore.errors import (
     CallerError,
@@ -32,7 +35,6 @@ from kvstore.errors import (
     StoreBusy,
     StoreClosed,
     StoreError,
-    TransactionEnded,
 )
 from kvstore.message import Message, PutResult, PutStatus
 from kvstore.meta.topics import TopicInfo
@@ -47,6 +49,7 @@ from kvstore.serve.replies.open_calls import OpenCall
 from kvstore.timing.prepared_list import Handle
 
 _RESOLUTIONS: Final = NUMBERS["TransactionResolution"]
+_ENDS: Final = {_RESOLUTIONS["COMMIT"]: "commit", _RESOLUTIONS["ROLLBACK"]: "rollback"}
 _VERSION: Final = "v1"
 _DIGITS_MAX: Final = 18
 _MESSAGE_EXTRA: Final = 512
@@ -178,23 +181,13 @@ class Sending:
         if not named:
             raise Refusal("INVALID_TRANSACTION_ID", "the request names no transaction")
         handle = read_transaction_id(named) if request.transaction_id else named
+        end = _ENDS.get(request.resolution)
+        if end is None:
+            raise Refusal("BAD_REQUEST", "the resolution is neither COMMIT nor ROLLBACK")
         try:
-            look = partial(self._store._prepared, handle, None)
-            found = await self._gatherer.call_by("prepared", look)
-            if found.topic != topic:
-                raise Refusal(
-                    "INVALID_TRANSACTION_ID", f"the transaction {named!r} is of another topic"
-                )
+            await self._gatherer.call_of(self._part(topic), end, handle)
         except MessageNotFound as e:
             raise Refusal("INVALID_TRANSACTION_ID", str(e)) from None
-        except TransactionEnded:
-            pass  # to end it the same way again is good, and the store says whether it was
-        if request.resolution == _RESOLUTIONS["COMMIT"]:
-            await self._gatherer.call("commit", handle)
-        elif request.resolution == _RESOLUTIONS["ROLLBACK"]:
-            await self._gatherer.call("rollback", handle)
-        else:
-            raise Refusal("BAD_REQUEST", "the resolution is neither COMMIT nor ROLLBACK")
         return ok("EndTransactionResponse")
 
     async def recall(self, request: Wire, caller: Caller) -> Wire:
@@ -206,15 +199,19 @@ class Sending:
                 "ILLEGAL_TOPIC", f"the handle is of a message to {named!r}, not {topic!r}"
             )
         try:
-            was_cancelled = await self._gatherer.call("cancel", message_id)
+            was_cancelled = await self._gatherer.call_of(self._part(topic), "cancel", message_id)
         except MessageNotFound:
             # The client names no broker: it asks the one whose address it was given.
-            was_cancelled = await self._brokers.cancel(message_id)
+            was_cancelled = await self._brokers.cancel(topic, message_id)
         if not was_cancelled:
             raise Refusal("MESSAGE_NOT_FOUND", f"the message {message_id!r} was delivered already")
         answer = ok("RecallMessageResponse")
         answer.message_id = message_id
         return answer
+
+    def _part(self, topic: str) -> TopicsPart:
+        """One topic's messages alone: a client writes ids and handles as it likes."""
+        return TopicsPart(self._store, partial(eq, topic))
 
 
 def _answer(

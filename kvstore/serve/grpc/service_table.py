@@ -84,10 +84,12 @@ class Services:
         self._held_file = HeldFile(store.path, store.config.files)
         written = self._held_file.read()
         for held in written:
-            self.clients.seen(held.client_id)
+            self.clients.seen(held.client)
         self.renewals.go_on(written)
         self._orphans = OrphanChecks(store, gatherer, self.clients, loop)
-        limits = DoorLimits(body=store.config.max_body) if limits is None else limits
+        config = store.config
+        if limits is None:
+            limits = DoorLimits(body=config.max_body, any_time=config.any_time)
         self._brokers = Brokers(cluster)
         self._sending = Sending(store, gatherer, self._orphans, self._brokers, limits)
         self._receiving = Receiving(store, gatherer, self.clients, self.renewals, limits)
@@ -147,7 +149,7 @@ class Services:
         """Who makes a call with a request of so many bytes; `NotAuthenticated`, `LimitExceeded`."""
         caller = Caller(call.metadata, self._access)
         self._charge(caller, call, size)
-        self.clients.seen(caller.client_id)
+        self.clients.seen(caller.key)
         return caller
 
     def _charge(self, caller: Caller, call: Call, size: int) -> None:

@@ -4,8 +4,12 @@ The idea: a Telemetry stream carries the client's settings one way, and the serv
 other. Settings may come again at any time, and are answered each time. All that a client says here
 goes to `clients`.
 
-Invariants: wrong settings are answered with their code, and the stream goes on; a client's language
-is not looked at; a stream that ends is used no more, whatever ended it.
+Invariants:
+
+- Wrong settings are answered with their code, and the stream goes on.
+- A client's language is not looked at.
+- A stream that ends is used no more, whatever ended it.
+- A client ends itself, and no client of other credentials; one that is not known is told OK.
 """
 
 from __future__ import annotations
@@ -65,11 +69,11 @@ class Telemetry:
     ) -> AsyncGenerator[Wire, None]:
         """Telemetry: both ways, until the client ends it."""
         kind = message_class("TelemetryCommand")
-        client = self._clients.seen(caller.client_id)
+        client = self._clients.seen(caller.key)
         client.streams[call] = _sends_to(caller, frozenset())
         try:
             async for raw in requests:
-                self._clients.seen(caller.client_id)
+                self._clients.seen(caller.key)
                 command = parse(kind, raw)
                 if command.WhichOneof("command") != "settings":
                     continue  # the answer to a question that this server never asks
@@ -117,14 +121,14 @@ class Telemetry:
             raise Refusal("UNRECOGNIZED_CLIENT_TYPE", f"the client type is {kind}")
         if kind in CONSUMERS:
             caller.group(request.group)
-        self._clients.seen(caller.client_id).kind = kind
+        self._clients.seen(caller.key).kind = kind
         return ok("HeartbeatResponse")
 
     async def terminate(self, request: Wire, caller: Caller) -> Wire:
         """NotifyClientTermination: the messages that the client still holds come back."""
         del request
-        held = self._renewals.end_client(caller.client_id)
-        self._clients.forget(caller.client_id)
+        held = self._renewals.end_client(caller.key)
+        self._clients.forget(caller.key)
         if held:
             await self._gatherer.call("renew_batch", held, _ENDED)
         return ok("NotifyClientTerminationResponse")
@@ -138,7 +142,9 @@ class Telemetry:
     async def change_log_level(self, request: Wire, caller: Caller) -> Wire:
         """Admin.ChangeLogLevel."""
         caller.check_admin()
-        level = _LOGGED.get(request.level, logging.INFO)
+        level = _LOGGED.get(request.level)
+        if level is None:
+            raise Refusal("BAD_REQUEST", f"the level is {request.level}, which is none")
         _log.setLevel(level)
         remark = f"kvmq logs {logging.getLevelName(level)} and above"
         return message_class("ChangeLogLevelResponse")(remark=remark)

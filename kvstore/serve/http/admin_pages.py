@@ -4,9 +4,9 @@ The idea: a page is a function from a store and the query's texts to the values 
 runs in a thread of the door, and its calls are those that any program has. It leaves out the
 topics and groups that its client may not see (`sight`).
 
-Invariants: a page changes nothing; it reads a bounded number of queues, groups and messages, and
-says where it left some out; a text that is no number, or a topic that is not there, is an error
-that is shown.
+Invariants: a page changes nothing; it reads a bounded number of queues and groups, and messages up
+to those of a page that its client may see, and says where it left some out; a text that is no
+number, or a topic that is not there, is an error that is shown.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from kvstore.api.store import Store
+from kvstore.api.topics_part import TopicsPart
 from kvstore.core.names import PENDING_TOPICS
 from kvstore.errors import (
     CallerError,
@@ -55,6 +56,10 @@ class AdminContext(NamedTuple):
     store: Store
     metrics: StoreMetrics
     sight: Sight
+
+    def part(self) -> TopicsPart:
+        """The store, as if the topics out of sight were not there."""
+        return TopicsPart(self.store, self.sight.topic)
 
     def figures(self) -> list[GroupStats]:
         """The groups in topics that have series of their own, as far as they are seen."""
@@ -355,33 +360,23 @@ def timers(context: AdminContext, query: Query) -> Values:
     topic = query.get("topic", "").strip()
     if topic:
         context.sight.require_topic(topic)
-    page = context.store.timers(topic or None, limit=ROWS_MAX, after=_after(query))
+    page = context.part().timers(topic or None, limit=ROWS_MAX, after=_after(query))
     names = {found.name for found in context.store.schedules()}
     rows = []
     for one in page.messages:
-        if not context.sight.topic(one.topic):
-            continue
         name = one.message.properties.get(NAME_PROPERTY)
         rows.append((one, row_of(one.message), name if name in names else None))
-    return {"topic": topic} | _page(context, rows, page, is_own=bool(topic))
+    return {"topic": topic} | _page(context, rows, page)
 
 
 def transactions(context: AdminContext, query: Query) -> Values:
     """The prepared messages that wait, the next to be asked about first."""
-    page = context.store.transactions(limit=ROWS_MAX, after=_after(query))
-    seen = (one for one in page.messages if context.sight.topic(one.topic))
-    return _page(context, [(one, row_of(one.message)) for one in seen], page)
+    page = context.part().transactions(limit=ROWS_MAX, after=_after(query))
+    return _page(context, [(one, row_of(one.message)) for one in page.messages], page)
 
 
-def _page(
-    context: AdminContext,
-    rows: list[Any],
-    page: DelayedPage | PreparedPage,
-    *,
-    is_own: bool = False,
-) -> Values:
-    count = page.count if is_own or context.sight.is_whole else None
-    return {"rows": rows, "count": count, "next": _next(page.next), "now": _now(context)}
+def _page(context: AdminContext, rows: list[Any], page: DelayedPage | PreparedPage) -> Values:
+    return {"rows": rows, "count": page.count, "next": _next(page.next), "now": _now(context)}
 
 
 def schedules(context: AdminContext, query: Query) -> Values:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.errors import ConfigError, LimitExceeded
+from kvstore.errors import ConfigError, LimitExceeded, MessageTooLarge
 from kvstore.serve.access.limits import AccessLimits, ClientLimits, TokenBucket
 from tests.support.clock import VirtualClock
 
@@ -54,12 +54,12 @@ def test_connections_are_bounded_for_one_client_and_for_all(clock: VirtualClock)
         held.enter_context(limits.connected("c"))
 
 
-def test_a_request_above_the_limit_of_size_is_refused(clock: VirtualClock) -> None:
+def test_a_request_above_the_limit_of_size_is_refused_for_good(clock: VirtualClock) -> None:
     limits = ClientLimits(AccessLimits(request_bytes=100), clock)
     limits.charge("a", 100)
-    with pytest.raises(LimitExceeded, match="101 bytes; 100 are the limit") as caught:
+    with pytest.raises(MessageTooLarge, match="101 bytes, and never fits") as caught:
         limits.charge("a", 101)
-    assert caught.value.retry_after == 0.0
+    assert (caught.value.size, caught.value.limit) == (101, 100)
 
 
 def test_a_client_does_not_fill_its_bucket_by_connecting_anew(clock: VirtualClock) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import kvstore
 from kvstore import Store
-from kvstore.serve.grpc.clients import Clients
+from kvstore.serve.grpc.clients import ClientKey, Clients
 from kvstore.serve.grpc.held_file import NAME, HeldFile, HeldLocks
 from kvstore.serve.grpc.protocol.answers import Refusal
 from tests.support.clock import VirtualClock
@@ -27,17 +27,36 @@ def test_a_client_too_many_is_refused_until_others_were_silent_for_long(
 ) -> None:
     monkeypatch.setattr("kvstore.serve.grpc.clients.CLIENTS_MAX", 2)
     clients = Clients(clock)
-    for name in ("a", "b", "a"):
-        clients.seen(name)
+    a, b, c = (ClientKey("shop", name) for name in "abc")
+    for one in (a, b, a):
+        clients.seen(one)
     with pytest.raises(Refusal, match="2 clients already"):
-        clients.seen("c")
+        clients.seen(c)
 
     clock.advance(121)
-    clients.seen("c")
+    clients.seen(c)
 
     assert len(clients) == 1
-    assert clients.is_alive("c")
-    assert not clients.is_alive("a")
+    assert clients.is_alive(c)
+    assert not clients.is_alive(a)
+
+
+def test_credentials_with_many_clients_keep_no_others_out(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.serve.grpc.clients.CLIENTS_MAX", 4)
+    clients = Clients(clock)
+    many = [ClientKey("greedy", str(n)) for n in range(4)]
+    few = [ClientKey("shop", "a"), ClientKey("shop", "b")]
+    for one in (*many, many[0], *few):
+        clients.seen(one)
+
+    assert len(clients) == 4
+    assert [clients.is_alive(one) for one in many] == [True, False, False, True]
+    assert [clients.is_alive(one) for one in few] == [True, True]
+    for name in ("greedy", "shop"):
+        with pytest.raises(Refusal, match="4 clients already"):
+            clients.seen(ClientKey(name, "one more"))
 
 
 def test_the_topics_whose_producers_are_asked_are_bounded(
@@ -105,8 +124,9 @@ def test_a_question_goes_only_to_a_stream_that_named_the_topic_itself(clock: Vir
     clients = Clients(clock)
     producer: Any = object()
     other: Any = object()
-    clients.seen("a").streams[producer] = lambda topic: topic == "t"
-    clients.seen("a").streams[other] = lambda topic: False
+    key = ClientKey("shop", "a")
+    clients.seen(key).streams[producer] = lambda topic: topic == "t"
+    clients.seen(key).streams[other] = lambda topic: False
 
     assert {clients.producer_stream("t") for _ in range(4)} == {producer}
     assert clients.producer_stream("another") is None

@@ -11,6 +11,7 @@ import pytest
 
 import kvstore
 from kvstore import Store
+from kvstore.serve.grpc.clients import ClientKey
 from kvstore.serve.grpc.renewals import FOR, LOCK, Renewals
 from tests.support import inside
 from tests.support.clock import VirtualClock
@@ -109,8 +110,8 @@ def test_a_renewal_that_fails_for_any_reason_is_tried_again(clock: VirtualClock)
             raise RuntimeError("of no kind that the store has")
         return [True] * len(receipts)
 
-    renewals = Renewals(renew, lambda client_id: True, clock)
-    renewals.hold("client", ["receipt"])
+    renewals = Renewals(renew, lambda client: True, clock)
+    renewals.hold(ClientKey("shop", "client"), ["receipt"])
     clock.advance(LOCK)
     with pytest.raises(RuntimeError):
         asyncio.run(renewals.turn())

@@ -182,7 +182,22 @@ ILLEGAL: dict[str, tuple[Spoil, str]] = {
     "no gzip": (zipped_badly, "MESSAGE_CORRUPTED"),
     "short gzip": (zipped_short, "MESSAGE_CORRUPTED"),
     "wrong digest": (digested_wrongly, "MESSAGE_CORRUPTED"),
+    "unknown digest": (
+        lambda m: setattr(m.system_properties.body_digest, "type", 9), "MESSAGE_CORRUPTED",
+    ),
+    "unknown encoding": (system("body_encoding", 7), "MESSAGE_CORRUPTED"),
+    "negative encoding": (system("body_encoding", -1), "MESSAGE_CORRUPTED"),
+    "unknown type": (with_type(77), "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE"),
+    "negative type": (with_type(-1), "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE"),
+    "negative recovery": (
+        both(
+            with_type(4),
+            lambda m: set_seconds(m.system_properties.orphaned_transaction_recovery_duration, -1),
+        ),
+        "BAD_REQUEST",
+    ),
     "negative time": (due(-5), "ILLEGAL_DELIVERY_TIME"),
+    "time of 1970": (due(5000), "ILLEGAL_DELIVERY_TIME"),
     "far time": (due(1 << 48), "ILLEGAL_DELIVERY_TIME"),
     "normal with a group": (
         both(with_type(1), system("message_group", "g")), "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE",
@@ -237,6 +252,23 @@ def test_a_message_of_another_type_than_its_topics_is_refused(
     request = request_of("SendMessage", topic)
 
     assert code_of(client, "SendMessage", request) == "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE"
+
+
+def test_a_priority_is_0_or_more(client: RocketmqClient) -> None:
+    request = request_of("SendMessage", "priority")
+    request.messages[0].system_properties.priority = -1
+    assert code_of(client, "SendMessage", request) == "BAD_REQUEST"
+
+    for priority in (0, 1, (1 << 31) - 1):
+        request.messages[0].system_properties.priority = priority
+        assert code_of(client, "SendMessage", request) == "OK"
+
+
+def test_a_level_of_the_log_that_there_is_not_is_refused(client: RocketmqClient) -> None:
+    request = request_of("ChangeLogLevel")
+    request.level = 77
+
+    assert "77, which is none" in answer(client, "ChangeLogLevel", request).remark
 
 
 def test_a_message_without_keys_is_refused_by_a_compacted_topic(client: RocketmqClient) -> None:
@@ -352,6 +384,10 @@ def test_a_recall_names_the_topic_of_its_message_and_comes_in_time(
 # --- receiving ---
 
 
+def seventh_resolution(request: Any) -> None:
+    request.transaction_id, request.resolution = "0" * 32, 7
+
+
 def seconds(name: str, value: float) -> Spoil:
     return lambda r: set_seconds(getattr(r, name), value)
 
@@ -363,6 +399,23 @@ def seconds(name: str, value: float) -> Spoil:
         ("ReceiveMessage", seconds("invisible_duration", 43_201), "ILLEGAL_INVISIBLE_TIME"),
         ("ReceiveMessage", seconds("long_polling_timeout", -1), "ILLEGAL_POLLING_TIME"),
         ("ReceiveMessage", lambda r: setattr(r, "batch_size", 0), "BAD_REQUEST"),
+        ("ReceiveMessage", lambda r: setattr(r, "batch_size", -1), "BAD_REQUEST"),
+        (
+            "ReceiveMessage",
+            lambda r: setattr(r.filter_expression, "type", 77),
+            "ILLEGAL_FILTER_EXPRESSION",
+        ),
+        ("PullMessage", seconds("long_polling_timeout", -1), "ILLEGAL_POLLING_TIME"),
+        ("UpdateOffset", lambda r: setattr(r, "offset", -1), "ILLEGAL_OFFSET"),
+        ("QueryOffset", lambda r: setattr(r, "query_offset_policy", 77), "BAD_REQUEST"),
+        ("QueryOffset", lambda r: setattr(r, "query_offset_policy", -1), "BAD_REQUEST"),
+        (
+            "QueryRoute",
+            lambda r: setattr(r.endpoints.addresses[0], "port", 65_536),
+            "ILLEGAL_ACCESS_POINT",
+        ),
+        ("Heartbeat", lambda r: setattr(r, "client_type", 77), "UNRECOGNIZED_CLIENT_TYPE"),
+        ("EndTransaction", seventh_resolution, "BAD_REQUEST"),
         ("PullMessage", lambda r: setattr(r, "batch_size", 0), "BAD_REQUEST"),
         ("PullMessage", lambda r: setattr(r, "offset", -1), "ILLEGAL_OFFSET"),
         ("PullMessage", lambda r: setattr(r, "offset", 1 << 40), "ILLEGAL_OFFSET"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -27,7 +26,7 @@ from tests.support.clock import VirtualClock
 from tests.support.grpc_doors import OpenDoor
 from tests.support.private_files import private_file
 from tests.support.rocketmq_client import RocketmqClient
-from tests.support.rocketmq_requests import answer, code_of, request_of
+from tests.support.rocketmq_requests import answer, code_of, request_of, signed
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.topic(queues=1), pytest.mark.group]
@@ -59,17 +58,6 @@ def door(store: Store, tmp_path: Path) -> Iterator[OpenDoor]:
     path = private_file(tmp_path / "credentials.toml", CREDENTIALS)
     with OpenDoor(store, credentials=path) as door:
         yield door
-
-
-def signed(key: str, secret: str, when: datetime | None = None, region: str = "") -> dict[str, str]:
-    date = (when or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
-    signature = hmac.digest(secret.encode(), date.encode(), "sha1").hex()
-    return {
-        "x-mq-client-id": "by-hand",
-        "x-mq-date-time": date,
-        "authorization": f"MQv2-HMAC-SHA1 Credential={key}{region}, SignedHeaders=x-mq-date-time, "
-        f"Signature={signature}",
-    }
 
 
 def test_the_client_signs_and_does_what_its_key_may(
@@ -210,7 +198,7 @@ def test_a_client_above_its_limits_is_told_so_and_others_are_not(
 
         large = request_of("SendMessage")
         large.messages[0].body = bytes(3000)
-        assert code_of(client, "SendMessage", large, metadata=shop) == "TOO_MANY_REQUESTS"
+        assert code_of(client, "SendMessage", large, metadata=shop) == "MESSAGE_BODY_TOO_LARGE"
         assert [code("SendMessage", shop) for _ in range(3)] == ["OK"] * 3
         for call in ("SendMessage", "QueryRoute", "ReceiveMessage", "Telemetry"):
             assert code(call, shop) == "TOO_MANY_REQUESTS"

@@ -389,6 +389,20 @@ def test_a_page_out_of_sight_is_refused_whether_its_subject_is_there_or_not(
         assert "secret" not in answer.text
 
 
+@pytest.mark.parametrize("path", ["/timers", "/transactions"])
+def test_the_messages_out_of_sight_fill_no_page(shared: Serving, store: Store, path: str) -> None:
+    store.put_batch([Message("secret", b"secret-body", delay=1)] * 150)
+    store.prepare_batch([Message("secret", b"secret-body")] * 150, group="p", immunity=1)
+    store.prepare("orders", b"later", group="p", immunity=100)
+    page = as_client(shared, path, READER).text
+    assert "later" in page
+    assert "Later ones" not in page
+    assert "<small>15" not in page
+    whole = as_client(shared, path, ADMIN).text
+    assert "Later ones" in whole
+    assert "<small>15" in whole
+
+
 def test_a_message_out_of_sight_is_not_found_by_its_id(shared: Serving, store: Store) -> None:
     (hidden,) = store.query("secret", "k", limit=1)
     shown = store.get("orders", 0, 0)

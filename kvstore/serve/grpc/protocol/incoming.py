@@ -30,8 +30,10 @@ from kvstore.core.transport.send_calls import (
     SentMessage,
     read_send_request,
 )
+from kvstore.errors import MessageIllegal
 from kvstore.message import Message
 from kvstore.meta.topics import TopicInfo
+from kvstore.record.put.explain import check_delay
 from kvstore.serve.grpc.protocol.answers import Refusal
 from kvstore.serve.grpc.protocol.wire import NUMBERS, unreadable
 
@@ -39,7 +41,8 @@ TRACE_CONTEXT: Final = "TRACE_CONTEXT"
 """The property in which RocketMQ keeps a message's trace context."""
 TYPES: Final = NUMBERS["MessageType"]
 _NAMES: Final = {number: name for name, number in TYPES.items()}
-_GZIP: Final = NUMBERS["Encoding"]["GZIP"]
+_ENCODINGS: Final = NUMBERS["Encoding"]
+_GZIP: Final = _ENCODINGS["GZIP"]
 _DIGESTS: Final = NUMBERS["DigestType"]
 _TAKES: Final[dict[str, frozenset[str]]] = {
     "normal": frozenset({"NORMAL", "FIFO", "DELAY", "TRANSACTION"}),
@@ -68,11 +71,12 @@ class DoorLimits(msgspec.Struct, frozen=True, kw_only=True):
     properties: int = 16 << 10
     property_count: int = 128
     message_group: int = 64
-    delay: float = 40 * 365 * 86_400.0
     invisible_min: float = 10.0
     invisible_max: float = 12 * 3600.0
     poll: float = 20.0
     batch: int = 256
+    any_time: bool = False
+    """Whether messages may have a time of any year, see `StoreConfig`."""
 
 
 def types_of(info: TopicInfo) -> tuple[str, ...]:
@@ -98,9 +102,14 @@ def read_send(raw: Buffer) -> list[SentMessage]:
 @lru_cache(maxsize=256)
 def type_of(message_type: int, carries: int) -> str:
     """The type of a message, by what it says and what it carries; `Refusal` if these differ."""
-    said = _NAMES.get(message_type, "")
+    said = _NAMES.get(message_type)
+    if said is None:
+        raise Refusal(
+            "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE",
+            f"the message type is {message_type}; the protocol has {', '.join(TYPES)}",
+        )
     carried = [name for name, (_, bit) in _CARRIED.items() if carries & bit]
-    if said in ("", "MESSAGE_TYPE_UNSPECIFIED"):
+    if said == "MESSAGE_TYPE_UNSPECIFIED":
         said = carried[0] if carried else "NORMAL"
     if carried != _WANTED[said]:
         raise Refusal(
@@ -147,8 +156,7 @@ def message_to_put(
             "each key: give keys",
         )
     if info.kind == "priority":
-        # A queue's number is its priority.
-        message.queue = min(max(sent.priority, 0), info.write_queues - 1)
+        message.queue = _queue_of(sent.priority, info)
     message.body = _body_of(sent, limits)
     if message.tag is not None:
         _check_tag(message.tag)
@@ -161,10 +169,22 @@ def message_to_put(
     return message
 
 
+def _queue_of(priority: int, info: TopicInfo) -> int:
+    """The queue of a message to a topic of kind priority: a queue's number is its priority."""
+    if priority < 0:
+        raise Refusal("BAD_REQUEST", f"the priority is {priority}; it must be 0 or more")
+    return min(priority, info.write_queues - 1)
+
+
 def _body_of(sent: SentMessage, limits: DoorLimits) -> Buffer:
     body = sent.message.body
     if len(body) > limits.body:
         raise _too_large(len(body), limits)
+    if sent.body_encoding not in _ENCODINGS.values():
+        raise Refusal(
+            "MESSAGE_CORRUPTED",
+            f"the body's encoding is {sent.body_encoding}; IDENTITY and GZIP are taken",
+        )
     if sent.digest is not None:
         _check_digest(body, *sent.digest)
     return _unzipped(body, limits) if sent.body_encoding == _GZIP else body
@@ -202,8 +222,12 @@ def _check_digest(body: Buffer, kind: int, checksum: str) -> None:
         expected = hashlib.md5(body, usedforsecurity=False).hexdigest()
     elif kind == _DIGESTS["SHA1"]:
         expected = hashlib.sha1(body, usedforsecurity=False).hexdigest()
-    else:
+    elif kind == _DIGESTS["DIGEST_TYPE_UNSPECIFIED"]:
         return
+    else:
+        raise Refusal(
+            "MESSAGE_CORRUPTED", f"the type of the body's digest is {kind}, which is none"
+        )
     if checksum.lower().zfill(len(expected)) != expected.lower():
         raise Refusal(
             "MESSAGE_CORRUPTED",
@@ -241,11 +265,10 @@ def _check_group(group: str, limits: DoorLimits) -> None:
 
 
 def _check_delivery(at: int, limits: DoorLimits, now_ms: int) -> None:
-    if at <= 0 or at - now_ms > limits.delay * 1000:
-        raise Refusal(
-            "ILLEGAL_DELIVERY_TIME",
-            f"the delivery time {at} ms is none, or more than {limits.delay:.0f} s from now",
-        )
+    try:
+        check_delay(at, None, None, now_ms, any_time=limits.any_time)
+    except MessageIllegal as e:
+        raise Refusal("ILLEGAL_DELIVERY_TIME", str(e)) from None
 
 
 def _check_properties(properties: Mapping[str, str], limits: DoorLimits) -> None:
