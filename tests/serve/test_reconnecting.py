@@ -130,18 +130,18 @@ def test_trials_end_when_the_time_is_over_and_at_once_where_they_are_of_no_use(
 
 
 def by_threads(url: str) -> None:
-    with kvstore.connect(url, reconnect_for=0.5) as client:
+    with kvstore.connect(url, reconnect_for=2.0) as client:
         client.topics()
 
 
 def by_shards(url: str) -> None:
-    with kvstore.connect([url], reconnect_for=0.5) as client:
+    with kvstore.connect([url], reconnect_for=2.0) as client:
         client.topics()
 
 
 def by_asyncio(url: str) -> None:
     async def call() -> None:
-        async with kvstore.aio.connect(url, reconnect_for=0.5) as client:
+        async with kvstore.aio.connect(url, reconnect_for=2.0) as client:
             await client.topics()
 
     asyncio.run(call())
@@ -173,4 +173,4 @@ def test_a_client_of_a_busy_server_waits_longer_each_time(
     with serving(store) as server, pytest.raises(errors):
         call(server.url)
     assert_growing(found[:-1])  # the last one ends with the time
-    assert 3 < len(found) < 10
+    assert 2 < len(found) < 10  # how long a trial takes is up to the machine
