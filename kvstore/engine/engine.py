@@ -38,7 +38,7 @@ from kvstore.engine.upkeep import (
 )
 from kvstore.engine.writer import Writer, store_host
 from kvstore.errors import MessageNotFound, RecordDamaged, SegmentDamaged, StoreError
-from kvstore.index.archived import Archived, OpenArchives
+from kvstore.index.archived import Archived, EndedWaits, Meant, OpenArchives
 from kvstore.index.keys import ARCHIVES
 from kvstore.log.commitlog import CommitLog
 from kvstore.log.flusher import Flusher
@@ -317,6 +317,7 @@ class Engine:
         self._ending.callback(self.checks.stop)
         self.writer.on_delayed = self.timers.added
         self.upkeep.before_leaving = self._keep_pending
+        self.handover.waits_ended = self._end_waits
         rows = [self.timer_rows, self.prepared_rows]
         self.upkeep.stuck = Leaving(rows, self.log.segment_size).stuck
         self.schedules = Schedules(
@@ -343,6 +344,11 @@ class Engine:
         return PendingMessages(
             self.timing, rows, self.writer, self.checkpoint, topic=topic, is_prepared=is_prepared
         )
+
+    def _end_waits(self, meant: Meant) -> EndedWaits:
+        """Ends the waits of the messages that an erasure is about."""
+        delayed, schedules = self.timers.erase(meant)
+        return EndedWaits(delayed, self.transactions.erase(meant), schedules)
 
     def _keep_pending(self, segments: Iterable[int]) -> None:
         """Keeps messages that wait from leaving the log with segments."""

@@ -36,8 +36,10 @@ from kvstore.index.archived import (
     Arrivals,
     Arriving,
     AttachedRange,
+    EndedWaits,
     Entries,
     HeldRange,
+    Meant,
     Queue,
     Row,
     Sealed,
@@ -85,6 +87,8 @@ class SegmentHandover:
         self._arriving = arriving
         self._on_arrival = on_arrival
         self.arrivals = Arrivals()
+        self.waits_ended: Callable[[Meant], EndedWaits] = lambda meant: EndedWaits(0, 0, [])
+        """Does `end_waits`."""
         self.worker_turn = threading.Lock()
         """Held by the worker of the store: there is one at a time."""
 
@@ -241,6 +245,14 @@ class SegmentHandover:
     def detach(self) -> None:
         """Says that the worker has gone: the store's settings hold again."""
         self._upkeep.is_tiered = self._tiered
+
+    def end_waits(self, meant: Meant) -> EndedWaits:
+        """Ends the waits of the messages, put before the call, that an erasure is about: so
+        nothing puts them to the log's end, or to their topics, any more. `meant` says which of some
+        records these are.
+        """
+        self._log.check_writable()
+        return self.waits_ended(meant)
 
     def take_number(self) -> int:
         """A number for a new archive: no other archive ever has it."""

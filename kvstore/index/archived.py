@@ -35,6 +35,8 @@ Queue = tuple[int, int]
 """Topic id and queue."""
 Row = tuple[bytes, bytes | None]
 """A key of `archives` and its value; None: the row goes."""
+Meant = Callable[[Sequence[bytes]], NDArray[np.bool_]]
+"""Which of some records an erasure is about."""
 
 
 class Arriving(NamedTuple):
@@ -169,6 +171,16 @@ class Contents(NamedTuple):
     topics: Sequence[ArchivedTopic]
     held: Sequence[ArchivedRange]
     last_stored_at: int
+
+
+class EndedWaits(NamedTuple):
+    """How many waits an erasure ended, of delayed messages and of prepared ones, with those of
+    their sets; and the names of schedules whose next message it would have meant, and that go on.
+    """
+
+    delayed: int
+    prepared: int
+    schedules: list[str]
 
 
 class ArchiveProblem(NamedTuple):

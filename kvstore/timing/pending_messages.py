@@ -18,10 +18,12 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
 
 from kvstore.clock import Clock
 from kvstore.core.encoding import Encoder, PreparedBatch
@@ -29,6 +31,7 @@ from kvstore.core.names import REAL_TOPIC, UNIQUE_ID
 from kvstore.core.pending.pending_records import prepare_copies, prepare_notes, read_pending
 from kvstore.core.records import facts
 from kvstore.errors import DiskFull, FormatError, RecordDamaged, SegmentDamaged, TopicNotFound
+from kvstore.index.archived import Meant
 from kvstore.index.index import Index
 from kvstore.index.keys import RUNS, run_key
 from kvstore.index.runs import unpack_many
@@ -297,6 +300,47 @@ class PendingMessages:
                     break
                 place = rows[-1][:2]
         return count
+
+    def end_meant(self, meant: Meant, end: Callable[[list[Waiting]], int]) -> int:
+        """As `end_all_to`, of the messages that an erasure is about. When it returns none of those
+        waits that were put before the call.
+        """
+        count, log_end = 0, self._log.end
+        for rows in self._pieces(0, log_end):
+            with suppress(DiskFull):
+                self._writer.begin_put()
+            with self.lock:
+                count += end(self._meant(rows, meant))
+        with self.lock:
+            # Those that were moved, or made to wait for another time, meanwhile.
+            return count + sum(
+                end(self._meant(rows, meant)) for rows in self._pieces(log_end, self._log.end)
+            )
+
+    def _pieces(self, first: int, end: int) -> Iterator[list[Waiting]]:
+        """The messages that wait whose records are from a position on, below `end`; as many as are
+        read at once.
+        """
+        place = START
+        while found := self._rows.page(place, end, AT_ONCE, None):
+            place = found[-1][:2]
+            rows = [one for one in found if one[1] >= first]
+            while rows:
+                some = _bounded(rows)
+                yield some
+                rows = rows[len(some) :]
+
+    def _meant(self, rows: list[Waiting], meant: Meant) -> list[Waiting]:
+        """Those that still wait, can be read, and are meant."""
+        found: list[Waiting] = []
+        records: list[bytes] = []
+        for one in rows:
+            held = self._waiting_at(one[1])
+            if held is not None:
+                buffer, at = held[:2]
+                found.append(one)
+                records.append(bytes(buffer[at : at + size_at(buffer, at)]))
+        return [found[n] for n in np.flatnonzero(meant(records)).tolist()] if found else []
 
     def begin(self) -> int:
         """Checks that the store takes a put now; the time, ms."""

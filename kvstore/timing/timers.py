@@ -40,6 +40,7 @@ from kvstore.errors import (
     TopicNotFound,
     shown,
 )
+from kvstore.index.archived import Meant
 from kvstore.message import StoredMessage
 from kvstore.process.durations import Durations
 from kvstore.record.put.explain import check_delay
@@ -68,6 +69,7 @@ _REST_MS: Final = 8
 """So long at least is between two turns: where many are due, each turn has many of them."""
 _NEVER: Final = 1 << 63
 _OF_TRANSACTIONS: Final = (TRANSACTION_HALF_TOPIC, TRANSACTION_DISCARD_TOPIC)
+_ERASED: Final = f"{TIMER_DELETE_REASON}\x01erased\x02".encode()
 _TOPIC_DELETED: Final = f"{TIMER_DELETE_REASON}\x01topic deleted\x02".encode()
 
 
@@ -121,7 +123,7 @@ class WaitingList:
                 place = due, position
                 if owns is not None and its_topic not in owned:
                     continue
-                shown_message = self._read(position)
+                shown_message = self.at(position)
                 if shown_message is not None:
                     messages.append(shown_message)
         return DelayedPage(messages, self._count(number, owned, owns), place)
@@ -132,7 +134,7 @@ class WaitingList:
         counts = self._rows.counts()
         return sum(n for topic, n in counts.items() if owns is None or topic in owned)
 
-    def _read(self, position: int) -> DelayedMessage | None:
+    def at(self, position: int) -> DelayedMessage | None:
         """The message at a position; None if it is damaged, which `verify` reports."""
         try:
             return delayed_of(self._context.finder.read_at(position))
@@ -198,7 +200,10 @@ class WaitingList:
         """
         if message.topic != TIMER_TOPIC or delayed_of(message) is not None:
             return True, "it was delivered"
-        if TIMER_DELETE_REASON in message.properties:
+        reason = message.properties.get(TIMER_DELETE_REASON)
+        if reason == "erased":
+            return False, "it was erased"
+        if reason is not None:
             topic = message.properties.get(REAL_TOPIC, "")
             return False, f"its topic {shown(topic)} was deleted, and it went with that"
         return False, "it was cancelled"
@@ -354,6 +359,25 @@ class Timers:
 
         return self.pending.end_all_to(names, end)
 
+    def erase(self, meant: Meant) -> tuple[int, list[str]]:
+        """Ends the waits of the messages that an erasure is about. Returns how many these were, and
+        the schedules whose next message is meant: that one waits on, since it is put at its time.
+        """
+        schedules = set[str]()
+
+        def end(rows: list[Waiting]) -> int:
+            found: list[DelayedMessage] = []
+            for _, position, _, _ in rows:
+                one = self._waiting.at(position)
+                owner = self._owner(one) if one is not None else None
+                schedules.update(() if owner is None else (owner,))
+                found += () if one is None or owner is not None else (one,)
+            ended = self.pending.note_readable(self._held(found), _ERASED)
+            self._cancelled += ended
+            return ended
+
+        return self.pending.end_meant(meant, end), sorted(schedules)
+
     def _held(self, found: Sequence[DelayedMessage]) -> list[Held]:
         """The records of messages seen to wait under the lock, if their topics are there."""
         looks = (
@@ -388,8 +412,12 @@ class Timers:
         """The last record of a message; `MessageNotFound`."""
         return self._waiting.newest(message_id, None)
 
+    def _owner(self, found: DelayedMessage) -> str | None:
+        """The schedule to which a message that waits belongs, or None."""
+        return None if self.firings is None else self.firings.owner(found)
+
     def _check_owner(self, found: DelayedMessage) -> None:
-        owner = None if self.firings is None else self.firings.owner(found)
+        owner = self._owner(found)
         if owner is not None:
             raise CallerError(
                 f"the message {shown(found.message_id)} is the next one of schedule "

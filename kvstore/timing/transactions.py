@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -39,6 +40,7 @@ from kvstore.errors import (
     TopicNotFound,
     shown,
 )
+from kvstore.index.archived import Meant
 from kvstore.index.keys import META, TRANSACTION_AGE, U64
 from kvstore.message import Message, PutResult, StoredMessage
 from kvstore.record.validate import check_group
@@ -196,8 +198,7 @@ class Transactions:
                         if how == "commit" and whole.damage is not None:
                             raise whole.damage
                         waiting |= {p.message.position: p for p in whole.messages}
-                        if whole.lost:
-                            lost |= dict.fromkeys(whole.lost, whole.id_by(found))
+                        lost |= dict.fromkeys(whole.lost, whole.id_by(found))
             if how == "rollback":
                 self._roll_back(list(waiting.values()), "rollback", lost)
                 return []
@@ -266,28 +267,33 @@ class Transactions:
     # --- topics that are deleted ---
 
     def go_with_topics(self, names: dict[int, str]) -> int:
-        """Rolls back the messages to topics that are to be deleted, given their names by their ids;
-        sets with such messages as a whole, since they can't become visible together any more.
-        Returns how many these were.
+        """Rolls back the messages to topics that are to be deleted, given their names by their ids,
+        and their sets: these can't become visible together any more. Returns how many these were.
         """
         topics = {name: number for number, name in names.items()}
-
-        def end(rows: list[Waiting]) -> int:
-            count, found, lost = 0, dict[int, PreparedMessage](), dict[int, str]()
-            for last, (_, position, _, _) in enumerate(rows, 1 - len(rows)):
-                one = None if position in found else self._list.at(position)
-                if one is not None:
-                    whole = self._list.together(one, None)
-                    found |= {p.message.position: p for p in whole.messages}
-                    lost |= dict.fromkeys(whole.lost, whole.id_by(one))
-                if found and (last == 0 or len(found) >= AT_ONCE):
-                    count += self._roll_back(
-                        [*found.values()], "topic deleted", lost, deleted=topics, is_needed=True
-                    )
-                    found, lost = {}, {}
-            return count
-
+        end = partial(self._roll_back_whole, why="topic deleted", deleted=topics)
         return self.pending.end_all_to(names, end)
+
+    def erase(self, meant: Meant) -> int:
+        """As `go_with_topics`, of the messages that an erasure is about."""
+        return self.pending.end_meant(meant, partial(self._roll_back_whole, why="erased"))
+
+    def _roll_back_whole(
+        self, rows: list[Waiting], why: str, deleted: Mapping[str, int] = _NO_TOPICS
+    ) -> int:
+        """Rolls back messages that wait, with their sets; returns how many notes were put."""
+        count, found, lost = 0, dict[int, PreparedMessage](), dict[int, str]()
+        for last, (_, position, _, _) in enumerate(rows, 1 - len(rows)):
+            one = None if position in found else self._list.at(position)
+            if one is not None:
+                whole = self._list.together(one, None)
+                found |= {p.message.position: p for p in whole.messages}
+                lost |= dict.fromkeys(whole.lost, whole.id_by(one))
+            if found and (last == 0 or len(found) >= AT_ONCE):
+                some = [*found.values()]
+                count += self._roll_back(some, why, lost, deleted=deleted, is_needed=True)
+                found, lost = {}, {}
+        return count
 
     def _members(self, found: PreparedMessage) -> list[PreparedMessage]:
         """The messages that end with one that waits."""

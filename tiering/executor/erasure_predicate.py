@@ -6,7 +6,8 @@ where they come from. The copies are meant too: an erasure of a topic's data is 
 wherever it lies.
 
 Invariants: a record in a segment and one in an archive are judged alike; a message at or behind
-position `below`, the log's end when an erasure began, is never meant.
+position `below`, the log's end when an erasure began, is never meant. Nor is a note that a message
+which waited was erased, unless it has the key, as its unique id: that message's end is known by it.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from numpy.typing import NDArray
 from kvstore.core.names import (
     DLQ_ORIGIN_TOPIC,
     DLQ_PREFIX,
+    PENDING_TOPICS,
     REAL_TOPIC,
     RETRY_PREFIX,
     RETRY_TOPIC,
     SYSTEM_TOPICS,
+    TIMER_DELETE_REASON,
+    TRANSACTION_ROLLBACK,
     UNIQUE_ID,
 )
+from kvstore.core.pending.pending_records import read_pending
 from kvstore.core.records import facts, find_property, keys_of
 from kvstore.errors import CallerError
 from tiering.archive.columns.records import Fields, RecordBatch
@@ -36,6 +41,8 @@ if TYPE_CHECKING:
 Mask = NDArray[np.bool_]
 _FROM: Final = tuple(name.encode() for name in (REAL_TOPIC, RETRY_TOPIC, DLQ_ORIGIN_TOPIC))
 _UNIQUE: Final = UNIQUE_ID.encode()
+_PENDING: Final = frozenset(name.encode() for name in PENDING_TOPICS)
+_REASONS: Final = (TIMER_DELETE_REASON.encode(), TRANSACTION_ROLLBACK.encode())
 _EVER: Final = 1 << 62
 
 
@@ -111,6 +118,9 @@ class ErasurePredicate(msgspec.Struct, frozen=True, kw_only=True):
             meant &= fields.stored_at < self.before
         if self.below is not None:
             meant &= fields.position < self.below
+        if self.key is None:
+            for row in np.flatnonzero(meant & _may_be_notes(fields)).tolist():
+                meant[row] = not _is_note(fields.property_field(row))
         if self.topic is None and self.key is None:
             return meant
         meant &= self._may_be(fields)
@@ -154,6 +164,18 @@ class ErasurePredicate(msgspec.Struct, frozen=True, kw_only=True):
             return True
         wanted = _bytes_of(self.key)
         return wanted in keys_of(properties) or wanted == find_property(properties, _UNIQUE)
+
+
+def _may_be_notes(fields: Fields) -> Mask:
+    """Which records are in topics in which messages wait."""
+    names, topic_of = fields.topics()
+    return np.array([name in _PENDING for name in names], np.bool_)[topic_of]
+
+
+def _is_note(properties: bytes) -> bool:
+    """Whether a record of such a topic says that a message was erased while it waited."""
+    reasons = (find_property(properties, name) for name in _REASONS)
+    return b"erased" in reasons and read_pending(properties) is None
 
 
 def _bytes_of(text: str) -> bytes:

@@ -1,11 +1,13 @@
 """Erases every copy of some messages, wherever they lie, and shows that none is left.
 
-The idea: the active segment is sealed, so that all messages put before the erasure are in sealed
-segments. Segments that hold a match become archives without it, and their files are overwritten.
-Archives that hold a match are rewritten; the next ones are made while one is handed over, if the
-executor does several jobs at a time. Objects that were replaced, by this or by an earlier merge, go
-at once, without the grace time. Then segments and archives are searched once more, and the messages
-that still match are counted.
+The idea: messages that wait, and are meant, are cancelled or rolled back first: they would be
+delivered else, and put to the log's end before their segments leave. The active segment is sealed,
+so that all messages put before the erasure are in sealed segments. Segments that hold a match
+become archives without it, and their files are overwritten. Archives that hold a match are
+rewritten; the next ones are made while one is handed over, if the executor does several jobs at a
+time. Objects that were replaced, by this or by an earlier merge, go at once, without the grace
+time. Then segments and archives are searched once more, and the messages that still match are
+counted.
 
 The search reads as little as possible (`Searcher`). A record names its topic itself, so a segment
 is read whole. In an archive only the directory says the topic of a record: blocks of topics that
@@ -183,9 +185,11 @@ class Destroyer(KeyProvider, Protocol):
 
 class ErasureReport(msgspec.Struct, kw_only=True):
     """The results of an erasure. `messages` counts the erased ones; a message with a copy, in a
-    retry topic say, counts as often as it was there. `segments` became archives. `rewritten` are
-    the names of archives that were replaced, `archives` of those that replaced them, `removed` of
-    objects that are gone.
+    retry topic say, counts as often as it was there. `ended` are the messages that waited, and
+    don't any more: delayed and prepared ones, with those of a set of which one is erased.
+    `schedules` put such messages at their times, and go on. `segments` became archives.
+    `rewritten` are the names of archives that were replaced, `archives` of those that replaced
+    them, `removed` of objects that are gone.
 
     The proof: of `checked` messages `found` matched (each was read, or is of a topic in an archive
     that can't match); `unreadable` more are encrypted with keys that are destroyed. `failed` has
@@ -194,6 +198,8 @@ class ErasureReport(msgspec.Struct, kw_only=True):
 
     what: str
     messages: int = 0
+    ended: int = 0
+    schedules: list[str] = []
     segments: list[int] = []
     rewritten: list[str] = []
     archives: list[str] = []
@@ -304,6 +310,8 @@ class Eraser:
     def erase(self, match: ErasurePredicate) -> ErasureReport:
         """Erases, and searches everything again. Errors are in the report."""
         report = ErasureReport(what=str(match))
+        ended = self._handover.end_waits(match.rows)
+        report.ended, report.schedules = ended.delayed + ended.prepared, ended.schedules
         self._store.seal()
         self._store.checkpoint()
         self._search.begin()

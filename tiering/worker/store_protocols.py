@@ -32,8 +32,10 @@ from kvstore.index.archived import (
     Arriving,
     AttachedRange,
     Attaches,
+    EndedWaits,
     Entries,
     HeldRange,
+    Meant,
     Queue,
     Row,
     Sealed,
@@ -125,6 +127,7 @@ class HandOver(Protocol):
     def archived(self) -> Archived: ...
     def attach(self) -> None: ...
     def detach(self) -> None: ...
+    def end_waits(self, meant: Meant) -> EndedWaits: ...
     def take_number(self) -> int: ...
     def hand_over(
         self,
