@@ -108,10 +108,10 @@ class _Recovery:
             if self._replay.before_archives:
                 self._index.change(lambda batch: None, ended=self._replay.before_archives)
         report.seconds = clock.monotonic() - began
-        last_stored = max(self._checkpoint.stored_at, self._replay.last_stored)
-        # Messages that only archives have may be newer than all that the log and the checkpoint
-        # know of.
-        return report, max(last_stored, log_time(self._index.families)), self._replay.last
+        last_stored = max(
+            self._checkpoint.stored_at, self._replay.last_stored, log_time(self._index.families)
+        )
+        return report, last_stored, self._replay.last
 
     def _count_pending(self) -> None:
         """Counts the messages that wait: the records of some that were delivered may have left the

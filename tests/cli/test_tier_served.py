@@ -126,6 +126,26 @@ def test_a_server_with_a_policy_does_no_work_by_another(
                 store.tier("run_once", {"hot_for": "red"}, {})
 
 
+def test_messages_that_wait_in_a_served_store_are_erased(
+    kvmq: Kvmq, old: Path, policy: Path, serves: Serves
+) -> None:
+    with serves(), kvstore.connect(old) as store:
+        store.create_topic("late", queues=1)
+        delayed = store.put("late", b"a secret", delay=3600.0)
+        prepared = store.prepare("late", b"a secret", group="g")
+        store.schedule("nightly", "late", b"of the schedule", every=3600)
+        erased = kvmq("erase", "topic", old, "late", "--policy", policy, "--json")
+        assert erased.code == 0, erased.err
+        assert (erased.json["ended"], erased.json["schedules"]) == (2, ["nightly"])
+        assert (store.timers("late").count, store.transactions().count) == (1, 0)
+        with pytest.raises(kvstore.DelayEnded, match="it was erased"):
+            store.timer(delayed.message_id)
+        with pytest.raises(kvstore.TransactionEnded):
+            store.commit(prepared)
+        told = kvmq("erase", "topic", old, "late", "--policy", policy)
+        assert "nightly" in told.out
+
+
 def test_watching_a_served_store_goes_on_until_a_signal_ends_it(
     process: Any, old: Path, policy: Path, serves: Serves
 ) -> None:

@@ -26,8 +26,10 @@ from kvstore.core.names import (
     RETRY_PREFIX,
     RETRY_TOPIC,
     SYSTEM_TOPICS,
+    TIMER_BEFORE_MS,
     TIMER_DELETE_REASON,
     TRANSACTION_ROLLBACK,
+    TRANSACTION_SINCE_MS,
     UNIQUE_ID,
 )
 from kvstore.core.pending.pending_records import read_pending
@@ -43,6 +45,9 @@ _FROM: Final = tuple(name.encode() for name in (REAL_TOPIC, RETRY_TOPIC, DLQ_ORI
 _UNIQUE: Final = UNIQUE_ID.encode()
 _PENDING: Final = frozenset(name.encode() for name in PENDING_TOPICS)
 _REASONS: Final = (TIMER_DELETE_REASON.encode(), TRANSACTION_ROLLBACK.encode())
+_SINCE: Final = TRANSACTION_SINCE_MS.encode()
+_REPLACES: Final = TIMER_BEFORE_MS.encode()
+_DIGITS: Final = 18
 _EVER: Final = 1 << 62
 
 
@@ -115,11 +120,11 @@ class ErasurePredicate(msgspec.Struct, frozen=True, kw_only=True):
         fields = Fields(batch)
         meant = np.ones(fields.count, np.bool_)
         if self.before is not None:
-            meant &= fields.stored_at < self.before
+            meant &= _is_before(fields, self.before)
         if self.below is not None:
             meant &= fields.position < self.below
         if self.key is None:
-            for row in np.flatnonzero(meant & _may_be_notes(fields)).tolist():
+            for row in np.flatnonzero(meant & _are_pending(fields)).tolist():
                 meant[row] = not _is_note(fields.property_field(row))
         if self.topic is None and self.key is None:
             return meant
@@ -166,7 +171,23 @@ class ErasurePredicate(msgspec.Struct, frozen=True, kw_only=True):
         return wanted in keys_of(properties) or wanted == find_property(properties, _UNIQUE)
 
 
-def _may_be_notes(fields: Fields) -> Mask:
+def _is_before(fields: Fields, time: int) -> Mask:
+    """Which records are of messages that were stored before a time. A message that waits may have
+    been put to the log's end since: a prepared one says since when it waits, a delayed one when it
+    was born.
+    """
+    found: Mask = fields.stored_at < time
+    for row in np.flatnonzero(~found & _are_pending(fields)).tolist():
+        properties = fields.property_field(row)
+        since = find_property(properties, _SINCE)
+        if since is not None:
+            found[row] = len(since) <= _DIGITS and since.isdigit() and int(since) < time
+        elif find_property(properties, _REPLACES) is not None:
+            found[row] = fields.born_at[row] < time
+    return found
+
+
+def _are_pending(fields: Fields) -> Mask:
     """Which records are in topics in which messages wait."""
     names, topic_of = fields.topics()
     return np.array([name in _PENDING for name in names], np.bool_)[topic_of]

@@ -30,6 +30,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from kvstore.core.names import PENDING_TOPICS
 from kvstore.errors import StoreError
 from kvstore.files import LocalFiles
 from kvstore.index.archived import Sealed
@@ -162,12 +163,13 @@ class Searcher:
 
     def may_hold(self, row: ArchiveRow, match: ErasurePredicate) -> bool:
         """Whether an archive may hold messages that match, by its row alone."""
-        if match.before is not None and row.first_stored_at >= match.before:
-            return False
-        if match.topic is None or row.topics is None:
+        is_later = match.before is not None and row.first_stored_at >= match.before
+        if row.topics is None or (match.topic is None and not is_later):
             return True
-        # A deleted topic is not known by its id.
-        names = map(self._names.get, read_topics(row.topics))
+        # A deleted topic is not known by its id. Messages that waited may be older than they look.
+        names = [self._names.get(number) for number in read_topics(row.topics)]
+        if is_later:
+            names = [name for name in names if name is None or name in PENDING_TOPICS]
         return any(name is None or match.may_be_in(name) for name in names)
 
 

@@ -85,9 +85,10 @@ def bodies(store: Store) -> set[bytes]:
     return {m.body for (topic, _), some in read_all(store).items() if topic in TOPICS for m in some}
 
 
-@pytest.mark.parametrize(("name", "moved"), [(n, m) for n in ASKED for m in (False, True)][:-1])
+@pytest.mark.parametrize("moves", [0, 1, 2])
+@pytest.mark.parametrize("name", ASKED)
 def test_messages_that_wait_are_erased_and_never_delivered(
-    store: Store, clock: VirtualClock, name: str, moved: bool
+    store: Store, clock: VirtualClock, name: str, moves: int
 ) -> None:
     path = store.path
     with Worker(store, POLICY) as worker:
@@ -95,13 +96,14 @@ def test_messages_that_wait_are_erased_and_never_delivered(
         clock.advance(1)
         asked = ASKED[name] or {"before": clock.now_ms()}
         others = put_others(store)
-        if moved:
+        for _ in range(moves):
             archive(store, clock, worker)
         report = worker.erase(**asked)
         assert report.is_proven, report.failed
         # The delayed one, the prepared one, and both of the set.
         assert report.ended == 4
         assert report.schedules == []
+        assert worker.erasure_plan(key="u1").messages == 0, "nor in archives"
     assert_ended(store, waiting)
     assert (store.timers().count, store.transactions().count) == (1, 1)
     assert [str(p) for what in ERASED for p in files_with(path, what)] == []
