@@ -4,9 +4,8 @@ The idea: a reply is held from the moment its messages are read until its client
 whose reply may be large asks the room of its connection first, says what the reply may weigh, and
 begins when there is so much; others wait behind it, in order. Replies of up to `SHARE` are made
 side by side: 15, or 64 where the last ones were small. One that may weigh more is made alone, so
-that each has room in the end. A pop can't
-say what it will find, and most find little: it looks while the room is not full, and what it found
-is held from then on.
+that each has room in the end. A pop can't say what it will find, and most find little: it looks
+while the room is not full, and what it found is held from then on.
 
 Invariants:
 
@@ -102,7 +101,7 @@ class ReplyRoom:
         """Bytes of replies that are made, and that the client does not have yet."""
         self.give_up = give_up
         self.looks = threading.BoundedSemaphore(LOOKS)
-        """HeldReply around each look of a pop."""
+        """Taken around each look of a pop."""
         self.expects_large = False
         """Whether the last pull that might have had a large reply had one."""
         self._rooms = rooms
