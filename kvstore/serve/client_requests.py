@@ -329,19 +329,16 @@ class Request:
 
 
 def _messages_size(result: Any) -> int:
-    """The bytes of the messages of a result, about; of a large one no more than that it is."""
+    """The bytes of the messages of a result, about, which are held until its frame is made."""
     kind = type(result)
     if kind is PulledBatch:
         return _LARGE  # it was asked for as columns because it is large
     messages = result.messages if kind is PullResult else result if kind is list else ()
     if not messages or type(messages[0]) not in (StoredMessage, Popped):
         return 0
-    size = 0
-    for one in messages:
-        size += len((one.message if type(one) is Popped else one).body)
-        if size >= _LARGE:
-            break
-    return size
+    if type(messages[0]) is Popped:
+        return sum([len(popped.message.body) for popped in messages])
+    return sum([len(message.body) for message in messages])
 
 
 _HANDS: Final[dict[str, Callable[..., OpenCall[Any] | None]]] = {
