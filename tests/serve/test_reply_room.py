@@ -14,6 +14,7 @@ import pytest
 import kvstore
 import kvstore.aio
 from kvstore import Message, Store, StoreConfig
+from kvstore.serve.grpc import pulling, receiving
 from kvstore.serve.grpc.protocol.protocol_tables import MESSAGING
 from kvstore.serve.grpc.protocol.wire import message_class
 from kvstore.serve.replies import reply_room
@@ -22,7 +23,8 @@ from kvstore.wire.frames import RECEIVED, framed
 from tests.serve.test_frames import HELLO_FRAME, Raw, request
 from tests.support.grpc_doors import OpenDoor
 from tests.support.h2_client import DATA, END_STREAM, HEADERS, Answer, RawClient, window
-from tests.support.rocketmq_requests import HEAD, request_of
+from tests.support.rocketmq_client import RocketmqClient
+from tests.support.rocketmq_requests import HEAD, answers, request_of
 from tests.support.served import serving
 from tests.support.waiting import until
 
@@ -246,3 +248,22 @@ def test_calls_of_a_client_that_takes_nothing_hold_its_room_and_end_when_it_take
         ]
         assert counts == [COUNT] * calls
         until(lambda: rooms.held == 0)
+
+
+@pytest.mark.parametrize("name", ["PullMessage", "ReceiveMessage"])
+@pytest.mark.parametrize(("most", "count"), [(1, 1), (4 * len(BODY) + (16 << 10), 4)])
+def test_an_answer_has_so_many_bytes_and_one_message_at_least(
+    door: OpenDoor,
+    name: str,
+    most: int,
+    count: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pulling, "REPLY_BYTES", most)
+    monkeypatch.setattr(receiving, "REPLY_BYTES", most)
+    asked = request_of(name)
+    asked.batch_size = COUNT
+    with RocketmqClient(door.endpoint, tmp_path) as client:
+        found = [one for one in answers(client, name, asked) if one.HasField("message")]
+    assert len(found) == count
