@@ -199,7 +199,8 @@ class Connection(asyncio.Protocol):
             self._out_size -= len(piece)
             transport.write(piece)
         if self._is_closing and not self._out:
-            transport.close()
+            # Not at once: within `resume_writing` asyncio closes behind us, and once more then.
+            self._loop.call_soon(transport.close)
 
     def _piece(self) -> bytes | memoryview:
         """The next bytes to be written."""

@@ -373,7 +373,7 @@ class PreparedList:
 
     def _set_beside(self, key: int, at: int, step: int) -> Together | None:
         """The set of the next record before an offset, or behind it, that can be read."""
-        for offset in range(at + step, at + step * SET_MAX, step):
+        for offset in range(at + step, max(at + step * SET_MAX, -1), step):
             places = self._positions(key, offset, 1)
             record = self.record(places[0]) if places else None
             if record is not None:
@@ -473,6 +473,15 @@ class PreparedList:
         """The prepared message at a position, if it still waits; None else."""
         message = self.record(position)
         return None if message is None else self.waiting(message)
+
+    def waits_at(
+        self, position: int, likely: int = WITH_THE_FIRST
+    ) -> list[PreparedMessage | Unreadable]:
+        """The message at a position, if it still waits, whether or not it can be read; `likely` as
+        in `unreadable`.
+        """
+        found = self.at(position)
+        return [*self.unreadable([position], likely)] if found is None else [found]
 
     def begin_of_cut(self, last: StoredMessage) -> int | None:
         """Where the last put of the log begins, if it was of a set and a part of it is missing;

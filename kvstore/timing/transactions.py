@@ -283,13 +283,13 @@ class Transactions:
     ) -> int:
         """Rolls back messages that wait, with their sets; returns how many notes were put."""
         count, found, lost = 0, dict[int, PreparedMessage](), dict[int, str]()
-        for last, (_, position, _, _) in enumerate(rows, 1 - len(rows)):
-            one = None if position in found else self._list.at(position)
-            if one is not None:
+        for last, (due, position, _, _) in enumerate(rows, 1 - len(rows)):
+            is_known = position in found or position in lost
+            for one in [] if is_known else self._list.waits_at(position, due):
                 whole = self._list.together(one, None)
                 found |= {p.message.position: p for p in whole.messages}
                 lost |= dict.fromkeys(whole.lost, whole.id_by(one))
-            if found and (last == 0 or len(found) >= AT_ONCE):
+            if (found or lost) and (last == 0 or len(found) + len(lost) >= AT_ONCE):
                 some = [*found.values()]
                 count += self._roll_back(some, why, lost, deleted=deleted, is_needed=True)
                 found, lost = {}, {}
@@ -487,8 +487,7 @@ class Transactions:
     def give_up_old(self, position: int, now: int) -> None:
         """Gives up the message at a position, if it still waits there and is too old."""
         with self.pending.lock:
-            one = self._list.at(position)
-            for found in self._list.unreadable([position]) if one is None else [one]:
+            for found in self._list.waits_at(position):
                 whole = self._list.together(found, None)
                 if self._end_of(whole, found) <= now:
                     self._give_up(whole, found)

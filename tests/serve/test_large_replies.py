@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import socket
 import threading
 from pathlib import Path
@@ -25,7 +26,9 @@ from kvstore.serve.connection_watch import ConnectionWatch
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.local_connection import Connection, LocalParts
 from kvstore.serve.sessions import Sessions
+from kvstore.wire.frames import framed
 from kvstore.wire.values import frame_of_result
+from tests.serve.test_frames import HELLO_FRAME, Raw, request
 from tests.support.served import serving
 
 
@@ -88,6 +91,7 @@ def test_a_large_reply_goes_out_in_pieces_as_its_client_takes_them(store: Store)
             if turn == 1:
                 connection.close()
             came += transport.taken()
+            await asyncio.sleep(0)
             if transport.has_closed:
                 break
         connection.connection_lost(None)
@@ -152,3 +156,23 @@ def test_a_server_that_does_not_answer_in_time_is_not_said_to_be_none(
             kvstore.connect(url)
         with pytest.raises(ConnectionLost, match="did not answer in time"):
             asyncio.run(connected())
+
+
+def test_a_connection_that_is_refused_behind_a_large_reply_is_closed_once(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.put_batch([Message("t", bytes(50_000), queue=0) for _ in range(200)])
+    with serving(store) as server, caplog.at_level(logging.ERROR):
+        for _ in range(5):
+            raw = Raw(server)
+            raw.send(HELLO_FRAME)
+            assert raw.next()[0] == 0
+            raw.send(request(1, "pull", "t", 0, 0, 200))
+            raw.socket.recv(
+                1, socket.MSG_PEEK
+            )  # it is on its way, and far too large for the socket
+            raw.send(framed(99))
+            assert raw.next()[:2] == [1, 1]
+            raw.goodbye()
+            raw.socket.close()
+    assert caplog.records == []

@@ -29,6 +29,7 @@ from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.served import serving
 from tests.support.stores import SEGMENT, flip, killed, opened, settings
+from tests.support.waiting import until
 from tiering import Policy, Worker
 
 AGE: Final = 3600.0
@@ -373,3 +374,47 @@ def test_a_result_whose_copy_is_damaged_is_not_taken_for_committed(
         store.rollback(put.message_id)
         store.rollback(put.message_id)
         assert store.transactions().count == 0
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_the_deletion_of_a_damaged_messages_topic_ends_its_whole_set(
+    prepared: tuple[Path, list[PutResult]], config: StoreConfig, number: int
+) -> None:
+    path, put = prepared
+    kvstore.open(path, config).close()
+    flip(path, put[number].position + WITH_ID)
+    with kvstore.open(path, config) as store:
+        inside.stop_housekeepers(store)
+        # Beside the set: two to "u"; or "before", "behind", and the set "next".
+        assert store.delete_topic("u" if number == 1 else "t") == (5 if number == 1 else 7)
+        assert store.transactions().count == (4 if number == 1 else 2)
+        for one in put:
+            with pytest.raises(TransactionEnded):
+                store.commit(one)
+            store.rollback(one)
+
+
+@pytest.mark.parametrize("ends", ["rollback", "age"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_damaged_message_that_is_the_first_of_all_keeps_no_other_from_its_end(
+    tmp_path: Path, config: StoreConfig, clock: VirtualClock, ends: str, count: int
+) -> None:
+    with opened(tmp_path / "s", config) as store:
+        set_id = None if count == 1 else "set"
+        messages = [Message("t", b"%d" % n, message_id=f"set{n}"[: 3 + n]) for n in range(count)]
+        first = store.prepare_batch(messages, group="pay", set_id=set_id)[0]
+        store.prepare("t", b"other", group="ship", queue=0, immunity=60.0)
+    flip(tmp_path / "s", first.position + WITH_ID)
+    with kvstore.open(tmp_path / "s", config) as store:
+        inside.stop_housekeepers(store)
+        with pytest.raises(RecordDamaged):
+            store.commit(first)
+        store.on_check("ship", lambda message: "commit")
+        if ends == "rollback":
+            store.rollback(first)
+            assert store.transactions().count == 1
+        upkeep(store, clock, 61.0)
+        until(lambda: bodies(store) == [b"other"])
+        upkeep(store, clock, AGE)
+        assert store.transactions().count == 0
+        assert bodies(store) == [b"other"]
