@@ -379,13 +379,19 @@ class CommitLog:
 
     def span(self, position: int) -> tuple[Buffer, int, int]:
         """The buffer that holds `position`, the index in it, and the index behind its last byte."""
-        staging = self.staging
-        if staging is not None and position >= staging.written:
-            found = staging.find(position)
-            if found is not None:
-                return found[0], found[1], len(found[0])
-        size = self.segment_size
-        return self.segments.map(position // size).buffer, position % size, size
+        staging, size = self.staging, self.segment_size
+        number, at = divmod(position, size)
+        stop = size
+        if staging is not None:
+            written = staging.written
+            if position >= written:
+                found = staging.find(position)
+                if found is not None:
+                    return found[0], found[1], len(found[0])
+                written = staging.written  # it was written meanwhile
+            if at < written - number * size < size:
+                stop = written - number * size  # the rest of the file is zero yet
+        return self.segments.map(number).buffer, at, stop
 
     # --- to the disk ---
 

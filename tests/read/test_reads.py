@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import kvstore
 from kvstore import (
     CallerError,
     Message,
@@ -22,7 +24,7 @@ from kvstore import (
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.segment_files import batch, blanks
-from tests.support.stores import SEGMENT, Opens
+from tests.support.stores import SEGMENT, Opens, settings
 
 
 def test_get_returns_the_message_at_an_offset(store: Store) -> None:
@@ -485,3 +487,24 @@ def test_a_read_goes_on_where_another_thread_has_read_the_index_a_moment_before(
         assert len(again.pull("t", 0, 0, limit=60).messages) == 60
     else:
         assert again.get("t", 0, 40).offset == 40
+
+
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_a_pull_goes_on_from_the_file_into_the_write_buffer(
+    tmp_path: Path, is_reopened: bool
+) -> None:
+    config = settings(write_mode="staged", clock=VirtualClock())
+    store = kvstore.open(tmp_path / "s", config)
+    store.create_topic("t", queues=1)
+    store.put_batch([Message("t", b"%d" % n) for n in range(3)])
+    store.flush()
+    if is_reopened:
+        store.close()
+        store = kvstore.open(tmp_path / "s", config)
+    store.put_batch([Message("t", b"%d" % n) for n in range(3, 6)])
+    with store:
+        for _ in range(2):
+            found = store.pull("t", 0, 0, 10)
+            assert [m.body for m in found.messages] == [b"%d" % n for n in range(6)]
+            columns = store.pull_columns("t", 0, 0, 10)
+            assert columns.next_offset == 6
