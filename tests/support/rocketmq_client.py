@@ -128,7 +128,8 @@ class _Doing:
         getattr(self._transactions.pop(), how)()
 
     def asked(self, count: int) -> list[str]:
-        _until(lambda: len(self._asked) >= count)
+        # RocketMQ's broker asks by rounds, and the first ones may find no producer yet.
+        _until(lambda: len(self._asked) >= count, 5 * _PATIENCE)
         return list(self._asked)
 
     def recall(self, topic: str, handle: str) -> str:
@@ -220,8 +221,8 @@ def _shown(message: Any, at: int) -> dict[str, Any]:
     }
 
 
-def _until(met: Any) -> None:
-    until = time.monotonic() + _PATIENCE
+def _until(met: Any, patience: float = _PATIENCE) -> None:
+    until = time.monotonic() + patience
     while not met():
         if time.monotonic() > until:
             raise TimeoutError("it never came")
