@@ -9,16 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from kvstore.client.exchange import Sent
 from kvstore.errors import CallerError, StoreClosed, StoreError, shown
-from kvstore.message import StoredMessage
-from kvstore.process.background import traced
-from kvstore.timing.checks import Ask
+from kvstore.timing.checks import Ask, answer_of
 from kvstore.wire.values import read_question
 
-_ANSWERS: Final = ("commit", "rollback", "unknown")
 _log = logging.getLogger("kvmq")
 
 
@@ -78,7 +75,9 @@ class ServedChecker:
                 event = read_question(self._sent.events.popleft())
                 if event is not None:  # one says that it is registered, with a new server
                     number, message = event
-                    self._answer(self._sent.number, number, self._ask_for(message))
+                    self._answer(
+                        self._sent.number, number, answer_of(self._ask, message, self.group)
+                    )
             except StoreClosed:
                 break
             except StoreError as e:
@@ -86,18 +85,3 @@ class ServedChecker:
         if self._sent.error is not None and not self._is_closing:
             why = str(self._sent.error)
             _log.error("the checker of the group %s has ended: %s", self.group, why)
-
-    def _ask_for(self, message: StoredMessage) -> str:
-        try:
-            answer: object = self._ask(message)
-        except (Exception, SystemExit) as e:
-            _log.error("a checker of the group %s failed: %s", self.group, traced(e))
-            return "unknown"
-        if answer not in _ANSWERS:
-            _log.error(
-                "a checker of the group %s answered %s; it must be 'commit', 'rollback' or "
-                "'unknown'",
-                self.group, shown(answer),
-            )  # fmt: skip
-            return "unknown"
-        return str(answer)

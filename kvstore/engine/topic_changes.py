@@ -80,7 +80,9 @@ def delete(
 
 
 def _ending_waits(engine: Engine) -> ExitStack:
-    """Keeps others from ending waits. It comes before all locks, since they ask for topics then."""
+    """Keeps others from ending waits. Taken before all other locks: who ends a wait takes these
+    within it.
+    """
     held = ExitStack()
     held.enter_context(engine.timers.pending.lock)
     held.enter_context(engine.transactions.pending.lock)

@@ -149,7 +149,7 @@ class Gatherer:
         room: ReplyRoom | None = None,
     ) -> OpenCall[list[Popped]]:
         """See `Store.pop`. While the server ends, pops that wait get the messages there are, or
-        none, and a new pop is `StoreClosed`. The call has the `size` of its messages.
+        none, and a new pop is `StoreClosed`.
         """
         call: OpenCall[list[Popped]] = OpenCall(self._loop)
         if self.is_ending:

@@ -37,7 +37,7 @@ from kvstore.wire.frames import (
     UNDER_WAY_MAX,
 )
 
-_REQUEST_COSTS: Final = 8 << 10
+_REPLY_COSTS: Final = 8 << 10
 """Bytes that a request counts as, beside its own: for its reply, and what it holds meanwhile."""
 _READS_MAX: Final = OUTSTANDING_MAX + (1 << 20)
 """Bytes of reads and pops at which no more is read: more than a client sends."""
@@ -182,7 +182,7 @@ class ClientSession:
             request.size += REQUEST_COSTS
             self._reads_bytes += request.size
         else:
-            request.size += _REQUEST_COSTS
+            request.size += _REPLY_COSTS
             self._under_way_bytes += request.size
 
     def ended(self, number: int) -> None:

@@ -100,19 +100,24 @@ class Checker:
         message = question.message
         shown_message = message.__replace__()
         shown_message.see_as(question.topic, None)
-        try:
-            answer: object = self._ask(shown_message)
-        except (Exception, SystemExit) as e:
-            _log.error("a checker of the group %s failed: %s", self.group, traced(e))
-            return "unknown"
-        if answer not in ("commit", "rollback", "unknown"):
-            _log.error(
-                "a checker of the group %s answered %s; it must be 'commit', 'rollback' or "
-                "'unknown'",
-                self.group, shown(answer),
-            )  # fmt: skip
-            return "unknown"
-        return str(answer)
+        return answer_of(self._ask, shown_message, self.group)
+
+
+def answer_of(ask: Callable[[StoredMessage], object], message: StoredMessage, group: str) -> str:
+    """The answer of a checker of a group; "unknown", and a line in the log, if it has none."""
+    try:
+        answer = ask(message)
+    except (Exception, SystemExit) as e:
+        _log.error("a checker of the group %s failed: %s", group, traced(e))
+        return "unknown"
+    if answer not in ("commit", "rollback", "unknown"):
+        _log.error(
+            "a checker of the group %s answered %s; it must be 'commit', 'rollback' or "
+            "'unknown'",
+            group, shown(answer),
+        )  # fmt: skip
+        return "unknown"
+    return str(answer)
 
 
 class _Asked(NamedTuple):
