@@ -50,7 +50,7 @@ from kvstore.read.sql import SqlFilter
 from kvstore.serve.lanes import LATER, Lane
 from kvstore.serve.metrics.server_counts import GATHERED, ServerCounts
 from kvstore.serve.replies.open_calls import OpenCall
-from kvstore.serve.replies.reply_room import SHARE, ReplyRoom, ReplyRooms, Turn
+from kvstore.serve.replies.reply_room import SHARE, ReplyRoom, ReplyRooms, Turn, popped_bytes
 from kvstore.serve.tier_jobs import TierJobs
 
 QUEUED_MAX: Final = 64 << 20
@@ -471,7 +471,7 @@ def _seen(room: ReplyRoom, look: Look) -> Seen:
 
 
 def _found(room: ReplyRoom, looked: Looked) -> Seen:
-    size = sum([len(popped.message.body) for popped in looked[0]])
+    size = popped_bytes(looked[0])
     room.found(size)
     return Seen(room, size, looked)
 

@@ -30,6 +30,7 @@ from tests.support.clock import VirtualClock
 from tests.support.served import serving
 from tests.support.stores import SEGMENT, flip, killed, opened, settings
 from tests.support.waiting import until
+from tests.timing.test_transaction_ages import upkeep
 from tiering import Policy, Worker
 
 AGE: Final = 3600.0
@@ -45,15 +46,6 @@ def bodies(store: Store, topic: str = "t") -> list[bytes]:
         return []
     first = store.bounds(topic, 0).min_offset
     return [m.body for m in store.pull(topic, 0, first, limit=10_000).messages]
-
-
-def upkeep(store: Store, clock: VirtualClock, seconds: float) -> None:
-    clock.step(seconds)
-    job, runs = inside.engine(store).checks, 0
-    while job.due():
-        job.run()
-        runs += 1
-        assert runs < 100, "it is due again and again"
 
 
 @pytest.fixture
