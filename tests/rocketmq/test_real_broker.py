@@ -39,6 +39,7 @@ HURRIED: Final = {
     "recallMessageEnable": "true",
 }
 """Settings by which a broker does in seconds what it else does in hours."""
+TOPICS: Final = ("old", "orders", "reminders", "payments", "promises")
 ORDERS: Final = 40
 OLD: Final = 500
 ALL: Final = ["tag", "*"]
@@ -67,8 +68,6 @@ def test_clients_go_on_in_rocketmq_where_they_were_and_here_again(tmp_path: Path
         rocketmq_proxy(tmp_path / "home", broker / "broker.conf", ports, MIB),
         clients(ports, tmp_path) as client,
     ):
-        # A broker tells its name server of its topics some seconds after its start.
-        until(lambda: code_of(client, "QueryRoute", request_of("QueryRoute", "orders")) == "OK", 60)
         rest = received(client, "billing", "orders", ORDERS - len(consumed))
         check_orders(consumed, rest, ids)
         old = received(client, "auditor", "old", 2 * OLD)
@@ -98,7 +97,7 @@ def put_old_messages(folder: Path, warm: Path) -> None:
     with kvstore.open(folder, CONFIG) as store:
         store.create_topic("old", queues=2)
         store.create_topic("orders", queues=2)
-        for topic in ("reminders", "payments", "promises"):
+        for topic in TOPICS[2:]:
             store.create_topic(topic, queues=1)
         for group in ("billing", "auditor", "alarms", "ledger"):
             store.create_group(group)
@@ -147,8 +146,14 @@ def use(store: Store, ports: Ports, tmp_path: Path) -> tuple[dict[str, str], lis
 def clients(ports: Ports, tmp_path: Path) -> Iterator[RocketmqClient]:
     """A process with a producer, which commits what it is asked about."""
     with RocketmqClient(f"127.0.0.1:{ports.grpc}", tmp_path) as client:
+        # A broker tells its name server of its topics some seconds after its start.
+        until(lambda: all(has_route(client, topic) for topic in TOPICS), 120)
         client.do("producer", topics=["orders", "reminders", "payments"], answers="COMMIT")
         yield client
+
+
+def has_route(client: RocketmqClient, topic: str) -> bool:
+    return code_of(client, "QueryRoute", request_of("QueryRoute", topic)) == "OK"
 
 
 def received(

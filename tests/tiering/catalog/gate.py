@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -48,17 +49,28 @@ class Gate:
         self._here.remove(threading.get_ident())
 
     def _company_runs(self) -> bool:
-        frames = sys._current_frames()
+        awaited = [one for one in self.company if one.ident not in self._here]
+        frames = frames_of_threads() if awaited else {}
         return any(
             thread.ident is None
             # The number of a thread that has ended may be another's by now.
             or (thread.is_alive() and thread.ident in frames and not waits(frames[thread.ident]))
-            for thread in self.company
-            if thread.ident not in self._here
+            for thread in awaited
         )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._place, name)
+
+
+def frames_of_threads() -> dict[int, FrameType]:
+    """By the threads' numbers. Python 3.11 before .9 waits for itself for ever where it collects
+    garbage meanwhile: https://github.com/python/cpython/issues/106883
+    """
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        gc.enable()
 
 
 def waits(frame: FrameType) -> bool:
