@@ -34,8 +34,10 @@ _BATCH: Final = 32
 _IN_FLIGHT: Final = 32
 _POLLS: Final = 10_000
 _QUEUES: Final = 8
+_WITHIN: Final = 600.0
+"""Seconds that clients may take to start, and to do their part."""
 _STARTS: Final = 60.0
-"""Seconds that clients, or a server, may take to start."""
+"""Seconds that a server may take to start."""
 _spawn: Final = multiprocessing.get_context("spawn")
 
 
@@ -106,17 +108,18 @@ def run_beside(folder: Path, options: Options) -> list[Figure]:
 # --- clients ---
 
 
-def _put_batches(folder: Path, count: int, size: int, start: Barrier) -> None:
+def _put_batches(folder: Path, count: int, size: int, together: Barrier) -> None:
     with kvstore.connect(folder) as store:
         batch = [Message("t", os.urandom(size)) for _ in range(_BATCH)]
-        start.wait()
+        together.wait()
         for _ in range(count // _BATCH):
             store.put_batch(batch)
+        together.wait()
 
 
-def _pop_batches(folder: Path, count: int, size: int, start: Barrier) -> None:
+def _pop_batches(folder: Path, count: int, size: int, together: Barrier) -> None:
     with kvstore.connect(folder) as store:
-        start.wait()
+        together.wait()
         left = count
         while left > 0:
             found = store.pop("g", "t", _BATCH)
@@ -124,24 +127,29 @@ def _pop_batches(folder: Path, count: int, size: int, start: Barrier) -> None:
             if not found:
                 break
             left -= len(found)
+        together.wait()
 
 
 def _rate(folder: Path, count: int, client: Callable[..., None], size: int) -> float:
-    """Messages a second of several processes that each do a part, from their common start on."""
-    start = _spawn.Barrier(_PROCESSES + 1, timeout=_STARTS)
+    """Messages a second of several processes that each do a part, from the time when all are there
+    until all are done: how a process starts and ends is no work.
+    """
+    together = _spawn.Barrier(_PROCESSES + 1, timeout=_WITHIN)
     parts = [
-        _spawn.Process(target=client, args=(folder, count // _PROCESSES, size, start))
+        _spawn.Process(target=client, args=(folder, count // _PROCESSES, size, together))
         for _ in range(_PROCESSES)
     ]
     for part in parts:
         part.start()
-    start.wait()
+    together.wait()
     begin = time.perf_counter()
+    together.wait()
+    seconds = time.perf_counter() - begin
     for part in parts:
         part.join()
     if any(part.exitcode for part in parts):
         raise RuntimeError("a client failed")
-    return count / (time.perf_counter() - begin)
+    return count / seconds
 
 
 async def _put_in_flight(folder: Path, count: int, size: int) -> float:

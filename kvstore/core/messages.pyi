@@ -119,6 +119,9 @@ def stored_of(row: Sequence[object]) -> StoredMessage:
 def any_expired(messages: list[StoredMessage], now: int) -> bool:
     """Whether one of the messages has expired at a time, in ms since the epoch."""
 
+def record_bytes(messages: list[StoredMessage]) -> int:
+    """The bytes that the messages' records take in the log, in all."""
+
 @final
 class ExpiryCheck:
     """Has a reader of a queue pass over the messages that have expired at `now`, in ms since the

@@ -17,7 +17,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_FromObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from kvstore.core.buffers cimport (
@@ -240,6 +240,16 @@ cpdef bint any_expired(list messages, int64_t now) except -1:
             if 0 <= time <= now:
                 return True
     return False
+
+
+def record_bytes(list messages not None):
+    cdef int64_t size, total = 0
+    for message in messages:
+        size = (<StoredMessage?>message).size
+        if not 0 <= size <= INT64_MAX - total:
+            raise OverflowError(f"{size} more bytes are no size")
+        total += size
+    return total
 
 
 @cython.final

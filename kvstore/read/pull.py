@@ -31,7 +31,7 @@ from typing import Final, Self
 import msgspec
 
 from kvstore.core.arrow.pulled_columns import PulledColumns
-from kvstore.core.messages import ExpiryCheck
+from kvstore.core.messages import ExpiryCheck, record_bytes
 from kvstore.errors import (
     ArchiveDamaged,
     ArchiveMissing,
@@ -247,7 +247,7 @@ def _as_many(messages: list[StoredMessage], max_bytes: int) -> int:
     """
     if not messages:
         return 1
-    taken = sum(message.size for message in messages)
+    taken = record_bytes(messages)
     return 0 if taken >= max_bytes else max(1, (max_bytes - taken) * len(messages) // taken)
 
 

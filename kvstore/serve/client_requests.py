@@ -13,7 +13,7 @@ from typing import Any, Final
 from kvstore.api.store import Store
 from kvstore.clock import SystemClock
 from kvstore.core.arrow.column_batch import ColumnBatch
-from kvstore.core.popping.receipts import Popped
+from kvstore.core.popping.receipts import Popped, body_bytes
 from kvstore.errors import (
     CallerError,
     Cancelled,
@@ -28,7 +28,7 @@ from kvstore.serve.questions import Answer, Questions
 from kvstore.serve.repeated import prepare_again, put_again, put_columns_again
 from kvstore.serve.replies.bounded_reads import pull_within, read_within, weight_of
 from kvstore.serve.replies.open_calls import OpenCall
-from kvstore.serve.replies.reply_room import REPLY_BYTES, SHARE, popped_bytes
+from kvstore.serve.replies.reply_room import REPLY_BYTES, SHARE
 from kvstore.serve.sessions import ClientSession, UnderWay
 from kvstore.serve.tier_jobs import Tells, TierJob
 from kvstore.wire.call_table import HAVE_MESSAGES, HAVE_PROGRESS, REPEATS, TIER
@@ -336,9 +336,7 @@ def _messages_size(result: Any) -> int:
     messages = result.messages if kind is PullResult else result if kind is list else ()
     if not messages or type(messages[0]) not in (StoredMessage, Popped):
         return 0
-    if type(messages[0]) is Popped:
-        return popped_bytes(messages)
-    return sum([len(message.body) for message in messages])
+    return body_bytes(messages)
 
 
 _HANDS: Final[dict[str, Callable[..., OpenCall[Any] | None]]] = {

@@ -40,7 +40,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from kvstore.api.loop_pops import Bell, Look, Looked, LoopPops
 from kvstore.api.store import Store
 from kvstore.api.topics_part import TopicsPart
-from kvstore.core.popping.receipts import Popped
+from kvstore.core.popping.receipts import Popped, body_bytes
 from kvstore.errors import CallerError, StoreClosed, StoreError
 from kvstore.message import Message, PutResult
 from kvstore.pop.ack import AckResult
@@ -50,7 +50,7 @@ from kvstore.read.sql import SqlFilter
 from kvstore.serve.lanes import LATER, Lane
 from kvstore.serve.metrics.server_counts import GATHERED, ServerCounts
 from kvstore.serve.replies.open_calls import OpenCall
-from kvstore.serve.replies.reply_room import SHARE, ReplyRoom, ReplyRooms, Turn, popped_bytes
+from kvstore.serve.replies.reply_room import SHARE, ReplyRoom, ReplyRooms, Turn
 from kvstore.serve.tier_jobs import TierJobs
 
 QUEUED_MAX: Final = 64 << 20
@@ -471,7 +471,7 @@ def _seen(room: ReplyRoom, look: Look) -> Seen:
 
 
 def _found(room: ReplyRoom, looked: Looked) -> Seen:
-    size = popped_bytes(looked[0])
+    size = body_bytes(looked[0])
     room.found(size)
     return Seen(room, size, looked)
 

@@ -19,7 +19,7 @@ import logging
 import os
 import socket
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvstore.api.store import Store
@@ -67,6 +67,8 @@ DOOR: Final = "local protocol"
 CONNECTIONS_MAX: Final = 20_000
 _WRITE_MAX: Final = 64 << 10
 """Bytes that a connection keeps to be written, beside the socket's own buffer."""
+_READ: Final = 256 << 10
+"""Bytes that are read from a socket at a time."""
 _PIECE: Final = 256 << 10
 """Bytes that are handed to the socket at a time."""
 _log = logging.getLogger("kvmq.serve")
@@ -85,9 +87,11 @@ class LocalParts:
     access: AccessControl
     limits: ClientLimits
     is_private: bool
+    buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(_READ)))
+    """Into it each connection reads; it is empty again after each read."""
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """One client's connection; see the module."""
 
     def __init__(self, parts: LocalParts) -> None:
@@ -123,7 +127,7 @@ class Connection(asyncio.Protocol):
     # --- asyncio's ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
+        """See `asyncio.BaseProtocol`."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.set_write_buffer_limits(_WRITE_MAX)
@@ -133,13 +137,17 @@ class Connection(asyncio.Protocol):
         if len(self._watch.connections) > CONNECTIONS_MAX:
             self.refuse(StoreBusy(f"the server has {CONNECTIONS_MAX} connections; try later"))
 
-    def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See `asyncio.BufferedProtocol`."""
+        return self._parts.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See `asyncio.BufferedProtocol`."""
         if self._is_closing:
             return
         is_whole = False
         try:
-            for body in self._reader.feed(data):
+            for body in self._reader.feed(self._parts.buffer[:nbytes]):
                 is_whole = True
                 if not self._is_closing:
                     self._take(body)
@@ -157,7 +165,7 @@ class Connection(asyncio.Protocol):
             self.check()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
+        """See `asyncio.BaseProtocol`."""
         self._is_closing = True
         self._watch.gone(self)
         self._stop_hello_timer()

@@ -98,6 +98,18 @@ def _popped(rng: Random) -> Arguments:
     return message_of(rng), "receipt", rng.getrandbits(32), rng.getrandbits(60)
 
 
+def _given(rng: Random) -> Arguments:
+    found = [message_of(rng) for _ in range(rng.randint(0, 3))]
+    return (found if rng.random() < 0.5 else [Popped(m, "receipt", 1, 2) for m in found],)
+
+
+def _body_bytes(found: list[Any]) -> Any:
+    messages = [one.message if isinstance(one, Popped) else one for one in found]
+    if not all(isinstance(m, StoredMessage) for m in messages):
+        return TypeError
+    return sum(len(m.body) for m in messages)
+
+
 # --- rows ---
 
 
@@ -292,6 +304,7 @@ POPPING_FUZZERS: Final = {
         lambda rng: (*_row(rng), rng.getrandbits(60), _bits(rng)), _plain_delivered, call=_delivered
     ),
     "popping.receipts.Popped": Fuzzer(_popped, call=lambda *fields: repr(Popped(*fields))),
+    "popping.receipts.body_bytes": Fuzzer(_given, _body_bytes),
     "popping.receipts.Receipts": Fuzzer(_texts, _plain_sorted, call=_sorted),
 }  # fmt: skip
 """By the name of the entry: module.function."""

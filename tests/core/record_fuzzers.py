@@ -271,6 +271,17 @@ def _any_expired(given: list[StoredMessage], now: int) -> bool:
     return any(_has_expired(m, now) for m in given)
 
 
+def _record_bytes(given: list[Any]) -> Any:
+    total = 0
+    for m in given:
+        if not isinstance(m, StoredMessage):
+            return TypeError
+        total += m.size
+        if m.size < 0 or total >> 63:
+            return OverflowError
+    return total
+
+
 def _kept(given: list[StoredMessage], now: int) -> tuple[list[StoredMessage], list[int]]:
     gone = [m.offset for m in given if _has_expired(m, now)]
     return [m for m in given if not _has_expired(m, now)], gone
@@ -327,6 +338,7 @@ def _host(raw: bytes) -> Any:
 RECORD_FUZZERS: Final = {
     "messages.ExpiryCheck": Fuzzer(_to_check, _kept, call=_keep),
     "messages.any_expired": Fuzzer(_to_check, _any_expired),
+    "messages.record_bytes": Fuzzer(lambda rng: _to_check(rng)[:1], _record_bytes),
     "messages.StoredMessage": Fuzzer(_fields, call=_used),
     "messages.decode": Fuzzer(_to_decode, _decoded, call=_decode),
     "messages.decode_rows": Fuzzer(_rows, _decoded_rows),

@@ -82,3 +82,6 @@ class Popped:
     def due_at(self) -> int: ...
     def __replace__(self, **changes: object) -> Popped:
         """A copy with some fields changed."""
+
+def body_bytes(found: list[StoredMessage] | list[Popped]) -> int:
+    """The bytes that the messages' bodies take in memory, in all."""

@@ -21,6 +21,7 @@ from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy, memset
 
 from kvstore.core.buffers cimport grown, load_be32, load_be64, store_be32, store_be64
+from kvstore.core.messages cimport StoredMessage
 from kvstore.core.put_values cimport fields_of, replaced, shown
 
 from kvstore.errors import ReceiptIllegal
@@ -376,3 +377,11 @@ cdef class Popped:
 
     def __replace__(self, **changes):
         return replaced(self, changes)
+
+
+def body_bytes(list found not None):
+    cdef Py_ssize_t total = 0
+    for one in found:
+        message = (<Popped>one).message if type(one) is Popped else one
+        total += PyBytes_GET_SIZE((<StoredMessage?>message).body)
+    return total

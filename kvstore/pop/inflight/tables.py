@@ -24,6 +24,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Final
 
+from kvstore.core.messages import record_bytes
 from kvstore.core.popping.inflight import Change, pack_lock
 from kvstore.errors import ArchiveUnavailable, IndexDamaged
 from kvstore.index.families import Families, Row
@@ -87,7 +88,7 @@ def prefetch(
         found += _rest(reader, topic, queue, reaches, first + wanted - reaches)
     if found[-1].offset - found[0].offset != len(found) - 1:
         del found[_before_gap(found) :]
-    table.message_bytes = max(1, sum(m.size for m in found) // len(found))
+    table.message_bytes = max(1, record_bytes(found) // len(found))
     found.reverse()
     found += kept
     table.prefetched[queue] = found

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from kvstore.api.store import Store
+from kvstore.core.popping.receipts import body_bytes
 from kvstore.errors import GroupNotFound
 from kvstore.message import PullResult
 from kvstore.read.sql import SqlFilter
@@ -66,7 +67,7 @@ class Pulling:
                 break
             await asyncio.sleep(_LOOK_AGAIN)
         held = HeldReply(room)
-        held.hold(sum(message.size for message in found.messages))
+        held.hold(body_bytes(found.messages))
         try:
             kind = message_class("PullMessageResponse")
             status = kind()

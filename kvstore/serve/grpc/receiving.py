@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Final
 
 from kvstore.api.store import Store
-from kvstore.core.popping.receipts import Popped
+from kvstore.core.popping.receipts import Popped, body_bytes
 from kvstore.errors import FilterIllegal, GroupNotFound, ReceiptIllegal, StoreClosed
 from kvstore.pop.ack import AckResult
 from kvstore.read.sql import SqlFilter, sql
@@ -33,7 +33,7 @@ from kvstore.serve.grpc.renewals import LOCK, Renewals
 from kvstore.serve.grpc.sending import Answered
 from kvstore.serve.http2.grpc_call import Call
 from kvstore.serve.replies.open_calls import OpenCall
-from kvstore.serve.replies.reply_room import REPLY_BYTES, HeldReply, ReplyRoom, popped_bytes
+from kvstore.serve.replies.reply_room import REPLY_BYTES, HeldReply, ReplyRoom
 
 _EARLY: Final = 0.3
 """Seconds before a call's deadline at which it is answered."""
@@ -213,7 +213,7 @@ class Receiving:
 def _hold(held: HeldReply, call: OpenCall[list[Popped]]) -> None:
     """Holds what a pop has brought."""
     if not call.cancelled() and call.exception() is None:
-        held.hold(popped_bytes(call.result()))
+        held.hold(body_bytes(call.result()))
 
 
 def _acked(request: Wire, answered: Answered, acked: OpenCall[list[AckResult]]) -> None:

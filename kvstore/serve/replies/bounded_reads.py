@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeVar
 
+from kvstore.core.messages import record_bytes
 from kvstore.message import PullResult
 from kvstore.serve.replies.open_calls import OpenCall
 from kvstore.serve.replies.reply_room import SHARE, ReplyRoom, Turn
@@ -171,4 +172,4 @@ class _Pull:
 
 
 def _is_well_filled(found: PullResult) -> bool:
-    return sum(message.size for message in found.messages) >= SHARE // _WELL_FILLED
+    return record_bytes(found.messages) >= SHARE // _WELL_FILLED

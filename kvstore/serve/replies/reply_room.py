@@ -22,11 +22,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
-
-from kvstore.core.popping.receipts import Popped
 
 ROOM: Final = 64 << 20
 """Bytes of replies that a connection holds when further ones have to wait."""
@@ -46,11 +44,6 @@ LOOKS: Final = 2
 LARGE_MAX: Final = 4
 HELD_MAX: Final = (1 << 30) + (256 << 20)
 """Bytes that a server holds for all connections: the largest reply, and 256 MiB."""
-
-
-def popped_bytes(found: Sequence[Popped]) -> int:
-    """The bytes of popped messages, about, that are held."""
-    return sum([len(popped.message.body) for popped in found])
 
 
 class RoomyLine(Protocol):
