@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from kvstore.core.names import TRANSACTION_DISCARD_TOPIC
 from kvstore.engine.engine import Engine
 from kvstore.errors import (
     CallerError,
@@ -69,6 +70,11 @@ def delete(
     delayed and prepared messages went with the topics, those of other topics among them that were
     prepared together with some of these.
     """
+    if TRANSACTION_DISCARD_TOPIC in topics:
+        raise CallerError(
+            f"the topic {TRANSACTION_DISCARD_TOPIC!r} has the messages of transactions that were "
+            "given up, and tells that they were: it stays; its messages go when they are too old"
+        )
     names = {engine.topics.of_callers(name).id: name for name in topics}
     group_ids = {engine.groups.get(name).id for name in groups}
     if topics:

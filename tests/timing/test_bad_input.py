@@ -23,9 +23,14 @@ from kvstore import (
     StoredMessage,
     StoreError,
     TopicConfig,
+    TransactionEnded,
 )
 from kvstore.cli import kvmq as command
-from kvstore.core.names import TIMER_TOPIC, TRANSACTION_HALF_TOPIC
+from kvstore.core.names import (
+    TIMER_TOPIC,
+    TRANSACTION_DISCARD_TOPIC,
+    TRANSACTION_HALF_TOPIC,
+)
 from tests.support import inside
 from tests.support.stores import SMALL, killed, settings
 from tests.support.waiting import until
@@ -327,6 +332,28 @@ def test_a_deleted_topic_says_how_many_messages_went_with_it(door: Door) -> None
     with kvstore.open(door.path, SMALL) as store:
         assert (store.timers().count, store.transactions().count) == (0, 0)
         assert store.schedules() == []
+
+
+def test_the_topic_that_tells_of_transactions_that_were_given_up_is_not_deleted(
+    door: Door,
+) -> None:
+    topic = TRANSACTION_DISCARD_TOPIC
+    other = "n%t" if isinstance(door, NamespaceDoor) else "t"
+    config = StoreConfig(segment_size=SMALL.segment_size, transaction_age=0.001)
+    with kvstore.open(door.path, config) as store:
+        prepared = store.prepare(other, b"x", group="pay")
+        while store.transactions().count:
+            inside.ask_about_transactions(store)
+    if isinstance(door, NamespaceDoor):
+        assert_refused(door, "TopicNotFound", topic, "delete_topic", topic)
+    else:
+        assert_refused(door, "CallerError", "tells that they were", "delete_topic", topic)
+    with kvstore.open(door.path, SMALL) as store:
+        with pytest.raises(CallerError, match="tells that they were"):
+            store.delete_topics([other, topic])
+        assert store.topic(other).name == other
+        with pytest.raises(TransactionEnded, match="was rolled back"):
+            store.commit(prepared.message_id)
 
 
 @pytest.mark.parametrize("topic", [TIMER_TOPIC, TRANSACTION_HALF_TOPIC])
