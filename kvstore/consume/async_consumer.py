@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 from kvstore.clock import Clock, SystemClock
 from kvstore.consume.consumer import STOP_WITHIN
 from kvstore.consume.consuming import ConsumerStats, Consumes, Consuming, check_within
-from kvstore.consume.hand import Hand, Held, Outcome, reason_of
+from kvstore.consume.hand import Hand, Held, Outcome
 from kvstore.consume.rounds import checking, fetching, is_fatal, run_awaited, settling
 from kvstore.core.popping.receipts import Popped
 from kvstore.errors import CallerError, StoreClosed, StoreForked, shown
@@ -220,8 +220,7 @@ class AsyncConsumer:
             outcome = Outcome.CANCEL if self._is_cancelling else Outcome.NACK
             self._hand.end(held, outcome, _STOPPED if self._is_cancelling else "cancelled")
         except BaseException as e:
-            if self._hand.end(held, Outcome.NACK, reason_of(e)):
-                _log.warning("a handler of group %r failed: %s", self.plan.group, traced(e))
+            self._hand.failed(held, e)
             if not isinstance(e, Exception):
                 raise
         finally:

@@ -286,8 +286,7 @@ class Consumer:
         try:
             result = self._handler(held.popped)
         except BaseException as e:
-            if self._hand.end(held, Outcome.NACK, reason_of(e)):
-                _log.warning("a handler of group %r failed: %s", self.plan.group, traced(e))
+            self._hand.failed(held, e)
             return
         if inspect.iscoroutine(result):
             # Nothing was done about the message, nor would be about the others.

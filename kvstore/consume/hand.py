@@ -10,6 +10,7 @@ lock is lost; an outcome is set once; a message that was given back has not begu
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -20,6 +21,7 @@ from kvstore.clock import Clock
 from kvstore.consume.consuming import ConsumerStats, Consuming
 from kvstore.core.popping.receipts import Popped
 from kvstore.errors import ReceiptExpired, ReceiptIllegal
+from kvstore.process.background import traced
 
 _RENEWALS: Final = 3
 """A lock is renewed so many times in its time."""
@@ -28,6 +30,7 @@ _TOGETHER: Final = 0.1
 _UNSETTLED_MAX: Final = 1024
 """Outcomes that the store does not know yet, before no more is popped."""
 _REASON_CHARS: Final = 1024
+_log = logging.getLogger("kvmq")
 
 Answer = bool | str | ReceiptExpired | ReceiptIllegal
 """The answer of a store about one receipt."""
@@ -74,6 +77,10 @@ class Held:
         """Whether its handler has ended; set by a thread that may be replaced."""
         self.is_replaced = False
         """Whether another thread took the place of the one that its handler does not leave."""
+
+
+class Reported(Exception):
+    """A failure of a handler that the handler itself reports: it is not logged."""
 
 
 class Hand:
@@ -154,6 +161,11 @@ class Hand:
                 return False
             held.outcome, held.reason = outcome, reason
             return True
+
+    def failed(self, held: Held, error: BaseException) -> None:
+        """The handler of a message raised an exception."""
+        if self.end(held, Outcome.NACK, reason_of(error)) and not isinstance(error, Reported):
+            _log.warning("a handler of group %r failed: %s", self.plan.group, traced(error))
 
     def has_lost(self, popped: Popped) -> bool:
         """Whether the lock of a message was lost, or given up, while its handler runs."""

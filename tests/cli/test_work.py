@@ -127,11 +127,14 @@ def test_a_count_ends_it(kvmq: Kvmq, store: Path) -> None:
     assert state(store) == (15, 0, 0)
 
 
-def test_a_failed_message_waits_as_it_was_asked(kvmq: Kvmq, store: Path) -> None:
+def test_a_failed_message_waits_as_it_was_asked(
+    kvmq: Kvmq, store: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     fails = python("raise SystemExit(1)")
     ran = kvmq("work", store, "g", "t", "--count", 2, "--retry-in", 600, "--json", *fails)
     assert (ran.json["failed"], ran.json["dead"]) == (2, 0)
     assert "offset 0 of queue 0 of t, attempt 1: failed with exit code 1" in ran.err
+    assert caplog.text == "", "it is told once"
     ran = kvmq("work", store, "g", "t", "--until-empty", "--json", *python("pass"))
     assert ran.json["done"] == 18
     assert state(store) == (0, 2, 0)

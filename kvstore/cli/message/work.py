@@ -44,6 +44,7 @@ from kvstore.cli.terminal.options import Access, access_options
 from kvstore.cli.terminal.output import Output, Report, output_option
 from kvstore.clock import SystemClock
 from kvstore.consume.async_consumer import AsyncConsumer
+from kvstore.consume.hand import Reported
 from kvstore.opening.store_folder import served_url
 from kvstore.pop.popped import INVISIBLE_MAX
 from kvstore.process.signals import on_signal
@@ -74,7 +75,7 @@ class WorkTally(msgspec.Struct):
         return self.done + self.failed + self.lost + self.given_back
 
 
-class CommandFailed(Exception):
+class CommandFailed(Reported):
     """A command ended with another code than 0, or could not be started."""
 
 
