@@ -22,7 +22,7 @@ from kvstore.serve.replies.reply_room import SHARE, HeldReply, ReplyRoom, ReplyR
 from kvstore.wire.frames import RECEIVED, framed
 from tests.serve.test_frames import HELLO_FRAME, Raw, request
 from tests.support.grpc_doors import OpenDoor
-from tests.support.h2_client import DATA, END_STREAM, HEADERS, Answer, RawClient, window
+from tests.support.h2_client import DATA, END_STREAM, GOAWAY, HEADERS, Answer, RawClient, window
 from tests.support.rocketmq_client import RocketmqClient
 from tests.support.rocketmq_requests import HEAD, answers, request_of
 from tests.support.served import serving
@@ -248,6 +248,28 @@ def test_calls_of_a_client_that_takes_nothing_hold_its_room_and_end_when_it_take
         ]
         assert counts == [COUNT] * calls
         until(lambda: rooms.held == 0)
+
+
+@pytest.mark.parametrize("name", ["PullMessage", "ReceiveMessage"])
+def test_a_connection_for_which_the_server_holds_too_much_is_told_so_and_ends(
+    door: OpenDoor, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply_room, "HELD_MAX", REPLY // 2)
+    asked = request_of(name)
+    asked.batch_size = COUNT
+    port = int(door.endpoint.rpartition(":")[2])
+    with RawClient(port, {4: 0}) as client:
+        client.send(client.call(1, MESSAGING + name, asked.SerializeToString(), HEAD))
+        goodbye = client.until_kind(GOAWAY)
+        assert b"answers not yet taken" in goodbye.payload
+        assert list(client.frames()) == []
+    until(lambda: door.gatherer.rooms.held == 0)
+    asked.batch_size = 1
+    with RawClient(port, {4: 1 << 20}) as client:
+        client.send(
+            window(0, 1 << 20), client.call(1, MESSAGING + name, asked.SerializeToString(), HEAD)
+        )
+        assert client.answer(1).messages, "others are served"
 
 
 @pytest.mark.parametrize("name", ["PullMessage", "ReceiveMessage"])
