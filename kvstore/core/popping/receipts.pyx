@@ -382,6 +382,6 @@ cdef class Popped:
 def body_bytes(list found not None):
     cdef Py_ssize_t total = 0
     for one in found:
-        message = (<Popped>one).message if type(one) is Popped else one
+        message = (<Popped>one).message if isinstance(one, Popped) else one
         total += PyBytes_GET_SIZE((<StoredMessage?>message).body)
     return total
