@@ -130,13 +130,24 @@ def _pop_batches(folder: Path, count: int, size: int, together: Barrier) -> None
         together.wait()
 
 
+def _part(
+    client: Callable[..., None], folder: Path, count: int, size: int, together: Barrier
+) -> None:
+    """A client's process. Nobody waits for one that fails."""
+    try:
+        client(folder, count, size, together)
+    except BaseException:
+        together.abort()
+        raise
+
+
 def _rate(folder: Path, count: int, client: Callable[..., None], size: int) -> float:
     """Messages a second of several processes that each do a part, from the time when all are there
     until all are done: how a process starts and ends is no work.
     """
     together = _spawn.Barrier(_PROCESSES + 1, timeout=_WITHIN)
     parts = [
-        _spawn.Process(target=client, args=(folder, count // _PROCESSES, size, together))
+        _spawn.Process(target=_part, args=(client, folder, count // _PROCESSES, size, together))
         for _ in range(_PROCESSES)
     ]
     for part in parts:

@@ -14,6 +14,8 @@ from tests.support import inside_tiering
 from tests.tiering.catalog.moving import tiers
 from tiering.places.place import Place
 
+_LOOKING = threading.Lock()
+
 
 class Gate:
     """A place whose reads wait while it is shut; `asked` are the keys, and which bytes of each."""
@@ -66,11 +68,12 @@ def frames_of_threads() -> dict[int, FrameType]:
     """By the threads' numbers. Python 3.11 before .9 waits for itself for ever where it collects
     garbage meanwhile: https://github.com/python/cpython/issues/106883
     """
-    gc.disable()
-    try:
-        return sys._current_frames()
-    finally:
-        gc.enable()
+    with _LOOKING:  # else one thread's end of the look would let another one's collect garbage
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            gc.enable()
 
 
 def waits(frame: FrameType) -> bool:
