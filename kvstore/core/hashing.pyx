@@ -164,15 +164,21 @@ def add_digests(filled, digests, int64_t blocks, int64_t first, int hashes):
                 mixed >>= BITS_OF_PLACE
 
 
-def may_hold(
-    bytes data not None, Py_ssize_t at, int64_t blocks, int64_t first, uint32_t digest, int hashes
-):
+cdef bint may_hold_digest(
+    bytes data, Py_ssize_t at, int64_t blocks, int64_t first, uint32_t digest, int hashes
+) except -1:
     cdef const uint8_t *bits = <const uint8_t *><const char *>data
     cdef int64_t block = _block_of(digest, blocks) - first
     _check(blocks, first, hashes)
     if at < 0 or block < 0 or len(data) - at < BLOCK_BYTES * (block + 1):
         return True
     return _holds(bits + at + block * BLOCK_BYTES, _mix(digest), hashes)
+
+
+def may_hold(
+    bytes data not None, Py_ssize_t at, int64_t blocks, int64_t first, uint32_t digest, int hashes
+):
+    return may_hold_digest(data, at, blocks, first, digest, hashes)
 
 
 def count_denied(bytes data not None, Py_ssize_t at, int64_t blocks, digests, int hashes):

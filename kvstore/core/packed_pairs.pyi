@@ -33,10 +33,24 @@ def find_in_block(first: int, value: bytes, low: int, high: int) -> list[tuple[i
     Raises FormatError if the value is not a block.
     """
 
-def positions_inside(first: int, value: bytes, wanted: int) -> list[int] | None:
-    """The positions of a hash between the first hash of a block and the last, in order; None if it
-    is not between them, so that other blocks may have it. Raises FormatError if the value is not a
-    block.
+def known_positions(
+    parts: list[tuple[int, int, int, int]],
+    filters: dict[tuple[int, int], bytes],
+    blocks: dict[tuple[int, int], list[tuple[int, bytes]]],
+    asked: dict[int, bool],
+    wanted: int,
+    begin: int,
+    end: int,
+    piece_blocks: int,
+    hashes: int,
+) -> list[int] | None:
+    """The positions from `begin` to before `end` that parts have of a hash, falling, each once;
+    None if these pieces of filters and these blocks, sorted by their first hashes, can't tell.
+    A part is its number, its first position and the one behind its last, and the blocks of its
+    filter, of which a piece has `piece_blocks`; a digest sets `hashes` bits. Pieces are named by
+    the numbers of part and piece. `asked` gets what the filters of parts said, by the part's
+    number. Raises FormatError for bytes that are not a block, ValueError for numbers that no hash
+    or filter has.
     """
 
 def count_in(value: bytes) -> int:

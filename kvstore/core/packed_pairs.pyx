@@ -13,6 +13,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from kvstore.core.buffers cimport View, numbers_of, room_of
+from kvstore.core.hashing cimport may_hold_digest
 
 import numpy as np
 
@@ -24,6 +25,8 @@ cdef enum:
     # Bits of a hash, and those that are left for its place in a column.
     HASH_BITS = 40
     PLACE_BITS = 24
+    # Bits of a hash that are the topic's, and not in a filter.
+    TOPIC_BITS = 8
 
 cdef object _empty = np.empty
 cdef object _int64 = np.dtype(np.int64), _uint64 = np.dtype(np.uint64)
@@ -267,17 +270,72 @@ def find_in_block(int64_t first, bytes value not None, int64_t low, int64_t high
     return found
 
 
-def positions_inside(int64_t first, bytes value not None, int64_t wanted):
+cdef list _inside(int64_t first, bytes value, int64_t wanted, int64_t base):
+    # The positions of a hash, behind `base`; None unless it is between the block's first and last.
     cdef Header head = _header(value)
     cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(value) + HEAD
     cdef const uint8_t *behind = at + head.wide * head.count
     cdef uint64_t distance = <uint64_t>wanted - <uint64_t>first
     cdef Py_ssize_t i
+    cdef list found
     if wanted <= first or distance >= _number(at, head.count - 1, head.wide, head.count):
         return None
     found = []
     for i in range(_before(at, head, distance), head.count):
         if _number(at, i, head.wide, head.count) != distance:
             break
-        found.append(<int64_t>_number(behind, i, head.far, head.count))
+        found.append(base + <int64_t>_number(behind, i, head.far, head.count))
     return found
+
+
+cdef list _known(list blocks, int64_t wanted, int64_t base):
+    # As `_inside`, of the block that begins before the hash.
+    cdef Py_ssize_t low = 0, high = len(blocks), middle
+    cdef tuple block
+    while low < high:
+        middle = (low + high) >> 1
+        if <int64_t>(<tuple?>blocks[middle])[0] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    if not low:
+        return None
+    block = <tuple>blocks[low - 1]
+    return _inside(block[0], <bytes?>block[1], wanted, base)
+
+
+def known_positions(
+    list parts not None, dict filters not None, dict blocks not None, dict asked not None,
+    int64_t wanted, int64_t begin, int64_t end, int64_t piece_blocks, int hashes,
+):
+    cdef list found = [], inside
+    cdef uint64_t digest = <uint64_t>wanted >> TOPIC_BITS
+    cdef int64_t base, stop, count, piece
+    cdef bint holds
+    if not 0 < piece_blocks <= 0xFFFFFFFF or digest > 0xFFFFFFFF:
+        raise ValueError(f"hash {wanted} has no piece of {piece_blocks} blocks")
+    for part in parts:
+        serial, base, stop, count = <tuple?>part
+        if base >= end or stop <= begin:
+            continue
+        if not 0 <= count <= 0xFFFFFFFF:
+            raise ValueError("a filter has fewer than 2**32 blocks")
+        piece = <int64_t>(digest * <uint64_t>count >> 32) // piece_blocks
+        key = (serial, piece)
+        data = filters.get(key)
+        if data is None:
+            return None
+        holds = may_hold_digest(
+            <bytes?>data, 0, count, piece * piece_blocks, <uint32_t>digest, hashes
+        )
+        asked[serial] = holds
+        if not holds:
+            continue
+        read = blocks.get(key)
+        inside = None if read is None else _known(<list?>read, wanted, base)
+        if inside is None:
+            return None
+        found += inside
+    if len(found) > 1:
+        found = sorted(set(found), reverse=True)
+    return [p for p in found if begin <= p < end]

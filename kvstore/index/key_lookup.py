@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from heapq import merge
@@ -29,7 +29,12 @@ from numpy.typing import NDArray
 from rocksdict import RdictIter
 
 from kvstore.core.hashing import may_hold
-from kvstore.core.packed_pairs import find_in_block, sort_pairs, unpack_blocks
+from kvstore.core.packed_pairs import (
+    find_in_block,
+    known_positions,
+    sort_pairs,
+    unpack_blocks,
+)
 from kvstore.errors import FormatError
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import read_gone
@@ -98,7 +103,9 @@ class MessageKeys:
         self._readable: Parts = ()
         """The parts that lookups read: while a batch is written, those that it removes too."""
         self._grouped: tuple[Parts, list[list[Part]]] = ((), [])
-        """The parts of the last look, and the groups in which it reads them."""
+        """The parts of the last look at rows, and the groups in which it reads them."""
+        self._numbered: tuple[Parts, list[tuple[int, int, int, int]]] = ((), [])
+        """The parts of the last look, as `known_positions` takes them."""
         self._merge: Merge | None = None
         self._headless: list[bytes] = []
         """Prefixes of rows without a head: readers pass over them."""
@@ -108,7 +115,7 @@ class MessageKeys:
         """The parts and the sealed segments at a time when nothing was to be merged."""
         self._numbers: dict[tuple[int, int], int] = {}
         """The last number given, by segment and rank."""
-        self._filters: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._filters: dict[tuple[int, int], bytes] = {}
         self._filter_bytes = 0
         self._blocks = KnownBlocks()
         self._lock = threading.Lock()
@@ -174,47 +181,32 @@ class MessageKeys:
 
     # --- looking ---
 
-    def find(self, low: int, high: int, first: int, last: int, since: int = 0) -> Iterator[int]:
+    def find(self, low: int, high: int, first: int, last: int, since: int = 0) -> Iterable[int]:
         """Log positions of records with a key hash from `low` to `high`, newest first, each once.
         All those in segments `first` to `last`, from position `since` on, are among them.
         """
-        self.parts()
-        stretch = range(max(first * self._segment_size, since), (last + 1) * self._segment_size)
+        if self._written is None:
+            self.parts()
+        begin = max(first * self._segment_size, since)
+        end = (last + 1) * self._segment_size
         asked: dict[int, bool] = {}
         if low == high:
-            found = self._known(self._readable, low, stretch, asked)
+            # Rows of parts do not change while they are in memory, so this is the result at the
+            # moment at which these were the parts.
+            found = known_positions(
+                self._numbers_of(self._readable),
+                self._filters,
+                self._blocks.pieces,
+                asked,
+                low,
+                begin,
+                end,
+                PIECE_BLOCKS,
+                FILTER_HASHES,
+            )
             if found is not None:
-                return iter(found)
-        return self._read(low, high, stretch, asked)
-
-    def _known(
-        self, parts: Parts, wanted: int, stretch: range, asked: dict[int, bool]
-    ) -> list[int] | None:
-        """The result of `find` by memory alone; None if it can't tell. Rows of parts do not change
-        while they are in memory, so it is that of the moment at which these were the parts.
-        `asked` gets the serials of the parts whose filters were asked, and what these said.
-        """
-        size, start, stop = self._segment_size, stretch.start, stretch.stop
-        digest, filters, blocks = wanted >> _DIGEST_SHIFT, self._filters, self._blocks
-        found: list[int] = []
-        # Unpacked: reading a part's fields by name takes longer than asking its filter.
-        for _, segment, _, _, filter_blocks, _, _, serial, end in parts:
-            base = segment * size
-            if base >= stop or end * size <= start:
-                continue
-            piece = piece_of(filter_blocks, digest)
-            data = filters.get((serial, piece))
-            if data is None:
-                return None
-            holds = may_hold(data, 0, filter_blocks, piece * PIECE_BLOCKS, digest, FILTER_HASHES)
-            asked[serial] = holds
-            if not holds:
-                continue
-            positions = blocks.positions(serial, piece, wanted)
-            if positions is None:
-                return None
-            found += [base + p for p in positions if start <= base + p < stop]
-        return sorted(set(found), reverse=True) if len(found) > 1 else found
+                return found
+        return self._read(low, high, range(begin, end), asked)
 
     def _read(self, low: int, high: int, stretch: range, asked: dict[int, bool]) -> Iterator[int]:
         before, version = self._readable, self._blocks.version
@@ -242,6 +234,18 @@ class MessageKeys:
                 if position != newest:
                     yield position
                 newest = position
+
+    def _numbers_of(self, parts: Parts) -> list[tuple[int, int, int, int]]:
+        """The parts as `known_positions` takes them, kept until they change."""
+        known, numbers = self._numbered
+        if known is not parts:
+            size = self._segment_size
+            numbers = [
+                (part.serial, part.segment * size, part.end * size, part.filter_blocks)
+                for part in parts
+            ]
+            self._numbered = parts, numbers
+        return numbers
 
     def _groups_of(self, parts: Parts) -> list[list[Part]]:
         """The groups of `_newest_first`, kept until the parts change."""
@@ -272,7 +276,7 @@ class MessageKeys:
                 self._filters[part.serial, piece] = data
                 self._filter_bytes += len(data) + _FILTER_OVERHEAD
             while self._filter_bytes > FILTERS_CACHED_BYTES_MAX:
-                _, oldest = self._filters.popitem(last=False)
+                oldest = self._filters.pop(next(iter(self._filters)))
                 self._filter_bytes -= len(oldest) + _FILTER_OVERHEAD
         return data
 

@@ -21,8 +21,7 @@ goes on.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left, insort
-from collections import OrderedDict
+from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from struct import Struct
@@ -35,7 +34,6 @@ from rocksdict import RdictIter
 from kvstore.core.packed_pairs import (
     count_in,
     pack_blocks,
-    positions_inside,
     sort_pairs,
     unpack_blocks,
 )
@@ -333,41 +331,34 @@ class KnownBlocks:
     """The blocks of a store's key index that memory has; see the module."""
 
     def __init__(self) -> None:
-        self._pieces: OrderedDict[tuple[int, int], list[Block]] = OrderedDict()
+        self.pieces: dict[tuple[int, int], list[Block]] = {}
+        """By the serial of the part, and the piece; sorted."""
         self._bytes = 0
         self._lock = threading.Lock()
         self.version = 0
         """Rises when blocks are forgotten."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._pieces.values()))
-
-    def positions(self, serial: int, piece: int, wanted: int) -> list[int] | None:
-        """All positions that a piece of a part has of a hash, behind the part's beginning, rising;
-        None if memory can't tell.
-        """
-        blocks = self._pieces.get((serial, piece), ())
-        at = bisect_left(blocks, (wanted,))
-        return positions_inside(*blocks[at - 1], wanted) if at else None
+        return sum(map(len, self.pieces.values()))
 
     def add(self, version: int, serial: int, piece: int, block: Block) -> None:
         """Keeps a block, which was read when the version was this one."""
         with self._lock:
-            blocks = self._pieces.get((serial, piece), [])
+            blocks = self.pieces.get((serial, piece), [])
             if version != self.version or block in blocks:
                 return
             # A copy: readers look at the old list.
             blocks = blocks.copy()
             insort(blocks, block)
-            self._pieces[serial, piece] = blocks
+            self.pieces[serial, piece] = blocks
             self._bytes += len(block[1]) + _OVERHEAD
             while self._bytes > BLOCKS_CACHED_BYTES_MAX:
-                _, oldest = self._pieces.popitem(last=False)
+                oldest = self.pieces.pop(next(iter(self.pieces)))
                 self._bytes -= sum(len(value) + _OVERHEAD for _, value in oldest)
 
     def forget(self) -> None:
         """Drops all, since blocks changed."""
         with self._lock:
             self.version += 1
-            self._pieces.clear()
+            self.pieces.clear()
             self._bytes = 0

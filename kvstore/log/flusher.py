@@ -1,9 +1,10 @@
 """The flusher: one thread that puts the log on the disk, for every thread that waits for it.
 
-The idea: group commit. A put that needs the disk names a position and waits. The flusher syncs once
-everything appended so far, and wakes the waiters that this serves, no others. The next sync begins
-when as many threads wait again. Without waiters it syncs at an interval when enough bytes are
-dirty, and syncs everything at the thorough interval.
+The idea: group commit. A put that needs the disk sleeps. The flusher syncs once everything appended
+so far, wakes the threads that slept when it began, and begins again if others do by then: half of
+them put while the disk works for the other half. Where the disk takes longer than all of them need
+to put again, the flusher waits until they have, and one sync serves all. Without waiters it syncs
+at an interval when enough bytes are dirty, and syncs everything at the thorough interval.
 
 Invariants: a waiter returns only when a sync that succeeded has covered its position; after a sync
 that failed, or a turn that raised an unexpected exception, the log is read-only, and every waiter,
@@ -13,19 +14,19 @@ present or later, gets `FlushFailed`; nobody waits for a thread that is not ther
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 from kvstore.config import StoreConfig
+from kvstore.core.threads.sleepers import Sleeper, wake_all
 from kvstore.errors import FlushFailed, StoreClosed
 from kvstore.log.commitlog import CommitLog
 from kvstore.process.background import Background
 from kvstore.process.locks import Signal
 
-_GATHER_SECONDS: Final = 0.0001
-"""The time of a sync from which on it is worth waiting until the threads have put again."""
+_PUT_SECONDS: Final = 0.00003
+"""In which one of many woken threads puts again."""
 _GATHER_MAX: Final = 0.002
-"""The longest such wait, in seconds."""
+"""The longest wait for all of them, in seconds."""
 _LOOK: Final = 1.0
 """Seconds after which a waiter looks at the log by itself, woken or not."""
 
@@ -40,8 +41,8 @@ class Flusher:
         self._config = config
         self._clock = config.clock
         self._on_durable = on_durable
-        self._waiters: list[tuple[int, Signal]] = []
-        """The position that each waiter wants on the disk, and the signal that wakes it."""
+        self._waiters: list[Sleeper] = []
+        """In the order of their coming. Each came behind its own put."""
         self._expected = 0
         """The number of threads that waited when the last sync ended, served by it or not."""
         self._gathered = Signal()
@@ -65,24 +66,19 @@ class Flusher:
         log = self._log
         if log.durable >= position:
             return
-        waiter = position, (served := Signal())
-        try:
-            self._waiters.append(waiter)
-            if len(self._waiters) >= self._expected:
-                self._gathered.set()
-            self.thread.wake.set()
-            while log.durable < position:
-                log.check_failure()
-                if not self.thread.is_alive or self.thread.is_stopping:
-                    raise StoreClosed(
-                        "the store was closed while a put waited for the disk; it may or may not "
-                        "be there"
-                    )
-                served.wait(_LOOK)
-                served.clear()
-        finally:
-            with suppress(ValueError):  # of a waiter that was not there yet
-                self._waiters.remove(waiter)
+        waiter = Sleeper()
+        self._waiters.append(waiter)
+        if len(self._waiters) >= self._expected:
+            self._gathered.set()
+        self.thread.wake.set()
+        while log.durable < position:
+            log.check_failure()
+            if not self.thread.is_alive or self.thread.is_stopping:
+                raise StoreClosed(
+                    "the store was closed while a put waited for the disk; it may or may not be "
+                    "there"
+                )
+            waiter.sleep(_LOOK)
 
     def wake(self) -> None:
         """Wakes the thread: the staging buffer is full."""
@@ -95,29 +91,30 @@ class Flusher:
             if self._log.failure is None:
                 self._sync()
         finally:
-            self._notify()
+            self._wake_all()
 
     def _turn(self) -> None:
         config, log = self._config, self._log
-        if log.failure is None:
-            now = self._clock.monotonic()
-            dirty = log.end - log.durable
-            wanted = any(position > log.durable for position, _ in list(self._waiters))
-            thorough = now >= self._thorough_at
-            timely = now - self._drained_at >= config.flush_interval
-            if dirty and (wanted or thorough or (timely and dirty >= config.flush_dirty_bytes)):
-                if wanted:
-                    self._gather()
-                self._sync()
-                self._drained_at = now
-            elif log.staging is not None and log.staging.due():
+        if log.failure is not None:
+            self._wake_all()
+            return
+        now = self._clock.monotonic()
+        waiting = len(self._waiters)
+        dirty = log.end - log.durable
+        thorough = now >= self._thorough_at
+        timely = now - self._drained_at >= config.flush_interval
+        if dirty and (waiting or thorough or (timely and dirty >= config.flush_dirty_bytes)):
+            if waiting:
+                self._gather()
+            self._sync()
+            self._drained_at = now
+        else:
+            # A checkpoint's sync has served those that wait with nothing left to sync.
+            self._wake(waiting)
+            if log.staging is not None and log.staging.due():
                 self._drain()
-            if thorough:
-                self._thorough_at = now + config.flush_thorough_interval
-        if self._waiters:
-            # Also where there was nothing to sync: a checkpoint's sync serves, or fails, the
-            # waiters too.
-            self._notify()
+        if thorough:
+            self._thorough_at = now + config.flush_thorough_interval
 
     def _failed(self, why: BaseException) -> None:
         """A turn raised an unexpected exception: whether the written bytes are on the disk is
@@ -126,14 +123,14 @@ class Flusher:
         try:
             self._log.fail(why)
         finally:
-            self._notify()
+            self._wake_all()
 
     def _gather(self) -> None:
-        """Waits until as many threads wait as when the last sync ended, for at most as long as it
-        took: those that it woke put again meanwhile, and the next sync serves all of them instead
-        of half. Does nothing where a sync is faster than that.
+        """Where a sync takes longer than all threads that waited at its end need to put again,
+        waits until they have, for at most as long as it took. Otherwise this wait would cost more
+        than the next sync.
         """
-        if self._expected > 1 and self._sync_seconds > _GATHER_SECONDS:
+        if self._sync_seconds > self._expected * _PUT_SECONDS:
             self._gathered.clear()
             if len(self._waiters) < self._expected:
                 self._clock.wait(self._gathered, min(self._sync_seconds, _GATHER_MAX))
@@ -144,27 +141,30 @@ class Flusher:
             self.thread.did("wrote the staging buffer")
         except FlushFailed as e:
             self.thread.failing(str(e))
-            self._notify()
+            self._wake_all()
 
     def _sync(self) -> None:
+        waiting = len(self._waiters)
         began = self._clock.monotonic()
         try:
             self._log.sync_to_end()
         except FlushFailed as e:
             self.thread.failing(str(e))
-            self._notify()
+            self._wake_all()
             return
         self.thread.did("synced the log")
         self._sync_seconds = self._clock.monotonic() - began
         self._expected = len(self._waiters)
-        self._notify()
+        self._wake(waiting)
         self._on_durable()
 
-    def _notify(self) -> None:
-        log = self._log
-        for waiter in list(self._waiters):
-            # One whose position is still to come would wake in vain.
-            if waiter[0] <= log.durable or log.failure is not None or self.thread.is_stopping:
-                waiter[1].set()
-                with suppress(ValueError):  # it has gone by itself
-                    self._waiters.remove(waiter)
+    def _wake(self, count: int) -> None:
+        """Wakes the first `count` waiters. They are forgotten only then: an exception that is
+        thrown into this thread leaves no one asleep that no turn knows of.
+        """
+        if count:
+            wake_all(self._waiters[:count])
+            del self._waiters[:count]
+
+    def _wake_all(self) -> None:
+        self._wake(len(self._waiters))

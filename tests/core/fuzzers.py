@@ -24,6 +24,7 @@ from kvstore.core.names import DATES_BEGIN, DATES_END
 from kvstore.core.put_values import Message, PutResult, PutStatus
 from kvstore.core.queue_offsets import QueueOffsets, count_closing, late_targets
 from kvstore.core.tail import Tail
+from kvstore.core.threads.sleepers import Sleeper, wake_all
 from kvstore.core.unique_ids import UniqueIds
 from kvstore.errors import ArchiveDamaged, FormatError
 from kvstore.record.key_filter import BLOCK_BYTES, HASHES_MAX
@@ -283,15 +284,52 @@ def _found(first: int, value: object, low: int, high: int) -> Any:
     return [pair for pair in pairs if low <= pair[0] <= high]
 
 
-def _inside(first: int, value: object, wanted: int) -> Any:
-    if not isinstance(value, bytes):
-        return TypeError
-    pairs = packing.unpack_block(first, value)
-    if not _is_rising(first, [hash_ for hash_, _ in pairs]):
+def _to_look(rng: Random) -> Arguments:
+    """Parts, with filters and blocks of some of them, and a hash."""
+    piece_blocks = rng.choice((1, 2, 256))
+    wanted = rng.getrandbits(40)
+    parts, filters, blocks = [], {}, {}
+    for serial in range(rng.randint(0, 4)):
+        base, count = rng.getrandbits(20), rng.choice((1, 3, 300))
+        parts.append((serial, base, base + rng.getrandbits(20), count))
+        piece = ((wanted >> 8) * count >> 32) // piece_blocks
+        if rng.random() < 0.9:
+            filters[serial, piece] = rng.choice((b"", b"\xff" * BLOCK_BYTES * 256, b"\0" * 64))
+        if rng.random() < 0.9:
+            firsts = sorted({max(wanted - rng.choice((0, 1, 9, 1 << 30)), 0) for _ in range(3)})
+            hashes = _int64([wanted + n for n in (0, 0, 1, rng.randint(1, 40))])
+            places = _int64([rng.getrandbits(20) for _ in hashes])
+            block = [(first, packed_pairs.pack_block(first, hashes, places)) for first in firsts]
+            blocks[serial, piece] = block
+    begin = rng.getrandbits(20)
+    return parts, filters, blocks, {}, wanted, begin, begin + rng.getrandbits(21), piece_blocks, 5
+
+
+def _looked(
+    parts: Any, filters: Any, blocks: Any, asked: Any, wanted: int, begin: int, end: int,
+    piece_blocks: int, hashes: int,
+) -> Any:  # fmt: skip
+    try:
+        if not 0 < piece_blocks < 1 << 32 or not 0 <= wanted < 1 << 40 or not 0 <= hashes <= 7:
+            return NotImplemented
+        found = set()
+        for serial, base, stop, count in parts:
+            if base >= end or stop <= begin:
+                continue
+            piece = ((wanted >> 8) * count >> 32) // piece_blocks
+            data = filters[serial, piece]
+            if not _held(data, 0, count, piece * piece_blocks, wanted >> 8, hashes):
+                continue
+            first, value = max(one for one in blocks[serial, piece] if one[0] < wanted)
+            pairs = packing.unpack_block(first, value)
+            if not _is_rising(first, [hash_ for hash_, _ in pairs]):
+                return NotImplemented
+            if wanted >= pairs[-1][0]:
+                return None
+            found |= {base + position for hash_, position in pairs if hash_ == wanted}
+        return sorted((one for one in found if begin <= one < end), reverse=True)
+    except (KeyError, ValueError):
         return NotImplemented
-    if not first < wanted < pairs[-1][0]:
-        return None
-    return [position for hash_, position in pairs if hash_ == wanted]
 
 
 # --- runs ---
@@ -434,6 +472,17 @@ def _keys_in(tail: Tail) -> int:
         return sum(len(hashes) for _, hashes, _ in tail.key_pairs(1 << 20, bytes(1 << 16)))
     except IndexError:
         return tail.keys_held
+
+
+def _woken(sleepers: Any) -> Any:
+    if isinstance(sleepers, list) and all(isinstance(one, Sleeper) for one in sleepers):
+        return [True] * len(sleepers)
+    return TypeError
+
+
+def _sleep_woken(sleepers: Any) -> list[bool]:
+    wake_all(sleepers)
+    return [one.sleep(0) for one in sleepers]
 
 
 def _looked_at(start: int, entries: I64, keys: I64) -> bool:
@@ -755,7 +804,7 @@ FUZZERS: Final = {
     "packed_pairs.unpack_blocks": Fuzzer(_several_blocks, _of_blocks),
     "packed_pairs.unpack_block": Fuzzer(_a_block, _of_block),
     "packed_pairs.find_in_block": Fuzzer(_to_find, _found),
-    "packed_pairs.positions_inside": Fuzzer(lambda rng: _to_find(rng)[:3], _inside),
+    "packed_pairs.known_positions": Fuzzer(_to_look, _looked),
     "packed_pairs.count_in": Fuzzer(
         lambda rng: _a_block(rng)[1:],
         lambda value: (
@@ -775,6 +824,11 @@ FUZZERS: Final = {
         call=lambda *fields: repr(PutResult(*fields)),
     ),
     "columns.sorting.sort_rows": Fuzzer(_to_sort, _sorted),
+    "threads.sleepers.wake_all": Fuzzer(
+        lambda rng: ([Sleeper() for _ in range(rng.choice((0, 1, 63, 64, 65, 200)))],),
+        _woken,
+        call=_sleep_woken,
+    ),
     "tail.Tail": Fuzzer(_added, call=_looked_at),
     **RECORD_FUZZERS,
     **POPPING_FUZZERS,

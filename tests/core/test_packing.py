@@ -259,7 +259,12 @@ def test_looking_into_any_bytes_finds_pairs_or_says_that_they_are_no_block(
     value: bytes, first: int, low: int, high: int
 ) -> None:
     answer(lambda: packed_pairs.find_in_block(first, value, low, high))
-    answer(lambda: packed_pairs.positions_inside(first, value, low))
+    read = {(1, 0): [(first, value)]}
+    answer(
+        lambda: packed_pairs.known_positions(
+            [(1, 0, high, 1)], {(1, 0): b"\xff" * 64}, read, {}, low & 0xFFFFFFFFFF, 0, high, 1, 5
+        )
+    )
 
 
 def test_hashes_that_fall_are_refused() -> None:

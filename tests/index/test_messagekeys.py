@@ -13,7 +13,7 @@ import pytest
 import kvstore
 from kvstore import Message
 from kvstore.core.hashing import may_hold
-from kvstore.core.packed_pairs import pack_block, sort_pairs
+from kvstore.core.packed_pairs import known_positions, pack_block, sort_pairs
 from kvstore.errors import FormatError
 from kvstore.index import key_lookup, key_merge, key_parts
 from kvstore.index.checkpoint import repack
@@ -483,7 +483,7 @@ def test_a_hash_of_very_many_messages_is_read_from_its_newest_on(families: Famil
         add(families, keys, segment, [(common, i) for i in range(3000)] + [(common + 1, 7)])
     merge_all(keys, GENERATION)
     assert len(keys.parts()) == 1
-    found = keys.find(common, common, *EVERY)
+    found = iter(keys.find(common, common, *EVERY))
     newest = (GENERATION - 1) * SEGMENT + 2999
     assert [next(found) for _ in range(600)] == list(range(newest, newest - 600, -1))
     in_all_topics = list(keys.find(9 << 8, 9 << 8 | 255, *EVERY))
@@ -542,13 +542,19 @@ def test_a_look_up_asks_each_filter_once_also_where_memory_has_not_all_blocks(
     for segment in range(3):
         add(families, keys, segment, [(n << 20, n) for n in range(2000)])
     assert len(list(keys.find(5 << 20, 5 << 20, *EVERY))) == 3  # from here on filters are in memory
-    asked = list[bytes]()
+    asked = list[object]()
 
     def noted(data: bytes, *given: int) -> bool:
         asked.append(data)
         return may_hold(data, *given)
 
+    def known(parts: Any, filters: Any, blocks: Any, said: dict[int, bool], *given: int) -> Any:
+        found = known_positions(parts, filters, blocks, said, *given)
+        asked.extend(said)
+        return found
+
     monkeypatch.setattr(key_lookup, "may_hold", noted)
+    monkeypatch.setattr(key_lookup, "known_positions", known)
     assert len(list(keys.find(1900 << 20, 1900 << 20, *EVERY))) == 3
     assert len(asked) == 3
 
@@ -580,10 +586,19 @@ def test_a_block_that_was_read_before_blocks_changed_is_not_kept() -> None:
     version = blocks.version
     blocks.forget()
     blocks.add(version, 1, 0, (5, value))
-    assert blocks.positions(1, 0, 6) is None
+    assert not blocks.pieces
     blocks.add(blocks.version, 1, 0, (5, value))
-    assert blocks.positions(1, 0, 6) == [2]
-    assert [blocks.positions(1, 0, hash_) for hash_ in (4, 5, 7, 8)] == [None] * 4
+    assert blocks.pieces == {(1, 0): [(5, value)]}
+
+
+def test_memory_tells_of_hashes_between_the_first_and_the_last_of_a_block_alone() -> None:
+    blocks = {(1, 0): [(5, pack_block(5, np.array([5, 6, 7]), np.array([1, 2, 3])))]}
+
+    def known(hash_: int) -> list[int] | None:
+        full, part = {(1, 0): b"\xff" * 64}, (1, 1000, 2000, 1)
+        return known_positions([part], full, blocks, {}, hash_, 0, 2000, 1, 5)
+
+    assert [known(hash_) for hash_ in (4, 5, 6, 7, 8)] == [None, None, [1002], None, None]
 
 
 # --- repack and retire ---
