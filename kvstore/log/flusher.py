@@ -23,7 +23,7 @@ from kvstore.log.commitlog import CommitLog
 from kvstore.process.background import Background
 from kvstore.process.locks import Signal
 
-_PUT_SECONDS: Final = 0.00003
+_PUT_SECONDS: Final = 0.000015
 """In which one of many woken threads puts again."""
 _GATHER_MAX: Final = 0.002
 """The longest wait for all of them, in seconds."""
