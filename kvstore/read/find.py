@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain
 from typing import Final, TypeVar
 
 from kvstore.core.names import DEDUP_ID
@@ -325,7 +325,7 @@ class Finder:
             note_lost = partial(self._note_lost, cold.archived, lost)
             with_archive = cold.candidates(low, high, begin, end, found, note_lost, since)
         else:
-            with_archive = zip(found, repeat(-1))
+            with_archive = ((position, -1) for position in found)
         if not in_tails:
             return with_archive
         newest = [(p, -1) for p in in_tails if p >= since]
@@ -356,11 +356,9 @@ class Finder:
         if begin is not None or end is not None:
             first, last = self._of_time(begin, end)
 
-        def is_held(position: int) -> bool:
-            # The keys of a segment that left the log may be among those of others.
-            return position < visible and segments.has(position // size)
-
-        return filter(is_held, self._index.keys.find(low, high, first, last, since))
+        found = self._index.keys.find(low, high, first, last, since)
+        # The keys of a segment that left the log may be among those of others.
+        return (p for p in found if p < visible and segments.has(p // size))
 
     def _of_time(self, begin: int | None, end: int | None) -> tuple[int, int]:
         """The first and the last of the log's segments that may have messages of a time."""
