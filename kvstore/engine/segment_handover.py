@@ -279,9 +279,9 @@ class SegmentHandover:
         """
         self._log.check_writable()
         with self._upkeep.leaving:
-            there = self._log.segments.numbers
+            has = self._log.segments.has
             last = min(self._log.durable, self._index.checkpoint.position) // self.segment_size
-            wrong = [n for n in segments if n not in there or n >= last]
+            wrong = [n for n in segments if not has(n) or n >= last]
             if wrong or not segments:
                 raise CallerError(
                     f"segments {list(segments)} can't be handed over: {wrong or 'none'} not there, "

@@ -334,7 +334,7 @@ class Upkeep:
     def _drop(self, why: Why) -> None:
         size = self._log.segment_size
         with self.leaving:
-            if why.number in self._log.segments.numbers:
+            if self._log.segments.has(why.number):
                 self.before_leaving([why.number])
                 unread = unread_in(self._index.families, why.number)
                 there = self._log.segments.numbers

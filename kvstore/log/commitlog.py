@@ -128,7 +128,7 @@ class CommitLog:
         gone = 0
         for later in [n for n in self.segments.numbers if n > number]:
             gone += self._remove_empty_or_torn(later)
-        if number in self.segments.numbers and number not in self.segments.problems:
+        if self.segments.is_usable(number):
             self.segments.unshare(number)
             self.segments.remap(number)
             gone += self.segments.zero_from(number, at)
@@ -150,7 +150,7 @@ class CommitLog:
         for number in range(
             first // self.segment_size, (max(end, first + 1) - 1) // self.segment_size + 1
         ):
-            if number in self.segments.numbers and number not in self.segments.problems:
+            if self.segments.is_usable(number):
                 self.segments.sync(number)
 
     # --- appending; under `lock` ---
@@ -368,7 +368,7 @@ class CommitLog:
     def needs_next(self) -> bool:
         """Whether the segment behind the active one should be made now."""
         number, at = divmod(self.end, self.segment_size)
-        return at > self.segment_size // 2 and number + 1 not in self.segments.numbers
+        return at > self.segment_size // 2 and not self.segments.has(number + 1)
 
     def prepare_next(self) -> None:
         """Makes the segment behind the active one; the housekeeper's work."""

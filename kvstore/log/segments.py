@@ -87,6 +87,8 @@ class Segments:
         one.
         """
         self.numbers: list[int] = []
+        """Those of all segments that exist, rising; `_there` has the same."""
+        self._there: frozenset[int] = frozenset()
         """The segments there are, rising; changed only by replacing the list."""
         self.unremoved: set[int] = set()
         """Segments that have left the log, and whose files could not be removed so far."""
@@ -112,7 +114,11 @@ class Segments:
             else:
                 numbers.append(position // self.size)
                 self._check(numbers[-1])
-        self.numbers = self._without_strays(sorted(numbers))
+        self._keep(self._without_strays(sorted(numbers)))
+
+    def _keep(self, numbers: list[int]) -> None:
+        """Makes these, rising, the numbers of all segments."""
+        self.numbers, self._there = numbers, frozenset(numbers)
 
     def _unfinished(self, path: Path) -> None:
         """Removes the files of work that a crash cut short: an allocation or copy, which never was
@@ -184,7 +190,7 @@ class Segments:
             for number in self.numbers[: len(self.numbers) - len(left)]:
                 self.retired_below = number + 1
                 self._drop(number)
-            self.numbers = left
+            self._keep(left)
             self.removals += 1
 
     def forget(self, numbers: Collection[int]) -> None:
@@ -194,8 +200,9 @@ class Segments:
         with self._lock:
             for number in numbers:
                 self._drop(number)
-            self.numbers = [n for n in self.numbers if n not in numbers]
-            self.left |= frozenset(numbers)
+            gone = frozenset(numbers)
+            self._keep([n for n in self.numbers if n not in gone])
+            self.left |= gone
             self.removals += 1
             if not self.numbers:
                 self.retired_below = max(self.retired_below, max(numbers, default=-1) + 1)
@@ -214,11 +221,11 @@ class Segments:
 
     def has(self, number: int) -> bool:
         """Whether a segment exists, sound or not."""
-        return number in self.numbers
+        return number in self._there
 
     def is_usable(self, number: int) -> bool:
         """Whether a segment exists and its file is sound, so that it should open."""
-        return number in self.numbers and number not in self.problems
+        return number in self._there and number not in self.problems
 
     def map(self, number: int) -> MappedFile:
         """A segment's map; `SegmentDamaged` if it is not there or can't be used."""
@@ -236,7 +243,7 @@ class Segments:
                 return found
             path = self.path(number)
             problem = self.problems.get(number)
-            if problem is None and number not in self.numbers:
+            if problem is None and number not in self._there:
                 problem = f"{path} is not there"
             if problem is not None:
                 raise SegmentDamaged(
@@ -277,7 +284,7 @@ class Segments:
         at this position, and nowhere else.
         """
         with self._lock:
-            if number in self.numbers and number not in self.problems:
+            if self.is_usable(number):
                 return
             path = self.path(number)
             with disk_errors(path, "made"):
@@ -285,7 +292,7 @@ class Segments:
                     self._move_aside(path)
                 self.files.create(path, self.size)
             self.problems.pop(number, None)
-            self.numbers = sorted({*self.numbers, number})
+            self._keep(sorted({*self.numbers, number}))
 
     def _move_aside(self, path: Path) -> None:
         count = 1
@@ -332,7 +339,7 @@ class Segments:
         path = self.path(number)
         with self._lock:
             found = self.maps.pop(number, None)
-            self.numbers = [n for n in self.numbers if n != number]
+            self._keep([n for n in self.numbers if n != number])
             self.removals += 1
             if path.exists() and not path.is_file():
                 self.problems.setdefault(number, f"{path} is not a file")

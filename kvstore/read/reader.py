@@ -11,7 +11,7 @@ or a whole segment.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Final, Protocol
@@ -401,11 +401,11 @@ class Reader:
         """Store time of a sealed, checkpointed segment's last message, ms: that of the first
         message behind it, or of the nearest that can be told; never less than the message's own.
         """
-        for later in self._log.segments.numbers:
-            if later > number:
-                found = self.segment_time(later)
-                if found is not None:
-                    return found
+        numbers = self._log.segments.numbers
+        for at in range(bisect_right(numbers, number), len(numbers)):
+            found = self.segment_time(numbers[at])
+            if found is not None:
+                return found
         # No message came since: then the newest store time the index knows of is this segment's.
         # Its first record may be far older than its last, and nobody may lose a message for that.
         return self._index.checkpoint.stored_at or None

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
+from kvstore.files import LocalFiles
+from kvstore.log.segments import Segments, segment_name
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_whole
 from tests.support.files import Effect, WatchedFiles, none
@@ -52,3 +56,30 @@ def test_what_another_folder_has_too_is_not_overwritten(tmp_path: Path) -> None:
     with opened(tmp_path / "a"):
         assert not gone.exists()
     assert (tmp_path / "other").read_bytes() == b"secret" * 1000
+
+
+class _Compared(int):
+    """A number that counts how often it is compared."""
+
+    count = 0
+
+    def __eq__(self, other: object) -> bool:
+        _Compared.count += 1
+        return int.__eq__(self, other) is True
+
+    __hash__ = int.__hash__
+
+
+@pytest.mark.parametrize("count", [1, 30, 900])
+def test_whether_a_segment_is_there_costs_the_same_however_many_there_are(
+    tmp_path: Path, count: int
+) -> None:
+    for number in range(count):
+        with (tmp_path / segment_name(number * SEGMENT)).open("wb") as file:
+            file.truncate(SEGMENT)
+    segments = Segments(tmp_path, LocalFiles(), SEGMENT, writable=True)
+    for asked in (0, count // 2, count - 1, count):
+        _Compared.count = 0
+        assert segments.has(_Compared(asked)) == (asked < count)
+        assert segments.is_usable(_Compared(asked)) == (asked < count)
+        assert _Compared.count <= 2 * 2
