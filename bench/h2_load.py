@@ -11,10 +11,10 @@ import time
 from typing import Final
 
 import msgspec
+from hpack import Encoder
 
 from bench.grpc_connection import DATA, HEADERS, PING, PREFACE, SETTINGS, WINDOW_UPDATE
 from kvstore.core.transport.h2_frames import frame_of, split_frames
-from kvstore.core.transport.hpack import HeaderEncoder
 
 CONNECTIONS: Final = 4
 IN_FLIGHT: Final = 64
@@ -36,7 +36,7 @@ class _Client(asyncio.Protocol):
         self._stream = -1
         self._rest = b""
         self._received = 0
-        encoder = HeaderEncoder()
+        encoder = Encoder()
         fields = [
             (":method", "POST"),
             (":scheme", "http"),
@@ -47,8 +47,8 @@ class _Client(asyncio.Protocol):
             ("user-agent", "grpc-bench"),
             ("grpc-timeout", "30S"),
         ]
-        self._first = encoder.encode(fields, True)
-        self._again = encoder.encode(fields, True)
+        self._first = bytes(encoder.encode(fields))
+        self._again = bytes(encoder.encode(fields))
         self._body = b"\0" + asked.size.to_bytes(4, "big") + bytes(asked.size)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -10,7 +10,7 @@ from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hpack.huffman_table import decode_huffman
 
-from kvstore.core.transport.hpack import HeaderDecoder, HeaderEncoder, huffman_encode
+from kvstore.core.transport.hpack import HeaderDecoder, encode_fields
 from kvstore.errors import FormatError
 from tests.core.fuzzing import Arguments, Fuzzer
 from tests.reference import frames as plain
@@ -36,12 +36,8 @@ def _data(rng: Random) -> Arguments:
     return (rng.randbytes(rng.choice((0, 1, 3, rng.randint(0, 60), 1500))),)
 
 
-def _coded(data: object) -> Any:
-    return _CODER.encode(data) if isinstance(data, bytes) else TypeError
-
-
 def _to_decode(rng: Random) -> Arguments:
-    return (huffman_encode(*_data(rng)),)
+    return (_CODER.encode(*_data(rng)),)
 
 
 def _decoded(data: object) -> Any:
@@ -92,29 +88,21 @@ def _plain_blocks(blocks: Any, list_max: Any) -> Any:
     return found
 
 
-def _to_write_blocks(rng: Random) -> Arguments:
-    lists = [_fields(rng) for _ in range(rng.randint(1, 5))]
-    return lists, [rng.choice((-1, -1, 0, 50, 300, 4096, 9999)) for _ in lists], rng.random() < 0.7
+def _to_encode(rng: Random) -> Arguments:
+    return (_fields(rng),)
 
 
-def _write_blocks(lists: Any, sizes: Any, is_indexed: Any) -> Any:
-    """The lists as hpack reads the blocks that are made of them."""
-    encoder, decoder = HeaderEncoder(), Decoder(max_header_list_size=1 << 40)
-    found = []
-    for fields, size in zip(lists, sizes, strict=False):
-        if size >= 0:
-            encoder.resize(size)
-        raw = decoder.decode(encoder.encode(fields, is_indexed), raw=True)
-        found.append([(bytes(n).decode("latin-1"), bytes(v).decode("latin-1")) for n, v in raw])
-    return found
+def _encode(fields: Any) -> Any:
+    """The list as hpack reads its block."""
+    raw = Decoder(max_header_list_size=1 << 40).decode(encode_fields(fields), raw=True)
+    return [(bytes(n).decode("latin-1"), bytes(v).decode("latin-1")) for n, v in raw]
 
 
-def _written(lists: Any, sizes: Any, is_indexed: Any) -> Any:
-    given = lists[: len(sizes)]
-    texts = [text for fields in given for field in fields for text in field]
-    if not all(isinstance(fields, list) for fields in given) or not _are_fields(given):
+def _encoded(fields: Any) -> Any:
+    if not isinstance(fields, list) or not _are_fields([fields]):
         return NotImplemented
-    return ValueError if any(ord(c) > 0xFF for text in texts for c in text) else given
+    texts = [text for field in fields for text in field]
+    return ValueError if any(ord(c) > 0xFF for text in texts for c in text) else fields
 
 
 def _are_fields(lists: Any) -> bool:
@@ -196,10 +184,9 @@ def _head(fields: Any, is_trailer: bool) -> Any:
 
 
 TRANSPORT_FUZZERS: Final = {
-    "transport.hpack.huffman_encode": Fuzzer(_data, _coded),
     "transport.hpack.huffman_decode": Fuzzer(_to_decode, _decoded),
     "transport.hpack.HeaderDecoder": Fuzzer(_to_read_blocks, _plain_blocks, call=_read_blocks),
-    "transport.hpack.HeaderEncoder": Fuzzer(_to_write_blocks, _written, call=_write_blocks),
+    "transport.hpack.encode_fields": Fuzzer(_to_encode, _encoded, call=_encode),
     "transport.h2_frames.split_frames": Fuzzer(_to_split, lambda d, n: plain.split(bytes(d), n)),
     "transport.h2_frames.frame_of": Fuzzer(_to_frame, _framed),
     "transport.h2_frames.answer_frames": Fuzzer(_to_answer, _answered),

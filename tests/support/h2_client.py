@@ -81,6 +81,8 @@ class RawClient:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE)
         self.encoder = Encoder()
         self._decoder = Decoder(max_header_list_size=1 << 20)
+        # SETTINGS_HEADER_TABLE_SIZE: larger tables of the server are an error.
+        self._decoder.max_allowed_table_size = (values or {}).get(1, 4096)
         self._rest = b""
         self.send(PREFACE, settings(values or {}))
 

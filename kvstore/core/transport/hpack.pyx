@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, binding=False
 """HPACK: header lists <-> the bytes of header blocks (RFC 7541).
 
-The idea: a field is a tuple of two texts, one character for each byte. The dynamic table keeps such
-tuples, so a field that a peer sends again is given again and nothing is made. The Huffman code is
-canonical: the lengths of its codes say all codes.
+The idea: a field is a tuple of two texts, one character for each byte. The decoder's dynamic table
+keeps such tuples, so a field that a peer sends again is given again and nothing is made. The
+Huffman code is canonical: the lengths of its codes say all codes. A block that is encoded depends
+on no other: it uses the static table alone, so one that is sent often is made once.
 
 Invariants: a length is held against the bytes that are there before anything is allocated; a list
 above its limit is decoded to its end, because the table must follow, but is not kept; no table is
@@ -56,7 +57,6 @@ cdef tuple _STATIC = tuple(tuple(line.strip().split("=", 1)) for line in """\
 cdef dict _NAMES = {name: STATIC - i for i, (name, _) in enumerate(reversed(_STATIC))}
 cdef dict _FIELDS = {field: i for i, field in enumerate(_STATIC, 1) if field[1]}
 
-cdef uint32_t _codes[SYMBOLS]
 # By length: the first code behind its codes, at the upper end of 32 bits; the number of the first
 # symbol less its code.
 cdef uint64_t _limits[LENGTH_MAX + 1]
@@ -75,7 +75,6 @@ cdef int _make_codes() except -1:
         _offsets[length] = count - code
         for symbol in range(SYMBOLS):
             if <uint8_t>_LENGTHS[symbol] == length:
-                _codes[symbol] = <uint32_t>code
                 _ordered[count] = symbol
                 if length <= QUICK:
                     for low in range(1 << (QUICK - length)):
@@ -124,36 +123,6 @@ cdef Py_ssize_t _decode(const uint8_t *at, Py_ssize_t size, uint8_t *out) except
         out[made] = <uint8_t>symbol
         made += 1
         have -= length
-
-
-cdef Py_ssize_t _coded_size(const uint8_t *at, Py_ssize_t size) noexcept nogil:
-    cdef Py_ssize_t i, bits = 0
-    for i in range(size):
-        bits += _lengths[at[i]]
-    return (bits + 7) >> 3
-
-
-cdef void _encode(const uint8_t *at, Py_ssize_t size, uint8_t *out) noexcept nogil:
-    cdef Py_ssize_t i
-    cdef uint64_t held = 0
-    cdef int have = 0
-    for i in range(size):
-        held = held << _lengths[at[i]] | _codes[at[i]]
-        have += _lengths[at[i]]
-        while have >= 8:
-            have -= 8
-            out[0] = <uint8_t>(held >> have)
-            out += 1
-    if have:
-        out[0] = <uint8_t>(held << (8 - have) | (1 << (8 - have)) - 1)
-
-
-def huffman_encode(bytes data not None):
-    cdef const uint8_t *at = <const uint8_t *><const char *>data
-    cdef Py_ssize_t size = _coded_size(at, len(data))
-    cdef bytes coded = PyBytes_FromStringAndSize(NULL, size)
-    _encode(at, len(data), <uint8_t *><char *>coded)
-    return coded
 
 
 def huffman_decode(bytes data not None):
@@ -301,77 +270,23 @@ cdef int _put_number(bytearray out, int first, int bits, Py_ssize_t number) exce
 
 cdef int _put_text(bytearray out, str text) except -1:
     cdef bytes data = text.encode("latin-1")
-    cdef const uint8_t *at = <const uint8_t *><const char *>data
-    if _coded_size(at, len(data)) < len(data):
-        data = huffman_encode(data)
-        _put_number(out, 0x80, 7, len(data))
-    else:
-        _put_number(out, 0, 7, len(data))
+    _put_number(out, 0, 7, len(data))
     out += data
     return 0
 
 
-cdef class HeaderEncoder:
-    # Oldest first; the number that the newest field has, in the order of their coming.
-    cdef dict _numbers
-    cdef Py_ssize_t _newest
-    cdef Py_ssize_t _size
-    cdef Py_ssize_t _size_max
-    # The smallest size since the last block; -1 if the size is as it was.
-    cdef Py_ssize_t _size_least
-
-    def __init__(self):
-        self._numbers = {}
-        self._size_max = TABLE_MAX
-        self._size_least = -1
-
-    def resize(self, Py_ssize_t size):
-        if size < 0:
-            raise ValueError(f"a table has 0 bytes or more, not {size}")
-        size = min(size, <Py_ssize_t>TABLE_MAX)
-        if size != self._size_max or self._size_least >= 0:
-            self._size_least = size if self._size_least < 0 else min(size, self._size_least)
-            self._size_max = size
-            self._shrink(size)
-
-    def encode(self, list fields not None, bint is_indexed):
-        cdef bytearray out = bytearray()
-        cdef tuple field
-        cdef str name, value
-        cdef object index
-        cdef Py_ssize_t size
-        if self._size_least >= 0:
-            if self._size_least < self._size_max:
-                _put_number(out, 0x20, 5, self._size_least)
-            _put_number(out, 0x20, 5, self._size_max)
-            self._size_least = -1
-        for field in fields:
-            name, value = field
-            index = _FIELDS.get(field)
-            if index is None and (index := self._numbers.get(field)) is not None:
-                index = STATIC + 1 + self._newest - index
-            if index is not None:
-                _put_number(out, 0x80, 7, index)
-                continue
-            size = len(name) + len(value) + OVERHEAD
-            index = _NAMES.get(name, 0)
-            if is_indexed and size <= self._size_max:
-                _put_number(out, 0x40, 6, index)
-                self._shrink(self._size_max - size)
-                self._newest += 1
-                self._numbers[field] = self._newest
-                self._size += size
-            else:
-                _put_number(out, 0, 4, index)
-            if not index:
-                _put_text(out, name)
-            _put_text(out, value)
-        return bytes(out)
-
-    cdef int _shrink(self, Py_ssize_t size) except -1:
-        cdef tuple oldest
-        while self._size > size and self._numbers:
-            oldest = next(iter(self._numbers))
-            del self._numbers[oldest]
-            self._size -= _size_of(oldest)
-        return 0
+def encode_fields(list fields not None):
+    cdef bytearray out = bytearray()
+    cdef str name, value
+    for field in fields:
+        name, value = <tuple?>field
+        index = _FIELDS.get(field)
+        if index is not None:
+            _put_number(out, 0x80, 7, index)
+            continue
+        index = _NAMES.get(name, 0)
+        _put_number(out, 0, 4, index)
+        if not index:
+            _put_text(out, name)
+        _put_text(out, value)
+    return bytes(out)

@@ -24,14 +24,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from kvstore.serve.http2.grpc_status import CallFailed, Code, inflate, status_fields
+from kvstore.serve.http2.grpc_status import CallFailed, Code, inflate, status_block
 from kvstore.serve.http2.h2_limits import H2Limits
 
 Fields = list[tuple[str, str]]
 
 PREFIX: Final = 5
 """Bytes in front of a message: whether it is compressed, and its size."""
-OK_FIELDS: Final = status_fields(Code.OK, "")
+_OK: Final = status_block(Code.OK, "")
 _DRAIN_BYTES: Final = 64 << 10
 
 
@@ -76,8 +76,10 @@ class Line(Protocol):
     when_lost: dict[str, Callable[[], None]]
     """Called when the connection is gone, by names that its users chose."""
 
-    def answer(self, call: Call, message: bytes | None, trailers: Fields | None) -> None:
-        """Sends a message, and the trailers that end the call, as soon as the windows let it."""
+    def answer(self, call: Call, message: bytes | None, trailers: bytes | None) -> None:
+        """Sends a message, and the block of the trailers that end the call, as soon as the windows
+        let it.
+        """
         ...
 
     def taken(self, call: Call) -> None:
@@ -143,7 +145,8 @@ class Call:
         self.rest = b""
         """The message that is being sent, from `rest_at` on unsent."""
         self.rest_at = 0
-        self.trailers: Fields | None = None
+        self.trailers: bytes | None = None
+        """The block that ends the answer; empty: its last message does."""
         self._bytes: bytearray | None = None
         self._arrived: deque[bytes] | None = None
         self._waiting: asyncio.Future[None] | None = None
@@ -181,13 +184,13 @@ class Call:
         _check(message)
         if not self.is_over:
             self.is_over = True
-            self.line.answer(self, message, OK_FIELDS)
+            self.line.answer(self, message, _OK)
 
     def fail(self, code: Code, text: str) -> None:
         """Ends the call with an error; answers before it still go out."""
         if not self.is_over:
             self.is_over = True
-            self.line.answer(self, None, status_fields(code, text))
+            self.line.answer(self, None, status_block(code, text))
 
     def when_cancelled(self, callback: Callable[[], None]) -> None:
         """Calls back, once, if the call ends by itself: taken back, too late, or cut off."""

@@ -11,6 +11,8 @@ import zlib
 from typing import Final
 from urllib.parse import quote
 
+from kvstore.core.transport.hpack import encode_fields
+
 _TIMEOUT: Final = re.compile(r"(\d{1,8})([HMSmun])")
 _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _PLAIN: Final = "".join(chr(c) for c in range(0x20, 0x7F) if chr(c) != "%")
@@ -50,13 +52,15 @@ class CallFailed(Exception):
         self.text = text
 
 
-def status_fields(code: Code, text: str) -> list[tuple[str, str]]:
-    """The trailers that say how a call ended; the text cut to 1,024 bytes, and percent-encoded."""
+def status_block(code: Code, text: str) -> bytes:
+    """The header block of the trailers that say how a call ended; the text cut to 1,024 bytes, and
+    percent-encoded.
+    """
     fields = [("grpc-status", str(int(code)))]
     if text:
         cut = text.encode("utf-8", "replace")[:_TEXT_MAX].decode("utf-8", "ignore")
         fields.append(("grpc-message", quote(cut, safe=_PLAIN)))
-    return fields
+    return encode_fields(fields)
 
 
 def timeout_seconds(value: str) -> float:

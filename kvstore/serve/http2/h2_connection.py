@@ -319,11 +319,9 @@ class H2Connection(asyncio.BufferedProtocol):
         for at in range(0, len(payload), 6):
             number = int.from_bytes(payload[at : at + 2], "big")
             value = int.from_bytes(payload[at + 2 : at + 6], "big")
-            if number == 1:
-                sender.resize_table(value)
-            elif number == 2 and value > 1:
+            if number == 2 and value > 1:
                 raise _Fault(_PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH is 0 or 1")
-            elif number == 4:
+            if number == 4:
                 more, sender.initial_window = value - sender.initial_window, value
                 if value > WINDOW_MAX or not sender.widen(self.calls.values(), more):
                     raise _Fault(_FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE is too large")
@@ -568,7 +566,7 @@ class H2Connection(asyncio.BufferedProtocol):
 
     # --- the ends of calls ---
 
-    def answer(self, call: Call, message: bytes | None, trailers: Fields | None) -> None:
+    def answer(self, call: Call, message: bytes | None, trailers: bytes | None) -> None:
         """See `Line.answer`."""
         self._sender.answer(call, message, trailers)
 

@@ -3,8 +3,8 @@
 The idea: an answer that fits into its windows becomes bytes at once. Another one waits in its call,
 and calls that wait send one frame each in turn, as windows and the socket let them.
 
-Invariants: no more DATA is sent than both windows allow; header blocks are encoded in the order in
-which they are sent; the bytes of a turn are bounded by `H2Limits.written_bytes` and one answer.
+Invariants: no more DATA is sent than both windows allow; no header block needs a dynamic table, and
+the first one says so; the bytes of a turn are bounded by `H2Limits.written_bytes` and one answer.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from kvstore.core.transport.h2_frames import answer_frames, frame_of
-from kvstore.core.transport.hpack import HeaderEncoder
-from kvstore.serve.http2.grpc_call import OK_FIELDS, PREFIX, Call, Fields
+from kvstore.core.transport.hpack import encode_fields
+from kvstore.serve.http2.grpc_call import PREFIX, Call
 from kvstore.serve.http2.h2_limits import (
     END_HEADERS,
     END_STREAM,
@@ -27,7 +27,9 @@ from kvstore.serve.http2.h2_limits import (
     H2Limits,
 )
 
-_GRPC: Final = [(":status", "200"), ("content-type", "application/grpc")]
+_HEAD: Final = encode_fields([(":status", "200"), ("content-type", "application/grpc")])
+_NO_TABLE: Final = b"\x20"
+"""The beginning of the first header block: the dynamic table has 0 bytes (RFC 7541, 6.3)."""
 _SENT_MAX: Final = 65_536
 """Bytes of the largest DATA frame that is sent, to clients that allow it."""
 
@@ -49,7 +51,7 @@ class H2Sender:
         self._limits = limits
         self._to_write = to_write
         self._ended = ended
-        self._encoder = HeaderEncoder()
+        self._begin = _NO_TABLE
         self._window = WINDOW
         self._frame_max = FRAME_MAX
         self._out: list[bytes] = []
@@ -84,7 +86,7 @@ class H2Sender:
 
     # --- answers ---
 
-    def answer(self, call: Call, message: bytes | None, trailers: Fields | None) -> None:
+    def answer(self, call: Call, message: bytes | None, trailers: bytes | None) -> None:
         """See `Line.answer`."""
         size = 0 if message is None else PREFIX + len(message)
         must_wait = self._waiting or size > min(call.send_window, self._window) or self._is_full()
@@ -94,15 +96,11 @@ class H2Sender:
         call.send_window -= size
         self._window -= size
         self.sent_frames += 1
-        head = b""
-        if not call.has_head:
-            call.has_head = True
-            if message is None and trailers is not None:
-                trailers = _GRPC + trailers
-            else:
-                head = self._encoder.encode(_GRPC, True)
-        block = None if trailers is None else self._encoder.encode(trailers, trailers is OK_FIELDS)
-        self.put(answer_frames(call.stream, head, message, block, self._frame_max))
+        head = b"" if call.has_head else self._begun(_HEAD)
+        call.has_head = True
+        if message is None and trailers is not None:
+            head, trailers = b"", head + trailers
+        self.put(answer_frames(call.stream, head, message, trailers, self._frame_max))
         if trailers is not None:
             self._ended(call)
 
@@ -110,13 +108,18 @@ class H2Sender:
         """Answers as to a browser: not by gRPC's status, but by HTTP's, with a text."""
         assert call.refusal is not None
         status, text = call.refusal
-        block = self._encoder.encode([(":status", status), ("content-type", "text/plain")], False)
-        self.put_frame(FrameKind.HEADERS, END_HEADERS, call.stream, block)
+        block = encode_fields([(":status", status), ("content-type", "text/plain")])
+        self.put_frame(FrameKind.HEADERS, END_HEADERS, call.stream, self._begun(block))
         call.has_head = call.is_over = True
-        call.rest, call.trailers = text.encode(), []
+        call.rest, call.trailers = text.encode(), b""
         self._wait(call, len(call.rest))
 
-    def _keep(self, call: Call, message: bytes | None, size: int, trailers: Fields | None) -> None:
+    def _begun(self, block: bytes) -> bytes:
+        """The first header block of an answer, as the connection sends it."""
+        begin, self._begin = self._begin, b""
+        return begin + block if begin else block
+
+    def _keep(self, call: Call, message: bytes | None, size: int, trailers: bytes | None) -> None:
         call.trailers = trailers
         if message is not None:
             if call.answers is None:
@@ -136,8 +139,7 @@ class H2Sender:
         del self._waiting[call.stream]
         if not call.has_head:
             call.has_head = True
-            block = self._encoder.encode(_GRPC, True)
-            self.put_frame(FrameKind.HEADERS, END_HEADERS, call.stream, block)
+            self.put_frame(FrameKind.HEADERS, END_HEADERS, call.stream, self._begun(_HEAD))
         if call.rest_at == len(call.rest) and call.answers:
             message = call.answers.popleft()
             call.rest, call.rest_at = b"\0" + len(message).to_bytes(4, "big") + message, 0
@@ -149,12 +151,12 @@ class H2Sender:
         self._window -= size
         self.sent_frames += 1
         self._wait(call, -size)
-        is_last = not call.answers_size and call.trailers == []
+        is_last = not call.answers_size and call.trailers == b""
         self.put_frame(FrameKind.DATA, END_STREAM if is_last else 0, call.stream, piece)
         if not call.answers_size and call.trailers is not None:
             if call.trailers:
-                block = self._encoder.encode(call.trailers, call.trailers is OK_FIELDS)
-                self.put_frame(FrameKind.HEADERS, END_HEADERS | END_STREAM, call.stream, block)
+                flags = END_HEADERS | END_STREAM
+                self.put_frame(FrameKind.HEADERS, flags, call.stream, call.trailers)
             self._ended(call)
         call.wake_sender()
 
@@ -166,10 +168,6 @@ class H2Sender:
         call.answers, call.rest, call.rest_at = None, b"", 0
 
     # --- windows ---
-
-    def resize_table(self, size: int) -> None:
-        """The client's SETTINGS_HEADER_TABLE_SIZE."""
-        self._encoder.resize(size)
 
     def resize_frames(self, size: int) -> None:
         """The client's SETTINGS_MAX_FRAME_SIZE."""

@@ -62,6 +62,16 @@ def client(echo: Serving) -> Iterator[RawClient]:
         yield made
 
 
+@pytest.mark.parametrize("size", [0, 1, 100])
+def test_a_client_with_a_small_header_table_reads_all_answers(echo: Serving, size: int) -> None:
+    with RawClient(echo.port, {1: size}) as client:
+        client.send(client.call(1, "/nowhere", b"x"), client.call(3, ONE, b"one"))
+        assert client.answer(1).fields["grpc-status"] == str(int(Code.UNIMPLEMENTED))
+        assert client.answer(3).messages == [b"one"]
+        client.send(client.call(5, ONE, b"two", {":method": "GET"}))
+        assert client.answer(5).fields[":status"] == "405"
+
+
 # --- the order of things ---
 
 
