@@ -13,9 +13,9 @@ PIP    := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 # Those of the source folders that are there; mypy refuses a folder that is missing.
-SOURCES = $(wildcard kvstore tiering pyspark_kvmq kombu_kvmq examples tests bench build_backend)
+SOURCES = $(wildcard kvstore tiering pyspark_kvmq kombu_kvmq examples tests bench build_backend setup.py)
 
-COMPILED = $(wildcard kvstore/core/*.p[yx][xd] kvstore/core/*/*.p[yx][xd] build_backend/*.py)
+COMPILED = setup.py $(wildcard kvstore/core/*.p[yx][xd] kvstore/core/*/*.p[yx][xd] build_backend/*.py)
 
 .PHONY: setup test test-all check demo bench bench-peers bench-serve pictures profiles mutants fuzz sanitize wheel clean
 .DELETE_ON_ERROR:

@@ -22,7 +22,7 @@ PLACE: Final = ROOT / "build/sanitized"
 COPIED: Final = (
     "kvstore", "tiering", "pyspark_kvmq", "kombu_kvmq", "tests", "build_backend", "docs", "bench",
 )  # fmt: skip
-COPIED_FILES: Final = ("pyproject.toml", "README.md", "LICENSE")
+COPIED_FILES: Final = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 TESTS: Final = ("tests/core", "tests/rocketmq", "tests/record", "tests/log")
 FLAGS: Final = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g"
 NEEDS: Final = (

@@ -27,7 +27,7 @@ GLIBC: Final = (2, 17)
 MACHINES: Final = {"x86_64": 62, "aarch64": 183}
 """The processors, by the number that ELF gives them."""
 COPIED: Final = ("kvstore", "tiering", "pyspark_kvmq", "kombu_kvmq", "build_backend")
-COPIED_FILES: Final = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
+COPIED_FILES: Final = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 _BUILD: Final = """
 import sys
 from setuptools import build_meta

@@ -25,7 +25,6 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 from kvstore.api.loop_checks import AsyncAsk, ask_in
@@ -212,12 +211,7 @@ class _WholeStore(_Calls):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
@@ -418,13 +412,8 @@ class Transaction:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._run(functools.partial(self._sync.__exit__, kind, value, trace))
+    async def __aexit__(self, *how: Any) -> None:
+        await self._run(functools.partial(self._sync.__exit__, *how))
 
 
 class ServedStore(_WholeStore):
@@ -508,12 +497,7 @@ class _Opening(Generic[H]):
         self._opened = await self._opens()
         return self._opened
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._opened is not None, "it is left after it was entered"
         await self._opened.close()
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar, cast
 
 from kvstore.clock import SystemClock
@@ -406,25 +405,15 @@ class TracedStore:
         self._store.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._store.__exit__(kind, value, trace)
+    def __exit__(self, *how: Any) -> None:
+        self._store.__exit__(*how)
 
     async def __aenter__(self) -> Self:
         await self._store.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._store.__aexit__(kind, value, trace)
+    async def __aexit__(self, *how: Any) -> None:
+        await self._store.__aexit__(*how)
 
 
 class TracedTransaction:

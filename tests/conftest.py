@@ -15,7 +15,6 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
-import kvstore
 from kvstore import Store, StoreConfig
 from kvstore.files import LocalFiles
 from tests.fixtures import Fixture, unpack_fixture
@@ -23,7 +22,7 @@ from tests.support.clock import VirtualClock
 from tests.support.disk import half_full
 from tests.support.memory import stores_in_memory
 from tests.support.pools import quick_pools
-from tests.support.served import open_served
+from tests.support.served import opener_of
 from tests.support.stores import SMALL, Opens, furnish, openings
 
 # Else a failure there does not say what was found.
@@ -169,13 +168,12 @@ def opens(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Opens]:
     """Opens the store in `name` under the test's folder; all are closed at the end. In tests of
     `SERVED` a second time by a server.
     """
-    is_served = getattr(request, "param", "embedded") == "served"
+    opener = opener_of(request)
 
     def open_store(
         config: StoreConfig = SMALL, name: str = "store", *, read_only: bool = False
     ) -> Store:
-        opens = open_served if is_served else kvstore.open
-        return opens(tmp_path / name, config, read_only=read_only)
+        return opener(tmp_path / name, config, read_only=read_only)
 
     with openings(open_store) as opening:
         yield opening

@@ -418,18 +418,17 @@ class Calls(ColumnCalls, PopCalls, RenewalCalls, TimingCalls, TransactionCalls, 
         stay in the former topic; `redrive` and `group_stats` go on with them there. A group has
         up to 16 such topics (`CallerError`)."""
         self._engine.log.check_writable()
-        changes: dict[str, Any] = {
-            "max_attempts": UNSET if max_attempts is None else max_attempts,
-            "ordered": UNSET if ordered is None else ordered,
-            "backoff": DEFAULT_BACKOFF if backoff is None else _steps(backoff),
-            "dead_letter_topic": dead_letter_topic,
-            "start": UNSET if start is None else start,
-            "max_in_flight": max_in_flight,
-            "dead_letter_expired": UNSET if dead_letter_expired is None else dead_letter_expired,
-            "attributes": UNSET if attributes is None else attributes_of(attributes),
-        }
-        given = {k: v for k, v in changes.items() if v is not UNSET}
-        return topic_changes.alter_group(self._engine, name, given)
+        changes = _given(
+            max_attempts=UNSET if max_attempts is None else max_attempts,
+            ordered=UNSET if ordered is None else ordered,
+            backoff=DEFAULT_BACKOFF if backoff is None else _steps(backoff),
+            dead_letter_topic=dead_letter_topic,
+            start=UNSET if start is None else start,
+            max_in_flight=max_in_flight,
+            dead_letter_expired=UNSET if dead_letter_expired is None else dead_letter_expired,
+            attributes=UNSET if attributes is None else attributes_of(attributes),
+        )
+        return topic_changes.alter_group(self._engine, name, changes)
 
     def delete_group(self, name: str) -> None:
         """Deletes a group, its committed offsets and their history; `GroupNotFound`."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import update_wrapper
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, Self, TypeVar, cast
 
 import msgspec
@@ -276,12 +275,7 @@ class ServedStore(ServedCalls):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -15,7 +15,6 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextvars import ContextVar
-from types import TracebackType
 from typing import Any, Final, Self
 
 from kvstore.clock import Clock, SystemClock
@@ -87,14 +86,9 @@ class AsyncConsumer:
     async def __aenter__(self) -> Self:
         return await self._begin()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: object, _trace: object) -> None:
         await self.stop()
-        if value is None and self.error is not None:
+        if error is None and self.error is not None:
             raise self.error
 
     # --- for its owner ---

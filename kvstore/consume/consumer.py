@@ -21,7 +21,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Final, Self
 
 from kvstore.clock import Clock, SystemClock
@@ -154,14 +153,9 @@ class Consumer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         self.stop()
-        if value is None and self.error is not None:
+        if error is None and self.error is not None:
             raise self.error
 
     # --- the fetcher and the settler ---

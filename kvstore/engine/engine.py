@@ -68,7 +68,7 @@ from kvstore.read.reader import Reader
 from kvstore.rocketmq.config_values import DELAY_GROUP, TRANSACTION_GROUP
 from kvstore.timing.checks import Checks
 from kvstore.timing.delivery import DeliveryThread
-from kvstore.timing.pending_messages import PendingMessages, TimingContext
+from kvstore.timing.pending_messages import PendingMessages
 from kvstore.timing.prepared_list import PreparedList
 from kvstore.timing.schedule_rows import ScheduleRows
 from kvstore.timing.schedules import Schedules
@@ -170,16 +170,7 @@ class Engine:
         tables = InflightTables(self.index.families, self.offsets, self.reader.bounds)
         self.group_progress = GroupProgress(self.reader, self.topics, self.offsets, tables)
         self.in_flight_list = InFlightList(self.reader, self.topics, tables)
-        self.timing = TimingContext(
-            self.log,
-            self.index,
-            self.topics,
-            self.reader,
-            Finder(self.reader, self.log, self.index, self.topics.find, sees_all=True),
-            config.clock,
-            config.check_crc,
-            config.any_time,
-        )
+        self.timing = self.context.timing()
         self.timer_rows = TimerRows(self.index)
         self.schedule_rows = ScheduleRows(self.index.families)
         self.waiting_list = WaitingList(self.timing, self.timer_rows)

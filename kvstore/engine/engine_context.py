@@ -11,7 +11,9 @@ from kvstore.config import StoreConfig
 from kvstore.index.index import Index
 from kvstore.log.commitlog import CommitLog
 from kvstore.meta.topics import Topics
+from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
+from kvstore.timing.pending_messages import TimingContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +25,17 @@ class EngineContext:
     topics: Topics
     reader: Reader
     config: StoreConfig
+
+    def timing(self) -> TimingContext:
+        """The parts that messages in time need."""
+        finder = Finder(self.reader, self.log, self.index, self.topics.find, sees_all=True)
+        return TimingContext(
+            self.log,
+            self.index,
+            self.topics,
+            self.reader,
+            finder,
+            self.config.clock,
+            self.config.check_crc,
+            self.config.any_time,
+        )

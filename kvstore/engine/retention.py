@@ -83,13 +83,12 @@ def next_to_go(
         return None
     oldest = sealed[0]
     clean_at, force_at, _ = config.watermarks
-    why = None
-    if disk_used >= force_at:
-        why = f"the disk is {disk_used:.0%} full, the oldest segment goes from {force_at:.0%} on"
-        return None if is_stuck() else Why(oldest.number, why)
+    why, is_forced = None, disk_used >= force_at
     limit, hot_for = config.retention.max_bytes, config.retention.hot_for
     age = None if oldest.newest is None else now_ms - oldest.newest
-    if limit is not None and total_bytes > limit:
+    if is_forced:
+        why = f"the disk is {disk_used:.0%} full, the oldest segment goes from {force_at:.0%} on"
+    elif limit is not None and total_bytes > limit:
         why = f"the segments take {total_bytes} bytes, the limit is {limit}"
     elif hot_for is None or age is None or age <= hot_for * 1000:
         return None
@@ -98,7 +97,7 @@ def next_to_go(
     elif disk_used >= clean_at:
         why = f"it is expired, and the disk is {disk_used:.0%} full"
     # A dedup id is known by its message.
-    if why is None or (age is not None and _is_within(age, dedup_window())):
+    if why is None or (not is_forced and age is not None and _is_within(age, dedup_window())):
         return None
     return None if is_stuck() else Why(oldest.number, why)
 

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from inspect import iscoroutinefunction
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NoReturn, Protocol
 from weakref import WeakSet
 
@@ -124,12 +123,7 @@ class _Refused:
     def __enter__(self) -> NoReturn:
         _refuse(self)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
     def close(self) -> None:

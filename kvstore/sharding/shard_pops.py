@@ -80,12 +80,13 @@ class ShardPops:
         """
         limit, most = asked.get("limit", 1), asked.get("max_bytes")
         found, good, errors = list[Popped](), list[Shard](), list[StoreError]()
+        taken = 0  # bytes
         for shard in self._turn(asked):
             own = asked.but(wait=0.0)
             if found and type(limit) is int:
                 own = own.but(limit=limit - len(found))
             if found and type(most) is int:
-                own = own.but(max_bytes=most - sum(one.message.size for one in found))
+                own = own.but(max_bytes=most - taken)
             try:
                 found += await shard.ask_while_up(own, self._patience)
                 good.append(shard)
@@ -94,8 +95,9 @@ class ShardPops:
             except BaseException:
                 self._give_back(found, asked)
                 raise
+            taken = sum(popped.message.size for popped in found)
             is_full = type(limit) is int and len(found) >= limit
-            if is_full or (type(most) is int and sum(p.message.size for p in found) >= most):
+            if is_full or (type(most) is int and taken >= most):
                 break
         if not good:
             raise worst(errors)

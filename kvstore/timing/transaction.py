@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from kvstore.errors import CallerError, MessageIllegal, StoreError, TransactionEnded, shown
@@ -100,19 +99,14 @@ class Transaction:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._ended is not None:
             return
-        if value is None:
+        if error is None:
             self.commit()
             return
         try:
             self.rollback()
         except StoreError as e:
             # The block's own exception says why it ended.
-            value.add_note(f"its transaction waits on, since it could not be rolled back: {e}")
+            error.add_note(f"its transaction waits on, since it could not be rolled back: {e}")

@@ -9,7 +9,7 @@ import pytest
 from kvstore import ArchiveAccess, ConfigError, Retention, StoreConfig
 from tests.support.naming import named
 
-NAN, INFINITY = float("nan"), float("inf")
+NAN = float("nan")
 CHOICES: dict[str, list[str]] = {
     "flush": ["async", "sync"],
     "visibility": ["written", "flushed"],

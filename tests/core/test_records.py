@@ -20,7 +20,6 @@ from tests.reference.encode import blank, encode_record
 from tests.support.property_crc import with_property_crc
 
 T = TypeVar("T")
-U8 = st.integers(0, 255)
 
 
 def answer(call: Callable[[], T]) -> T | tuple[str, int]:

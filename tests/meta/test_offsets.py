@@ -31,8 +31,6 @@ from tests.support.clock import START_MS, VirtualClock
 from tests.support.segment_files import batch
 from tests.support.stores import SEGMENT, SMALL, Opens
 
-WEEK = 7 * 24 * 3600
-
 
 def timed(clock: VirtualClock, **settings: Any) -> StoreConfig:
     return StoreConfig(segment_size=SEGMENT, clock=clock, **settings)

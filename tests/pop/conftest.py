@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import kvstore
 from kvstore import Store, StoreConfig
 from tests.support.clock import VirtualClock
+from tests.support.served import opener_of
 from tests.support.stores import Opens, furnish, openings, settings
 
 
@@ -19,9 +19,10 @@ def config(clock: VirtualClock) -> StoreConfig:
 
 
 @pytest.fixture
-def opens(tmp_path: Path, config: StoreConfig) -> Iterator[Opens]:
-    """Opens the test's store, again if need be."""
-    with openings(lambda: kvstore.open(tmp_path / "store", config), one_at_a_time=True) as opening:
+def opens(tmp_path: Path, config: StoreConfig, request: pytest.FixtureRequest) -> Iterator[Opens]:
+    """Opens the test's store, again if need be; in tests of `SERVED` a second time by a server."""
+    opener = opener_of(request)
+    with openings(lambda: opener(tmp_path / "store", config), one_at_a_time=True) as opening:
         yield opening
 
 

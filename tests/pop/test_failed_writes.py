@@ -87,3 +87,34 @@ def test_a_write_that_fails_changes_no_row_and_nothing_that_is_known_of_rows(
         for key, lock in after[0]:
             if key.due > clock.now_ms():
                 assert taken.isdisjoint(offsets_of(key.first, lock.locked))
+
+
+def raising(body: bytes) -> kvstore.SqlFilter:
+    """A filter that fails at a certain message."""
+
+    def matches(message: kvstore.StoredMessage) -> bool:
+        if message.body == body:
+            raise RuntimeError("the filter's own")
+        return True
+
+    made = kvstore.SqlFilter(f"n = '{body.decode()}'")
+    object.__setattr__(made, "matches", matches)
+    return made
+
+
+@pytest.mark.topic(queues=2)
+@pytest.mark.group
+@pytest.mark.parametrize("due", [False, True])
+def test_a_filter_that_raises_changes_nothing(store: Store, clock: VirtualClock, due: bool) -> None:
+    store.put_batch([Message("t", b"%d" % n, queue=q) for q in range(2) for n in range(5)])
+    if due:
+        store.pop("g", "t", 10, 1.0)
+        clock.advance(2)
+    before = store.lag("g", "t")
+    for body in (b"0", b"3", b"4"):
+        with pytest.raises(RuntimeError, match="the filter's own"):
+            store.pop("g", "t", 10, filter=raising(body))
+        assert store.lag("g", "t") == before
+    found = store.pop("g", "t", 20)
+    assert len(found) == 10
+    assert {p.attempt for p in found} == {2 if due else 1}

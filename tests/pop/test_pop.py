@@ -373,36 +373,6 @@ def test_a_due_message_behind_those_a_filter_refuses_is_not_forgotten(
     assert places(store.pop("g", "t", 2, filter="y")) == [(0, 10)]
 
 
-def raising(body: bytes) -> kvstore.SqlFilter:
-    """A filter that fails at a certain message."""
-
-    def matches(message: kvstore.StoredMessage) -> bool:
-        if message.body == body:
-            raise RuntimeError("the filter's own")
-        return True
-
-    made = kvstore.SqlFilter(f"n = '{body.decode()}'")
-    object.__setattr__(made, "matches", matches)
-    return made
-
-
-@pytest.mark.parametrize("due", [False, True])
-def test_a_filter_that_raises_changes_nothing(store: Store, clock: VirtualClock, due: bool) -> None:
-    for queue in range(2):
-        put(store, 5, queue)
-    if due:
-        store.pop("g", "t", 10, 1.0)
-        clock.advance(2)
-    before = store.lag("g", "t")
-    for body in (b"0", b"3", b"4"):
-        with pytest.raises(RuntimeError, match="the filter's own"):
-            store.pop("g", "t", 10, filter=raising(body))
-        assert store.lag("g", "t") == before
-    found = store.pop("g", "t", 20)
-    assert len(found) == 10
-    assert {p.attempt for p in found} == {2 if due else 1}
-
-
 # --- where a group begins ---
 
 

@@ -30,7 +30,6 @@ from kvstore.rocketmq.file_layouts import (
 from tests.fixtures import Fixture
 from tests.rocketmq.conftest import fingerprint
 
-JSON_NAMES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
 OFFSETS = [
     ("CID_RMQ_SYS_TRANS", "RMQ_SYS_TRANS_HALF_TOPIC", 0, 4),
     ("CID_RMQ_SYS_TRANS", "RMQ_SYS_TRANS_OP_HALF_TOPIC", 0, 1),

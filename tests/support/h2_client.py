@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from hpack import Decoder, Encoder
@@ -89,12 +88,7 @@ class RawClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.socket.close()
 
     def send(self, *data: bytes) -> None:

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+
+import pytest
 
 import kvstore
 from kvstore import ServedStore, Store, StoreConfig
@@ -142,3 +144,8 @@ def open_served(path: Path, config: StoreConfig, **given: Any) -> Store:
     if given.get("read_only"):
         return store
     return cast(Store, OwnServer(store))
+
+
+def opener_of(request: pytest.FixtureRequest) -> Callable[..., Store]:
+    """`open_served` for a fixture that is given the parameter "served", else `kvstore.open`."""
+    return open_served if getattr(request, "param", "embedded") == "served" else kvstore.open

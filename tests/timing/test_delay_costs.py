@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from kvstore import Message, Store
+from kvstore import Message, Store, StoreConfig
 from kvstore.timing.timer_rows import Looks, TimerRows
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.costs import Costs
-from tests.support.stores import opened, settings
+from tests.support.stores import settings
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
-    with opened(tmp_path / "s", settings(clock=clock, checkpoint_interval=1e9)) as store:
-        yield store
+def config(clock: VirtualClock) -> StoreConfig:
+    return settings(clock=clock, checkpoint_interval=1e9)
 
 
 def test_rows_of_cancelled_messages_are_read_once_and_not_in_each_look(store: Store) -> None:

@@ -4,7 +4,7 @@ deleted, at a checkpoint, and when the index is made anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +23,12 @@ from kvstore import (
 )
 from tests.support import inside
 from tests.support.clock import VirtualClock
-from tests.support.stores import killed, opened, settings
+from tests.support.stores import killed
 from tests.support.waiting import until
 
+pytestmark = [pytest.mark.topic("t", queues=2), pytest.mark.topic("gone", queues=1)]
+
 Put = Callable[[Store], PutResult]
-
-
-@pytest.fixture
-def config(clock: VirtualClock) -> StoreConfig:
-    return settings(clock=clock)
-
-
-@pytest.fixture
-def store(tmp_path: Path, config: StoreConfig) -> Iterator[Store]:
-    with opened(tmp_path / "s", config) as store:
-        store.create_topic("gone", queues=1)
-        yield store
 
 
 def said(call: Callable[[], Any]) -> object:

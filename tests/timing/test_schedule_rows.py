@@ -110,19 +110,18 @@ def test_damaged_times_hold_up_nothing_else_in_a_store_without_rows_of_first_tim
         assert came(store, clock) == [b"bad"] + [b"good"] * 2 + [b"late"]
 
 
-def test_schedules_at_work_are_no_problem(tmp_path: Path, clock: VirtualClock) -> None:
-    with opened(tmp_path / "s", settings(clock=clock)) as store:
-        store.schedule("one", "t", b"", every=10)
-        store.schedule("other", "t", b"", cron="0 0 29 2 *")
-        for _ in range(4):
-            clock.advance(10)
-            inside.deliver_due(store)
-            assert store.verify().problems == []
-        store.pause_schedule("one")
+def test_schedules_at_work_are_no_problem(store: Store, clock: VirtualClock) -> None:
+    store.schedule("one", "t", b"", every=10)
+    store.schedule("other", "t", b"", cron="0 0 29 2 *")
+    for _ in range(4):
+        clock.advance(10)
+        inside.deliver_due(store)
         assert store.verify().problems == []
-        store.resume_schedule("one")
-        store.delete_schedule("other")
-        assert store.verify().problems == []
+    store.pause_schedule("one")
+    assert store.verify().problems == []
+    store.resume_schedule("one")
+    store.delete_schedule("other")
+    assert store.verify().problems == []
 
 
 def test_a_schedule_whose_row_is_garbage_can_be_deleted_and_its_topic_too(
@@ -145,14 +144,13 @@ def test_a_schedule_whose_row_is_garbage_can_be_deleted_and_its_topic_too(
 
 
 def test_a_row_that_is_damaged_while_the_store_is_open_holds_up_its_own_schedule_alone(
-    tmp_path: Path, clock: VirtualClock
+    store: Store, clock: VirtualClock
 ) -> None:
-    with opened(tmp_path / "s", settings(clock=clock)) as store:
-        for name in ("bad", "good"):
-            store.schedule(name, "t", name.encode(), every=10, queue=0)
-        inside.deliver_due(store)
-        change(store, {b"schedule/bad": b"\xc1"})
-        assert came(store, clock) == [b"bad", b"good", b"good"]
+    for name in ("bad", "good"):
+        store.schedule(name, "t", name.encode(), every=10, queue=0)
+    inside.deliver_due(store)
+    change(store, {b"schedule/bad": b"\xc1"})
+    assert came(store, clock) == [b"bad", b"good", b"good"]
 
 
 @pytest.mark.parametrize(

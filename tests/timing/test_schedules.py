@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,17 +47,6 @@ def pass_seconds(store: Store, clock: VirtualClock, seconds: int) -> None:
     for _ in range(seconds):
         clock.advance(1)
         inside.deliver_due(store)
-
-
-@pytest.fixture
-def config(clock: VirtualClock) -> StoreConfig:
-    return settings(clock=clock)
-
-
-@pytest.fixture
-def store(tmp_path: Path, config: StoreConfig) -> Iterator[Store]:
-    with opened(tmp_path / "s", config) as store:
-        yield store
 
 
 # --- messages ---

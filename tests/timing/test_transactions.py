@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -41,6 +41,8 @@ from tests.support.segment_files import segment_path
 from tests.support.stores import SEGMENT, cut_to, killed, opened, settings
 from tests.support.waiting import until
 
+pytestmark = [pytest.mark.topic("t", queues=2), pytest.mark.topic("u", queues=1)]
+
 UNKNOWN: Final = "7F00000100007EE371800000"
 
 
@@ -66,18 +68,6 @@ def begun(store: Store) -> Transaction:
     for n in range(4):
         t.put("t" if n % 2 else "u", b"%d" % n, queue=0)
     return t
-
-
-@pytest.fixture
-def config(clock: VirtualClock) -> StoreConfig:
-    return settings(clock=clock)
-
-
-@pytest.fixture
-def store(tmp_path: Path, config: StoreConfig) -> Iterator[Store]:
-    with opened(tmp_path / "s", config) as store:
-        store.create_topic("u", queues=1)
-        yield store
 
 
 # --- prepare, commit, rollback ---

@@ -21,78 +21,75 @@ from tests.support.waiting import until
 
 
 def test_a_message_that_is_cancelled_between_two_turns_is_not_delivered(
-    tmp_path: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+    store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pending_messages, "AT_ONCE", 3)
-    with opened(tmp_path / "s", settings(clock=clock)) as store:
-        inside.engine(store).delivery.stop()
-        ids = {}
-        for first in (0, 1):  # even ones have rows, odd ones are in the tail
-            for n in range(first, 12, 2):
-                put = store.put("t", b"%d" % n, queue=0, deliver_at=clock.now_ms() + 1000 + n)
-                ids[n] = put.message_id
-            if not first:
-                store.checkpoint()
-        clock.step(2)
-        timers = inside.engine(store).timers
-        timers.deliver()
-        delivered = [int(m.body) for m in store.pull("t", 0, 0).messages]
-        assert 0 < len(delivered) < 12, "it is amid several turns"
-        cancelled = {n for n in range(len(delivered), 12, 2) if store.cancel(ids[n])}
-        assert cancelled
-        while timers.deliver() == 0:
-            pass
-        found = [int(m.body) for m in store.pull("t", 0, 0).messages]
-        assert found == [n for n in range(12) if n not in cancelled]
-        assert store.timers().count == 0
-        assert store.verify().problems == []
+    inside.engine(store).delivery.stop()
+    ids = {}
+    for first in (0, 1):  # even ones have rows, odd ones are in the tail
+        for n in range(first, 12, 2):
+            put = store.put("t", b"%d" % n, queue=0, deliver_at=clock.now_ms() + 1000 + n)
+            ids[n] = put.message_id
+        if not first:
+            store.checkpoint()
+    clock.step(2)
+    timers = inside.engine(store).timers
+    timers.deliver()
+    delivered = [int(m.body) for m in store.pull("t", 0, 0).messages]
+    assert 0 < len(delivered) < 12, "it is amid several turns"
+    cancelled = {n for n in range(len(delivered), 12, 2) if store.cancel(ids[n])}
+    assert cancelled
+    while timers.deliver() == 0:
+        pass
+    found = [int(m.body) for m in store.pull("t", 0, 0).messages]
+    assert found == [n for n in range(12) if n not in cancelled]
+    assert store.timers().count == 0
+    assert store.verify().problems == []
 
 
 def test_a_message_whose_topic_is_deleted_amid_a_turn_goes_nowhere(
-    tmp_path: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+    store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with opened(tmp_path / "s", settings(clock=clock)) as store:
-        inside.engine(store).delivery.stop()
-        store.create_topic("u", queues=1)
-        for topic in ("u", "t"):
-            store.put(topic, topic.encode(), queue=0, delay=1)
-        schedules = inside.engine(store).schedules
-        fire = schedules.fire
+    inside.engine(store).delivery.stop()
+    store.create_topic("u", queues=1)
+    for topic in ("u", "t"):
+        store.put(topic, topic.encode(), queue=0, delay=1)
+    schedules = inside.engine(store).schedules
+    fire = schedules.fire
 
-        def delete_and_fire(*args: Any) -> set[int]:
-            monkeypatch.undo()
-            store.delete_topic("u")
-            return fire(*args)
+    def delete_and_fire(*args: Any) -> set[int]:
+        monkeypatch.undo()
+        store.delete_topic("u")
+        return fire(*args)
 
-        monkeypatch.setattr(schedules, "fire", delete_and_fire)
-        clock.step(1)
-        inside.deliver_due(store)
-        assert [m.body for m in store.pull("t", 0, 0).messages] == [b"t"]
-        delays = store.stats().delays
-        assert (delays.waiting, delays.delivered) == (0, 1)
-        assert store.verify().problems == []
+    monkeypatch.setattr(schedules, "fire", delete_and_fire)
+    clock.step(1)
+    inside.deliver_due(store)
+    assert [m.body for m in store.pull("t", 0, 0).messages] == [b"t"]
+    delays = store.stats().delays
+    assert (delays.waiting, delays.delivered) == (0, 1)
+    assert store.verify().problems == []
 
 
 def test_a_list_has_no_message_that_was_cancelled_amid_a_checkpoint(
-    tmp_path: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+    store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with opened(tmp_path / "s", settings(clock=clock)) as store:
-        put = [store.put("t", b"", delay=n) for n in (5, 6)]
+    put = [store.put("t", b"", delay=n) for n in (5, 6)]
 
-        def fail(*_: Any, **__: Any) -> None:
-            raise OSError("the disk has gone")
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("the disk has gone")
 
-        with monkeypatch.context() as patch:
-            patch.setattr(inside.index(store), "write_checkpoint", fail)
-            with pytest.raises(OSError, match="has gone"):
-                store.checkpoint()
-        assert store.cancel(put[0].message_id)
-        for topic in ("t", None):
-            page = store.timers(topic)
-            assert [m.message_id for m in page.messages] == [put[1].message_id]
-            assert page.count == 1
-        store.checkpoint()
-        assert [m.message_id for m in store.timers().messages] == [put[1].message_id]
+    with monkeypatch.context() as patch:
+        patch.setattr(inside.index(store), "write_checkpoint", fail)
+        with pytest.raises(OSError, match="has gone"):
+            store.checkpoint()
+    assert store.cancel(put[0].message_id)
+    for topic in ("t", None):
+        page = store.timers(topic)
+        assert [m.message_id for m in page.messages] == [put[1].message_id]
+        assert page.count == 1
+    store.checkpoint()
+    assert [m.message_id for m in store.timers().messages] == [put[1].message_id]
 
 
 @pytest.mark.parametrize("is_changed", [False, True])

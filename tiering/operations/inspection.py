@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
+from kvstore.config import StoreConfig
 from kvstore.index.archived import Catalog
 from tiering.archive.archive_reader import open_lazily
 from tiering.archive.manifest import Manifest
@@ -35,7 +36,7 @@ from tiering.policy.policy import Policy, check_with_store
 from tiering.policy.retention_classes import read_class
 from tiering.policy.schedule import Stats, encrypted_of, segments_of, traits_of
 from tiering.policy.trusted_clock import clock_before, observe
-from tiering.worker.store_protocols import Progress, Settings, Store, TopicFacts
+from tiering.worker.store_protocols import Progress, Store, TopicFacts
 
 
 class StoreFigures(Protocol):
@@ -55,7 +56,7 @@ class ReadableStore(Protocol):
     @property
     def path(self) -> Path: ...
     @property
-    def config(self) -> Settings: ...
+    def config(self) -> StoreConfig: ...
     def catalog(self) -> Catalog: ...
     def segments(self, progress: Progress | None = None) -> Sequence[Stats]: ...
     def topics(self) -> Sequence[TopicFacts]: ...

@@ -12,7 +12,6 @@ Invariant: results and errors are those of `Worker`; of two jobs at a time one i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
@@ -144,10 +143,5 @@ class ServedWorker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nothing is kept here."""

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
+from kvstore.config import StoreConfig
 from kvstore.errors import TopicNotFound
 from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.manifest import ArchivedTopic, Manifest
@@ -26,7 +27,7 @@ from tiering.keys.crypto import KeyProvider
 from tiering.keys.key_file import provider_of
 from tiering.places.place import Place, open_place
 from tiering.places.settings import is_remote
-from tiering.worker.store_protocols import Progress, Settings
+from tiering.worker.store_protocols import Progress
 
 OPEN_BYTES: Final = 64 << 20
 """Bytes of memory for the archives that stay open."""
@@ -46,7 +47,7 @@ class SourceContext:
     place: Place
     store_id: str | None
     keys: KeyProvider | None
-    config: Settings
+    config: StoreConfig
     tell: Progress
 
     def objects(self) -> tuple[str, list[ArchiveObject]]:
@@ -58,7 +59,7 @@ def open_source(
     where: str | Path,
     options: Mapping[str, object] | None,
     keys: KeyProvider | None,
-    config: Settings,
+    config: StoreConfig,
     progress: Progress | None,
 ) -> SourceContext:
     """Opens a place. `options` are its settings, and `store_id`; those that are not given are the

@@ -22,9 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from kvstore.clock import Clock
-from kvstore.config import ArchiveAccess, Retention
-from kvstore.files import Files
+from kvstore.config import StoreConfig
 from kvstore.index.archived import (
     Archived,
     ArchivedTopic,
@@ -46,21 +44,6 @@ from tiering.policy.schedule import Stats, Topic
 
 Progress = Callable[[str, int, int], None]
 """Called with the step's name, the amount done and the total (0: unknown)."""
-
-
-class Settings(Protocol):
-    """See `kvstore.StoreConfig`."""
-
-    @property
-    def clock(self) -> Clock: ...
-    @property
-    def files(self) -> Files: ...
-    @property
-    def retention(self) -> Retention: ...
-    @property
-    def watermarks(self) -> tuple[float, float, float]: ...
-    @property
-    def archives(self) -> ArchiveAccess: ...
 
 
 class TopicFacts(Topic, Protocol):
@@ -169,7 +152,7 @@ class Store(Protocol):
     @property
     def path(self) -> Path: ...
     @property
-    def config(self) -> Settings: ...
+    def config(self) -> StoreConfig: ...
     @property
     def handover(self) -> HandOver: ...
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -12,11 +11,10 @@ from kvstore import GroupInfo, InFlightMessage, Lag
 from kvstore.cli.terminal.message_text import body_text, in_flight_value
 from kvstore.cli.terminal.opening import (
     Instant,
-    call_store,
+    VerbStore,
     exist_ok_option,
     folder_argument,
-    namespace_option,
-    open_calls,
+    store_options,
     time_text,
     topic_argument,
 )
@@ -29,7 +27,7 @@ from kvstore.cli.terminal.options import (
     given_of,
     listed,
 )
-from kvstore.cli.terminal.output import Output, output_option
+from kvstore.cli.terminal.output import Output
 from kvstore.cli.terminal.waiting_pages import in_flight_options, show_page
 
 _NONE: Final = "none"
@@ -88,36 +86,31 @@ def group() -> None:
 @_group_argument
 @_settings
 @exist_ok_option
-@namespace_option
-@output_option
-def create_group(
-    out: Output, folder: Path, group: str, exist_ok: bool, namespace: str | None, **settings: Any
-) -> None:
+@store_options
+def create_group(store: VerbStore, group: str, exist_ok: bool, **settings: Any) -> None:
     """Create GROUP."""
     given = given_of(settings) | ({"exist_ok": True} if exist_ok else {})
-    made = call_store(out, folder, "create_group", group, namespace=namespace, **given)
-    _show_groups(out, made, [made])
+    made = store.call("create_group", group, **given)
+    _show_groups(store.out, made, [made])
 
 
 @group.command("list")
 @folder_argument
-@namespace_option
-@output_option
-def list_groups(out: Output, folder: Path, namespace: str | None) -> None:
+@store_options
+def list_groups(store: VerbStore) -> None:
     """List the groups of the store in DIR."""
-    with open_calls(out, folder, namespace, read_only=True) as calls:
+    with store.reading() as calls:
         groups = calls.groups()
-    _show_groups(out, groups, groups)
+    _show_groups(store.out, groups, groups)
 
 
 @group.command("show")
 @folder_argument
 @_group_argument
-@namespace_option
-@output_option
-def show_group(out: Output, folder: Path, group: str, namespace: str | None) -> None:
+@store_options
+def show_group(store: VerbStore, group: str) -> None:
     """Show GROUP, and how much it has still to do in the topics it ever popped or committed in."""
-    with open_calls(out, folder, namespace, read_only=True) as calls:
+    with store.reading() as calls:
         found, lags = calls.group(group), calls.lag(group)
     names = ("topic", "lag", "passed_over", "expired")
     counts: dict[str, Counter[str]] = {}
@@ -128,10 +121,10 @@ def show_group(out: Output, folder: Path, group: str, namespace: str | None) -> 
     rows = [(topic, *(found_there[n] for n in names[1:])) for topic, found_there in counts.items()]
     topics = [dict(zip(names, row, strict=True)) for row in rows]
     settings = [(name, _setting_text(value)) for name, value in values.items()]
-    out.show(values | {"topics": topics}, ("setting", "value"), settings)
-    if rows and not out.json:
-        out.text("")
-        out.rows(names, rows)
+    store.out.show(values | {"topics": topics}, ("setting", "value"), settings)
+    if rows and not store.out.json:
+        store.out.text("")
+        store.out.rows(names, rows)
 
 
 @group.command("in-flight")
@@ -139,21 +132,19 @@ def show_group(out: Output, folder: Path, group: str, namespace: str | None) -> 
 @_group_argument
 @click.argument("topic", required=False)
 @in_flight_options
-@namespace_option
-@output_option
+@store_options
 def list_in_flight(
-    out: Output, folder: Path, group: str, topic: str | None, limit: int,
-    after: tuple[int, ...] | None, namespace: str | None,
-) -> None:  # fmt: skip
+    store: VerbStore, group: str, topic: str | None, limit: int, after: tuple[int, ...] | None
+) -> None:
     """List the messages that GROUP has under lock, of TOPIC or of all; by topic the next due first.
 
     With --json one document: the messages, how many there are in all (count), and what --after
     takes for the next page (next; null behind the last).
     """
-    with open_calls(out, folder, namespace, read_only=True) as calls:
+    with store.reading() as calls:
         page = calls.in_flight(group, topic, limit=limit, after=after)
     columns = ("due", "topic", "queue", "offset", "attempt", "message id", "reason", "body")
-    show_page(out, page, in_flight_value, columns, _in_flight_row, "are in flight")
+    show_page(store.out, page, in_flight_value, columns, _in_flight_row, "are in flight")
 
 
 def _in_flight_row(one: InFlightMessage) -> tuple[object, ...]:
@@ -168,43 +159,33 @@ def _in_flight_row(one: InFlightMessage) -> tuple[object, ...]:
 @folder_argument
 @_group_argument
 @_settings
-@namespace_option
-@output_option
-def alter_group(
-    out: Output, folder: Path, group: str, namespace: str | None, **settings: Any
-) -> None:
+@store_options
+def alter_group(store: VerbStore, group: str, **settings: Any) -> None:
     """Change settings of GROUP; the others stay."""
     changes = changes_of(settings)
-    altered = call_store(out, folder, "alter_group", group, namespace=namespace, **changes)
-    _show_groups(out, altered, [altered])
+    altered = store.call("alter_group", group, **changes)
+    _show_groups(store.out, altered, [altered])
 
 
 @group.command("delete")
 @folder_argument
 @_group_argument
-@namespace_option
-@output_option
-def delete_group(out: Output, folder: Path, group: str, namespace: str | None) -> None:
+@store_options
+def delete_group(store: VerbStore, group: str) -> None:
     """Delete GROUP, its committed offsets and their history."""
-    call_store(out, folder, "delete_group", group, namespace=namespace)
-    out.done({"deleted": group})
+    store.call("delete_group", group)
+    store.out.done({"deleted": group})
 
 
 @group.command()
 @folder_argument
 @_group_argument
 @click.option("--limit", type=click.IntRange(min=1), help="Only so many.")
-@namespace_option
-@output_option
-def redrive(
-    out: Output, folder: Path, group: str, limit: int | None, namespace: str | None
-) -> None:
+@store_options
+def redrive(store: VerbStore, group: str, limit: int | None) -> None:
     """Put GROUP's dead letters back: it gets the messages once more, due at once."""
-    count = call_store(out, folder, "redrive", group, limit, namespace=namespace)
-    if out.json:
-        out.document({"redriven": count})
-    else:
-        out.text(f"{count:,} dead letters put back")
+    count = store.call("redrive", group, limit)
+    store.out.done({"redriven": count}, f"{count:,} dead letters put back")
 
 
 def _setting_text(value: object) -> str:
@@ -232,14 +213,13 @@ def offset() -> None:
 @folder_argument
 @_group_argument
 @topic_argument
-@namespace_option
-@output_option
-def show_offsets(out: Output, folder: Path, group: str, topic: str, namespace: str | None) -> None:
+@store_options
+def show_offsets(store: VerbStore, group: str, topic: str) -> None:
     """Show the offsets of GROUP in the queues of TOPIC, and the messages it has still to do."""
-    with open_calls(out, folder, namespace, read_only=True) as calls:
+    with store.reading() as calls:
         lags = calls.lag(group, topic)
     rows = [(one.queue, one.committed, one.end, one.lag) for one in lags]
-    out.rows(("queue", "committed", "next_offset", "lag"), rows)
+    store.out.rows(("queue", "committed", "next_offset", "lag"), rows)
 
 
 @offset.command()
@@ -248,16 +228,11 @@ def show_offsets(out: Output, folder: Path, group: str, topic: str, namespace: s
 @topic_argument
 @_queue_option
 @click.option("--offset", "up_to", type=click.IntRange(min=0), required=True)
-@namespace_option
-@output_option
-def commit(
-    out: Output, folder: Path, group: str, topic: str, queue: int, up_to: int, namespace: str | None
-) -> None:
+@store_options
+def commit(store: VerbStore, group: str, topic: str, queue: int, up_to: int) -> None:
     """Say that GROUP has consumed a queue of TOPIC up to, not including, an offset."""
-    call_store(
-        out, folder, "commit_offset", group, topic, queue, up_to, namespace=namespace, sync=True
-    )
-    out.done({"group": group, "topic": topic, "queue": queue, "offset": up_to})
+    store.call("commit_offset", group, topic, queue, up_to, sync=True)
+    store.out.done({"group": group, "topic": topic, "queue": queue, "offset": up_to})
 
 
 @offset.command()
@@ -268,12 +243,11 @@ def commit(
 @click.option("--offset", "up_to", type=click.IntRange(min=0), help="To an offset of the queue.")
 @click.option("--time", type=Instant(), help="To the first message stored at or after a time.")
 @click.option("--to", type=click.Choice(["begin", "end"]), help="To where the queues begin or end.")
-@namespace_option
 @access_options
-@output_option
+@store_options
 def reset(
-    out: Output, folder: Path, group: str, topic: str, queue: int | None, up_to: int | None,
-    time: int | None, to: Any, namespace: str | None, access: Access,
+    store: VerbStore, group: str, topic: str, queue: int | None, up_to: int | None,
+    time: int | None, to: Any, access: Access,
 ) -> None:  # fmt: skip
     """Set where GROUP goes on in TOPIC: --to begin, --to end, --time or --offset.
 
@@ -281,11 +255,10 @@ def reset(
     """
     if [up_to, time, to].count(None) != 2:
         raise click.UsageError("give one of --to, --time and --offset")
-    found = call_store(
-        out, folder, "reset_offset", group, topic, namespace=namespace, access=access,
-        offset=up_to, time=time, to=to, queue=queue,
-    )  # fmt: skip
-    out.rows(("queue", "offset"), list(found.items()))
+    found = store.call(
+        "reset_offset", group, topic, access=access, offset=up_to, time=time, to=to, queue=queue
+    )
+    store.out.rows(("queue", "offset"), list(found.items()))
 
 
 @offset.command()
@@ -293,37 +266,31 @@ def reset(
 @_group_argument
 @topic_argument
 @_queue_option
-@namespace_option
-@output_option
-def history(
-    out: Output, folder: Path, group: str, topic: str, queue: int, namespace: str | None
-) -> None:
+@store_options
+def history(store: VerbStore, group: str, topic: str, queue: int) -> None:
     """Show the past offsets of GROUP in a queue of TOPIC with their times, oldest first."""
-    with open_calls(out, folder, namespace, read_only=True) as calls:
+    with store.reading() as calls:
         commits = calls.offset_history(group, topic, queue)
     rows = [(time_text(one.committed_at), one.offset) for one in commits]
-    out.show(commits, ("committed at", "offset"), rows)
+    store.out.show(commits, ("committed at", "offset"), rows)
 
 
 @offset.command()
 @folder_argument
 @click.argument("group", required=False)
 @click.argument("topic", required=False)
-@namespace_option
-@output_option
-def lag(
-    out: Output, folder: Path, group: str | None, topic: str | None, namespace: str | None
-) -> None:
+@store_options
+def lag(store: VerbStore, group: str | None, topic: str | None) -> None:
     """Show how much GROUP has still to do in TOPIC, how much its filters passed over, and how much
     had expired; without TOPIC in all it ever popped or committed in, without GROUP that of all
     groups.
     """
     found: list[Lag] = []
-    with open_calls(out, folder, namespace, read_only=True) as calls:
+    with store.reading() as calls:
         for name in [g.name for g in calls.groups()] if group is None else [group]:
             found += calls.lag(name, topic)
     names = (
         "group", "topic", "queue", "committed", "end", "lag", "in_flight", "passed_over", "expired",
     )  # fmt: skip
     rows = [tuple(getattr(one, name) for name in names) for one in found]
-    out.show(found, [name.replace("_", " ") for name in names], rows)
+    store.out.show(found, [name.replace("_", " ") for name in names], rows)

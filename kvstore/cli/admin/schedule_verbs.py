@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import click
@@ -10,16 +9,15 @@ import click
 from kvstore import ScheduleInfo
 from kvstore.cli.terminal.message_text import QUEUE_MAX
 from kvstore.cli.terminal.opening import (
-    call_store,
+    VerbStore,
     exist_ok_option,
     folder_argument,
-    namespace_option,
-    open_calls,
+    store_options,
     time_text,
     topic_argument,
 )
 from kvstore.cli.terminal.options import LocalFile, Option, Setting, given_of, listed
-from kvstore.cli.terminal.output import Output, output_option
+from kvstore.cli.terminal.output import Output
 
 _FIRINGS: Final = 5
 _name_argument = click.argument("name", metavar="NAME")
@@ -57,12 +55,10 @@ def schedule() -> None:
 @_times
 @_fields
 @exist_ok_option
-@namespace_option
-@output_option
+@store_options
 def create_schedule(
-    out: Output, folder: Path, name: str, topic: str, body: str | None,
-    body_file: BinaryIO | None, keys: tuple[str, ...], properties: tuple[tuple[str, str], ...],
-    exist_ok: bool, namespace: str | None, **given: Any,
+    store: VerbStore, name: str, topic: str, body: str | None, body_file: BinaryIO | None,
+    keys: tuple[str, ...], properties: tuple[tuple[str, str], ...], exist_ok: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Create schedule NAME, which puts a message to TOPIC at each of its times."""
     if body is not None and body_file is not None:
@@ -70,69 +66,64 @@ def create_schedule(
     content = body_file.read() if body_file is not None else (body or "").encode()
     lists = {"keys": list(keys) or None, "properties": dict(properties) or None}
     settings = given_of(given | lists | {"exist_ok": exist_ok or None})
-    _do(out, folder, "schedule", name, topic, content, namespace=namespace, **settings)
+    _do(store, "schedule", name, topic, content, **settings)
 
 
 @schedule.command("list")
 @folder_argument
 @click.argument("topic", required=False)
-@namespace_option
-@output_option
-def list_schedules(out: Output, folder: Path, topic: str | None, namespace: str | None) -> None:
+@store_options
+def list_schedules(store: VerbStore, topic: str | None) -> None:
     """List the schedules of the store in DIR, or those of TOPIC."""
-    with open_calls(out, folder, namespace, read_only=True) as calls:
+    with store.reading() as calls:
         found = calls.schedules(topic)
-    _show(out, found, found)
+    _show(store.out, found, found)
 
 
 @schedule.command("next")
 @folder_argument
 @_name_argument
 @click.option("--count", type=click.IntRange(min=1), default=_FIRINGS, show_default=True)
-@namespace_option
-@output_option
-def next_firings(out: Output, folder: Path, name: str, count: int, namespace: str | None) -> None:
+@store_options
+def next_firings(store: VerbStore, name: str, count: int) -> None:
     """Tell the next times of schedule NAME; if it is paused, those it would have."""
-    with open_calls(out, folder, namespace, read_only=True) as calls:
+    with store.reading() as calls:
         times = calls.next_firings(name, count)
-    out.show(times, ("time", "ms"), [(time_text(time), str(time)) for time in times], ("ms",))
+    store.out.show(times, ("time", "ms"), [(time_text(time), str(time)) for time in times], ("ms",))
 
 
 @schedule.command("pause")
 @folder_argument
 @_name_argument
-@namespace_option
-@output_option
-def pause_schedule(out: Output, folder: Path, name: str, namespace: str | None) -> None:
+@store_options
+def pause_schedule(store: VerbStore, name: str) -> None:
     """Pause schedule NAME: it puts no message until it is resumed."""
-    _do(out, folder, "pause_schedule", name, namespace=namespace)
+    _do(store, "pause_schedule", name)
 
 
 @schedule.command("resume")
 @folder_argument
 @_name_argument
-@namespace_option
-@output_option
-def resume_schedule(out: Output, folder: Path, name: str, namespace: str | None) -> None:
+@store_options
+def resume_schedule(store: VerbStore, name: str) -> None:
     """Let schedule NAME go on with its next time from now on."""
-    _do(out, folder, "resume_schedule", name, namespace=namespace)
+    _do(store, "resume_schedule", name)
 
 
 @schedule.command("delete")
 @folder_argument
 @_name_argument
-@namespace_option
-@output_option
-def delete_schedule(out: Output, folder: Path, name: str, namespace: str | None) -> None:
+@store_options
+def delete_schedule(store: VerbStore, name: str) -> None:
     """Delete schedule NAME; messages that it put stay."""
-    call_store(out, folder, "delete_schedule", name, namespace=namespace)
-    out.done({"deleted": name})
+    store.call("delete_schedule", name)
+    store.out.done({"deleted": name})
 
 
-def _do(out: Output, folder: Path, call: str, *args: Any, **named: Any) -> None:
+def _do(store: VerbStore, call: str, *args: Any, **named: Any) -> None:
     """Makes a call that gives a schedule, and shows that."""
-    found = call_store(out, folder, call, *args, **named)
-    _show(out, found, [found])
+    found = store.call(call, *args, **named)
+    _show(store.out, found, [found])
 
 
 def _show(out: Output, value: object, schedules: list[ScheduleInfo]) -> None:

@@ -17,15 +17,14 @@ from kvstore import (
     TopicInfo,
 )
 from kvstore.cli.terminal.opening import (
+    VerbStore,
     Word,
-    call_store,
     call_text,
     config_option,
     exist_ok_option,
     folder_argument,
-    namespace_option,
-    open_calls,
     open_store,
+    store_options,
     time_text,
     within,
 )
@@ -103,7 +102,6 @@ _settings: Option = listed(
     click.option("--dedup-window", metavar="SECONDS", type=Clearable(click.FLOAT, NONE),
                  help=f"How long dedup ids are remembered; {NONE!r}: the topic takes none."),
     _retention_option,
-    namespace_option,
 )  # fmt: skip
 """The options that `topic create` and `topic alter` share."""
 
@@ -122,19 +120,19 @@ def topic() -> None:
 @exist_ok_option
 @_settings
 @config_option
-@output_option
+@store_options
 def create(
-    out: Output, folder: Path, name: str, queues: int, kind: Any, exist_ok: bool,
-    namespace: str | None, config_file: Path | None, **settings: Any,
+    store: VerbStore, name: str, queues: int, kind: Any, exist_ok: bool, config_file: Path | None,
+    **settings: Any,
 ) -> None:  # fmt: skip
     """Create topic NAME, and the store in DIR if there is none."""
     more = {"kind": kind, "exist_ok": exist_ok, **given_of(settings)}
-    does = call_text("create_topic", name, queues, namespace=namespace, **more)
+    does = store.text("create_topic", name, queues, **more)
     # Checked before a store is made for the topic.
-    check_topic(_name_in_store(name, namespace))
-    with open_calls(out, folder, namespace, config_file, create=True, does=does) as calls:
+    check_topic(_name_in_store(name, store.namespace))
+    with store.writing(does, config_file, create=True) as calls:
         made = calls.create_topic(name, queues, **more)
-    _show_topics(out, made, [made])
+    _show_topics(store.out, made, [made])
 
 
 def _name_in_store(name: str, namespace: str | None) -> str:
@@ -143,32 +141,30 @@ def _name_in_store(name: str, namespace: str | None) -> str:
 
 @topic.command(name="list")
 @folder_argument
-@namespace_option
-@output_option
-def list_topics(out: Output, folder: Path, namespace: str | None) -> None:
+@store_options
+def list_topics(store: VerbStore) -> None:
     """List the topics of the store in DIR."""
-    with open_calls(out, folder, namespace, read_only=True) as calls:
+    with store.reading() as calls:
         topics = calls.topics()
-    _show_topics(out, topics, topics)
+    _show_topics(store.out, topics, topics)
 
 
 @topic.command()
 @folder_argument
 @_name_argument
-@namespace_option
-@output_option
-def show(out: Output, folder: Path, name: str, namespace: str | None) -> None:
+@store_options
+def show(store: VerbStore, name: str) -> None:
     """Show topic NAME and the contents of its queues."""
-    with open_calls(out, folder, namespace, read_only=True) as calls:
+    with store.reading() as calls:
         info = calls.topic(name)
         bounds = [calls.bounds(name, queue=queue) for queue in range(info.read_queues)]
     rows = [(queue, b.min_offset, b.next_offset) for queue, b in enumerate(bounds)]
     names = ("queue", "min_offset", "next_offset")
     queues = [dict(zip(names, row, strict=True)) for row in rows]
-    _show_topics(out, msgspec.to_builtins(info) | {"queues": queues}, [info])
-    if not out.json:
+    _show_topics(store.out, msgspec.to_builtins(info) | {"queues": queues}, [info])
+    if not store.out.json:
         counted = [(*row, row[2] - row[1]) for row in rows]
-        out.table(("queue", "min offset", "next offset", "messages"), counted)
+        store.out.table(("queue", "min offset", "next offset", "messages"), counted)
 
 
 @topic.command()
@@ -176,8 +172,8 @@ def show(out: Output, folder: Path, name: str, namespace: str | None) -> None:
 @_name_argument
 @click.option("--queues", type=click.IntRange(min=1), help="How many queues take messages.")
 @_settings
-@output_option
-def alter(out: Output, folder: Path, name: str, namespace: str | None, **settings: Any) -> None:
+@store_options
+def alter(store: VerbStore, name: str, **settings: Any) -> None:
     """Change settings of topic NAME; the others stay.
 
     Queues taken away stay readable; --read-queues takes them from readers too, once they are empty.
@@ -185,30 +181,29 @@ def alter(out: Output, folder: Path, name: str, namespace: str | None, **setting
     that hold other topics, too, stay as long as those need them, which the answer says.
     """
     changes = changes_of(settings)
-    does = call_text("alter_topic", name, namespace=namespace, **changes)
+    does = store.text("alter_topic", name, **changes)
     shared: dict[str, Any] = {}
     advice = ""
-    with open_store(out, folder, does=does) as store:
-        altered = within(store, namespace).alter_topic(name, **changes)
+    with open_store(store.out, store.folder, does=does) as opened:
+        altered = within(opened, store.namespace).alter_topic(name, **changes)
         if "retention" in changes:
-            shared, advice = _shared_archives(store, _name_in_store(name, namespace))
-    _show_topics(out, msgspec.to_builtins(altered) | shared, [altered])
-    if advice and not out.json:
-        out.text(advice)
+            shared, advice = _shared_archives(opened, _name_in_store(name, store.namespace))
+    _show_topics(store.out, msgspec.to_builtins(altered) | shared, [altered])
+    if advice and not store.out.json:
+        store.out.text(advice)
 
 
 @topic.command()
 @folder_argument
 @_name_argument
-@namespace_option
-@output_option
-def delete(out: Output, folder: Path, name: str, namespace: str | None) -> None:
+@store_options
+def delete(store: VerbStore, name: str) -> None:
     """Delete topic NAME; its messages can no longer be read.
 
     Messages that wait for a time or a transaction go with it: their number is told (waiting).
     """
-    waiting = call_store(out, folder, "delete_topic", name, namespace=namespace)
-    _show_deleted(out, name, waiting)
+    waiting = store.call("delete_topic", name)
+    _show_deleted(store.out, name, waiting)
 
 
 def _show_deleted(out: Output, name: str, waiting: int) -> None:
@@ -321,4 +316,4 @@ def delete_namespace(out: Output, folder: Path, name: str) -> None:
 
     Messages that wait for a time or a transaction go with it: their number is told (waiting).
     """
-    _show_deleted(out, name, call_store(out, folder, "delete_namespace", name))
+    _show_deleted(out, name, VerbStore(out, folder, None).call("delete_namespace", name))

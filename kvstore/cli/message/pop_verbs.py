@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -20,17 +19,15 @@ from kvstore import Popped, SqlFilter
 from kvstore.cli.terminal.message_text import message_value, show_messages
 from kvstore.cli.terminal.opening import (
     Seconds,
+    VerbStore,
     Word,
-    call_store,
-    call_text,
     folder_argument,
-    namespace_option,
-    open_calls,
+    store_options,
     time_text,
     topic_argument,
 )
 from kvstore.cli.terminal.options import Access, access_options
-from kvstore.cli.terminal.output import Output, exit_if, output_option
+from kvstore.cli.terminal.output import Output, exit_if
 from kvstore.pop.popped import INVISIBLE_MAX, WAIT_MAX
 
 _INVISIBLE: Final = 30.0
@@ -58,12 +55,6 @@ def filter_text(tags: str | None, sql: str | None) -> str | None:
     return tags if sql is None else Word(f"kvstore.sql({sql!r})")
 
 
-def pop_text(*given: object, invisible: float, **named: Any) -> str:
-    """The pop of a program with these arguments, `invisible` in seconds."""
-    seconds = None if invisible == _INVISIBLE else invisible
-    return call_text("pop", *given, invisible_for=seconds, **named)
-
-
 @click.command()
 @folder_argument
 @click.argument("group", metavar="GROUP")
@@ -77,30 +68,28 @@ def pop_text(*given: object, invisible: float, **named: Any) -> str:
 @filter_options
 @click.option("--queue", type=click.IntRange(min=0), help="Only messages of this queue.")
 @click.option("--ack", is_flag=True, help="Ack what was printed.")
-@namespace_option
 @access_options
-@output_option
+@store_options
 def pop(
-    out: Output, folder: Path, group: str, topic: str, limit: int, invisible: float, wait: float,
-    tags: str | None, sql: str | None, queue: int | None, ack: bool, namespace: str | None,
-    access: Access,
+    store: VerbStore, group: str, topic: str, limit: int, invisible: float, wait: float,
+    tags: str | None, sql: str | None, queue: int | None, ack: bool, access: Access,
 ) -> None:  # fmt: skip
     """Take messages of TOPIC for GROUP, each under a lock, and print them with their receipts.
 
     With --json an array; each message as `pull` prints it, with receipt, attempt and due_at.
     """
     wanted = wanted_filter(tags, sql)
-    does = pop_text(
-        group, topic, limit, namespace=namespace, invisible=invisible, wait=wait or None,
-        filter=filter_text(tags, sql), queue=queue,
+    does = store.text(
+        "pop", group, topic, limit, invisible_for=None if invisible == _INVISIBLE else invisible,
+        wait=wait or None, filter=filter_text(tags, sql), queue=queue,
     )  # fmt: skip
     if ack:
-        does += f" and {call_text('ack', Word('receipt'), namespace=namespace)}"
-    with open_calls(out, folder, namespace, access=access, does=does) as calls:
+        does += f" and {store.text('ack', Word('receipt'))}"
+    with store.writing(does, access=access) as calls:
         found = calls.pop(
             group, topic, limit, invisible_for=invisible, wait=wait, filter=wanted, queue=queue
         )
-        _show(out, found, acked=ack)
+        _show(store.out, found, acked=ack)
         if ack:
             sys.stdout.flush()
             for result in calls.ack_batch([popped.receipt for popped in found]):
@@ -131,19 +120,18 @@ def _show(out: Output, found: list[Popped], *, acked: bool) -> None:
 @click.command()
 @folder_argument
 @click.argument("receipts", metavar="RECEIPT...", nargs=-1, required=True)
-@namespace_option
-@output_option
-def ack(out: Output, folder: Path, receipts: tuple[str, ...], namespace: str | None) -> None:
+@store_options
+def ack(store: VerbStore, receipts: tuple[str, ...]) -> None:
     """Say that messages are done, by the receipts that `pop` printed.
 
     Exit code 1 if a receipt is too late, or none: the others count. A receipt says whose message it
     is of, so it counts with and without --namespace.
     """
-    results = call_store(out, folder, "ack_batch", list(receipts), namespace=namespace)
+    results = store.call("ack_batch", list(receipts))
     errors = [None if result is True else result for result in results]
-    if out.json:
+    if store.out.json:
         names = ("receipt", "acked", "error", "message")
-        out.rows(names, [_acked(*ended) for ended in zip(receipts, errors, strict=True)])
+        store.out.rows(names, [_acked(*ended) for ended in zip(receipts, errors, strict=True)])
     else:
         for receipt, error in zip(receipts, errors, strict=True):
             if error is not None:

@@ -29,17 +29,16 @@ from kvstore.cli.terminal.opening import (
     Instant,
     Seconds,
     StoreOrNamespace,
+    VerbStore,
     Word,
-    call_text,
     config_option,
     delay_options,
     folder_argument,
-    namespace_option,
-    open_calls,
+    store_options,
     topic_argument,
 )
 from kvstore.cli.terminal.options import LocalFile, Setting
-from kvstore.cli.terminal.output import Output, output_option, size_text
+from kvstore.cli.terminal.output import Output, size_text
 from kvstore.clock import SystemClock, whole_ms
 from kvstore.core.names import DELAY_LEVELS_MS
 from kvstore.errors import CallerError, MessageIllegal, StoreError
@@ -78,13 +77,11 @@ _DELAYS: Final = ("deliver_at", "delay", "delay_level")
 @click.option("--create", is_flag=True, help="Make store and topic if they are not there.")
 @click.option("--batch", type=click.IntRange(min=1), default=256, show_default=True, metavar="N",
               help="Messages put at once; 1 for a stream that must not wait.")  # fmt: skip
-@namespace_option
 @config_option
-@output_option
+@store_options
 def put(
-    out: Output, folder: Path, topic: str, source: BinaryIO | None, body: str | None, jsonl: bool,
-    ttl: float | None, batch: int, create: bool, namespace: str | None, config_file: Path | None,
-    **fields: Any,
+    store: VerbStore, topic: str, source: BinaryIO | None, body: str | None, jsonl: bool,
+    ttl: float | None, batch: int, create: bool, config_file: Path | None, **fields: Any,
 ) -> None:  # fmt: skip
     """Put messages into TOPIC of the store in DIR: one for each line of FILE or standard input.
 
@@ -114,18 +111,18 @@ def put(
     kept = ("queue", "expires_at", "dedup_id", *_DELAYS)
     defaults |= {name: fields[name] for name in kept if fields[name] is not None}
     defaults["properties"] = dict(fields["properties"])
-    does = call_text("put_batch", Word("[kvstore.Message(...), ...]"), namespace=namespace)
-    opened = open_calls(out, folder, namespace, config_file, create=create, does=does)
+    does = store.text("put_batch", Word("[kvstore.Message(...), ...]"))
+    opened = store.writing(does, config_file, create=create)
     with opened as calls:
         if create:
             calls.create_topic(topic, exist_ok=True)
         if body is not None:
             result = calls.put_batch([Message(topic=topic, body=body.encode(), **defaults)])[0]
-            _show_one(out, result)
+            _show_one(store.out, result)
             return
         own = MessageLine(**{"topic": topic, **defaults, "keys": list(fields["keys"])})
         lines = _Lines(source or sys.stdin.buffer, own, is_json=jsonl)
-        _put_lines(out, calls, lines, batch)
+        _put_lines(store.out, calls, lines, batch)
 
 
 class _Lines:

@@ -7,7 +7,6 @@ that goes on until nothing is left.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
@@ -17,13 +16,13 @@ from kvstore.cli.terminal.message_text import message_value, show_message, show_
 from kvstore.cli.terminal.opening import (
     Instant,
     StoreOrNamespace,
+    VerbStore,
     folder_argument,
-    namespace_option,
-    open_calls,
+    store_options,
     topic_argument,
 )
 from kvstore.cli.terminal.options import Access, access_options
-from kvstore.cli.terminal.output import Output, output_option
+from kvstore.cli.terminal.output import Output
 
 _raw_option = click.option("--raw", is_flag=True, help="Only the body, byte for byte.")
 
@@ -36,12 +35,11 @@ _raw_option = click.option("--raw", is_flag=True, help="Only the body, byte for 
 @click.option("--position", type=click.IntRange(min=0), help="Its byte offset in the log.")
 @click.option("--id", "message_id", help="Its unique id or its position id.")
 @_raw_option
-@namespace_option
 @access_options
-@output_option
+@store_options
 def get(
-    out: Output, folder: Path, topic: str | None, queue: int, offset: int | None,
-    position: int | None, message_id: str | None, raw: bool, namespace: str | None, access: Access,
+    store: VerbStore, topic: str | None, queue: int, offset: int | None, position: int | None,
+    message_id: str | None, raw: bool, access: Access,
 ) -> None:  # fmt: skip
     """Show one message: TOPIC with --queue and --offset, or --position, or --id."""
     given = [value is not None for value in (offset, position, message_id)]
@@ -49,30 +47,27 @@ def get(
         raise click.UsageError("give exactly one of --offset, --position and --id")
     if offset is not None and topic is None:
         raise click.UsageError("--offset needs TOPIC")
-    with open_calls(out, folder, namespace, access=access, read_only=True) as calls:
+    with store.reading(access) as calls:
         if offset is not None and topic is not None:
             message = calls.get(topic, queue=queue, offset=offset)
         elif position is not None:
             message = calls.read_at(position)
         else:
             message = calls.find(message_id or "")
-    show_message(out, message, raw=raw)
+    show_message(store.out, message, raw=raw)
 
 
 @click.command()
 @folder_argument
 @click.argument("message_id", metavar="ID")
 @_raw_option
-@namespace_option
 @access_options
-@output_option
-def find(
-    out: Output, folder: Path, message_id: str, raw: bool, namespace: str | None, access: Access
-) -> None:
+@store_options
+def find(store: VerbStore, message_id: str, raw: bool, access: Access) -> None:
     """Show the message with ID: the unique id it was given, or the id made of host and position."""
-    with open_calls(out, folder, namespace, access=access, read_only=True) as calls:
+    with store.reading(access) as calls:
         message = calls.find(message_id)
-    show_message(out, message, raw=raw)
+    show_message(store.out, message, raw=raw)
 
 
 _STREAM_LIMIT = 256
@@ -88,13 +83,11 @@ _STREAM_LIMIT = 256
 @filter_options
 @click.option("--all", "everything", is_flag=True, help="Go on to the end; --limit has no effect.")
 @click.option("--raw", is_flag=True, help="Only the bodies, one a line.")
-@namespace_option
 @access_options
-@output_option
+@store_options
 def pull(
-    out: Output, folder: Path, topic: str, queue: int | None, offset: int | None, limit: int,
-    tags: str | None, sql: str | None, everything: bool, raw: bool, namespace: str | None,
-    access: Access,
+    store: VerbStore, topic: str, queue: int | None, offset: int | None, limit: int,
+    tags: str | None, sql: str | None, everything: bool, raw: bool, access: Access,
 ) -> None:  # fmt: skip
     """Read messages of TOPIC in order, from an offset on.
 
@@ -102,16 +95,16 @@ def pull(
     line for each message.
     """
     expression = wanted_filter(tags, sql)
-    with open_calls(out, folder, namespace, access=access, read_only=True) as calls:
+    with store.reading(access) as calls:
         if everything:
             queues = range(calls.topic(topic).read_queues) if queue is None else [queue]
             for number in queues:
-                show_messages(out, _stream(calls, topic, number, offset, expression), raw=raw)
+                show_messages(store.out, _stream(calls, topic, number, offset, expression), raw=raw)
             return
         number = queue or 0
         begin = calls.bounds(topic, queue=number).min_offset if offset is None else offset
         found = calls.pull(topic, queue=number, offset=begin, limit=limit, filter=expression)
-    _show_pull(out, found, raw)
+    _show_pull(store.out, found, raw)
 
 
 def _stream(
@@ -158,17 +151,16 @@ def _show_pull(out: Output, found: PullResult, raw: bool) -> None:
 @click.option("--end", type=Instant(), help="Stored at or before.")
 @click.option("--limit", type=click.IntRange(min=1), default=64, show_default=True)
 @click.option("--raw", is_flag=True, help="Only the bodies, one a line.")
-@namespace_option
 @access_options
-@output_option
+@store_options
 def query(
-    out: Output, folder: Path, topic: str, key: str, begin: int | None, end: int | None,
-    limit: int, raw: bool, namespace: str | None, access: Access,
+    store: VerbStore, topic: str, key: str, begin: int | None, end: int | None, limit: int,
+    raw: bool, access: Access,
 ) -> None:  # fmt: skip
     """Find the messages of TOPIC that carry KEY, newest first. With --json one line for each."""
-    with open_calls(out, folder, namespace, access=access, read_only=True) as calls:
+    with store.reading(access) as calls:
         found = calls.query(topic, key=key, begin=begin, end=end, limit=limit)
-    show_messages(out, found, raw=raw)
+    show_messages(store.out, found, raw=raw)
 
 
 @click.command(name="offset-at")
@@ -176,18 +168,14 @@ def query(
 @topic_argument
 @click.argument("time", type=Instant())
 @click.option("--queue", type=click.IntRange(min=0), help="Default: every queue.")
-@namespace_option
 @access_options
-@output_option
-def offset_at(
-    out: Output, folder: Path, topic: str, time: int, queue: int | None, namespace: str | None,
-    access: Access,
-) -> None:  # fmt: skip
+@store_options
+def offset_at(store: VerbStore, topic: str, time: int, queue: int | None, access: Access) -> None:
     """Say, for the queues of TOPIC, the first offset stored at or after TIME.
 
     TIME is milliseconds since the epoch, or a date and time in ISO 8601.
     """
-    with open_calls(out, folder, namespace, access=access, read_only=True) as calls:
+    with store.reading(access) as calls:
         queues = range(calls.topic(topic).read_queues) if queue is None else [queue]
         found = [(number, calls.offset_at(topic, queue=number, time=time)) for number in queues]
-    out.rows(("queue", "offset"), found)
+    store.out.rows(("queue", "offset"), found)

@@ -14,17 +14,15 @@ import click
 from kvstore import DelayedMessage
 from kvstore.cli.terminal.message_text import body_text, delayed_value, show_delayed
 from kvstore.cli.terminal.opening import (
+    VerbStore,
     Word,
-    call_store,
-    call_text,
     config_option,
     delay_options,
     folder_argument,
-    namespace_option,
-    open_calls,
+    store_options,
     time_text,
 )
-from kvstore.cli.terminal.output import Output, exit_if, output_option
+from kvstore.cli.terminal.output import exit_if
 from kvstore.cli.terminal.waiting_pages import page_options, show_page
 from kvstore.errors import CallerError, MessageNotFound
 
@@ -40,22 +38,20 @@ def timer() -> None:
 @folder_argument
 @click.argument("topic", required=False)
 @page_options
-@namespace_option
-@output_option
+@store_options
 def list_delayed(
-    out: Output, folder: Path, topic: str | None, limit: int, after: tuple[int, int] | None,
-    namespace: str | None,
-) -> None:  # fmt: skip
+    store: VerbStore, topic: str | None, limit: int, after: tuple[int, int] | None
+) -> None:
     """List the messages that wait, of TOPIC or of all topics, the next due first.
 
     With --json one document: the messages, how many wait in all, of TOPIC if it is given (count),
     and what --after takes for the next page (next; null behind the last).
     """
-    with open_calls(out, folder, namespace, read_only=True) as calls:
+    with store.reading() as calls:
         page = calls.timers(topic, limit=limit, after=after)
     columns = ("due", "topic", "queue", "message id", "tag", "keys", "body")
     are = "wait" if topic is None else f"to {topic} wait"
-    show_page(out, page, delayed_value, columns, _row, are)
+    show_page(store.out, page, delayed_value, columns, _row, are)
 
 
 def _row(one: DelayedMessage) -> tuple[object, ...]:
@@ -68,39 +64,35 @@ def _row(one: DelayedMessage) -> tuple[object, ...]:
 @timer.command()
 @folder_argument
 @_id_argument
-@namespace_option
-@output_option
-def show(out: Output, folder: Path, message_id: str, namespace: str | None) -> None:
+@store_options
+def show(store: VerbStore, message_id: str) -> None:
     """Show the message with ID that waits: where it goes, when, and all its fields."""
-    with open_calls(out, folder, namespace, read_only=True) as calls:
+    with store.reading() as calls:
         found = calls.timer(message_id)
-    show_delayed(out, found)
+    show_delayed(store.out, found)
 
 
 @timer.command()
 @folder_argument
 @click.argument("message_ids", metavar="ID...", nargs=-1, required=True)
-@namespace_option
-@output_option
-def cancel(out: Output, folder: Path, message_ids: tuple[str, ...], namespace: str | None) -> None:
+@store_options
+def cancel(store: VerbStore, message_ids: tuple[str, ...]) -> None:
     """Cancel messages that wait: they will not be delivered.
 
     Exit code 1 if one was delivered before, or is none: the others are cancelled.
     """
     # The program's call for several ids is a call for each.
-    several = f"[{call_text('cancel', Word('one'), namespace=namespace)} for one in {message_ids}]"
-    one = call_text("cancel", message_ids[0], namespace=namespace)
+    several = f"[{store.text('cancel', Word('one'))} for one in {message_ids}]"
+    one = store.text("cancel", message_ids[0])
     ended: list[tuple[str, bool, str | None, str | None]] = []
-    with open_calls(
-        out, folder, namespace, does=one if len(message_ids) == 1 else several
-    ) as calls:
+    with store.writing(one if len(message_ids) == 1 else several) as calls:
         for message_id in message_ids:
             try:
                 ended.append((message_id, calls.cancel(message_id), None, None))
             except (CallerError, MessageNotFound) as e:
                 ended.append((message_id, False, type(e).__name__, str(e)))
-    if out.json:
-        out.rows(("message_id", "cancelled", "error", "message"), ended)
+    if store.out.json:
+        store.out.rows(("message_id", "cancelled", "error", "message"), ended)
     else:
         for message_id, was_cancelled, _, text in ended:
             if not was_cancelled:
@@ -115,20 +107,15 @@ def cancel(out: Output, folder: Path, message_ids: tuple[str, ...], namespace: s
 @_id_argument
 @delay_options
 @config_option
-@namespace_option
-@output_option
+@store_options
 def change(
-    out: Output, folder: Path, message_id: str, delay: float | None, deliver_at: int | None,
-    config_file: Path | None, namespace: str | None,
+    store: VerbStore, message_id: str, delay: float | None, deliver_at: int | None,
+    config_file: Path | None,
 ) -> None:  # fmt: skip
     """Let the message with ID be delivered at another time; one that has passed is now."""
     if (delay is None) == (deliver_at is None):
         raise click.UsageError("give one of --delay and --deliver-at")
-    due = call_store(
-        out, folder, "change_delay", message_id, namespace=namespace, config_file=config_file,
-        deliver_at=deliver_at, delay=delay,
-    )  # fmt: skip
-    if out.json:
-        out.document({"message_id": message_id, "deliver_at": due})
-    else:
-        out.text(f"due at {time_text(due)}")
+    due = store.call(
+        "change_delay", message_id, config_file=config_file, deliver_at=deliver_at, delay=delay
+    )
+    store.out.done({"message_id": message_id, "deliver_at": due}, f"due at {time_text(due)}")

@@ -9,20 +9,16 @@ Invariant: `list` and `show` open the store read-only, so they end nothing.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from kvstore import PreparedMessage
 from kvstore.cli.terminal.message_text import body_text, prepared_value, show_prepared
 from kvstore.cli.terminal.opening import (
-    call_store,
+    VerbStore,
     folder_argument,
-    namespace_option,
-    open_calls,
+    store_options,
     time_text,
 )
-from kvstore.cli.terminal.output import Output, output_option
 from kvstore.cli.terminal.waiting_pages import page_options, show_page
 
 _OF_ALL = "wait, of all groups"
@@ -38,21 +34,19 @@ def tx() -> None:
 @folder_argument
 @click.argument("group", required=False)
 @page_options
-@namespace_option
-@output_option
+@store_options
 def list_prepared(
-    out: Output, folder: Path, group: str | None, limit: int, after: tuple[int, int] | None,
-    namespace: str | None,
-) -> None:  # fmt: skip
+    store: VerbStore, group: str | None, limit: int, after: tuple[int, int] | None
+) -> None:
     """List prepared messages, of producer GROUP or of all, the next to be asked about first.
 
     With --json one document: the messages, how many wait in all, of all groups (count), and what
     --after takes for the next page (next; null behind the last).
     """
-    with open_calls(out, folder, namespace, read_only=True) as calls:
+    with store.reading() as calls:
         page = calls.transactions(group, limit=limit, after=after)
     columns = ("asked at", "group", "checks", "topic", "queue", "message id", "body")
-    show_page(out, page, prepared_value, columns, _row, "wait" if group is None else _OF_ALL)
+    show_page(store.out, page, prepared_value, columns, _row, "wait" if group is None else _OF_ALL)
 
 
 def _row(one: PreparedMessage) -> tuple[object, ...]:
@@ -65,41 +59,33 @@ def _row(one: PreparedMessage) -> tuple[object, ...]:
 @tx.command("show")
 @folder_argument
 @click.argument("message_id", metavar="ID")
-@namespace_option
-@output_option
-def show_one(out: Output, folder: Path, message_id: str, namespace: str | None) -> None:
+@store_options
+def show_one(store: VerbStore, message_id: str) -> None:
     """Show the prepared message with ID, or the first of its set, and all its fields."""
-    with open_calls(out, folder, namespace, read_only=True) as calls:
+    with store.reading() as calls:
         found = calls.prepared(message_id)
-    show_prepared(out, found)
+    show_prepared(store.out, found)
 
 
 @tx.command()
 @folder_argument
 @_ids_argument
-@namespace_option
-@output_option
-def commit(out: Output, folder: Path, message_ids: tuple[str, ...], namespace: str | None) -> None:
+@store_options
+def commit(store: VerbStore, message_ids: tuple[str, ...]) -> None:
     """Commit the transactions of prepared messages, all or none; with --json where they went."""
-    found = call_store(out, folder, "commit_batch", list(message_ids), namespace=namespace)
-    if out.json:
+    found = store.call("commit_batch", list(message_ids))
+    if store.out.json:
         fields = ("message_id", "topic", "queue", "offset", "position", "size")
-        out.rows(fields, [tuple(getattr(one, name) for name in fields) for one in found])
+        store.out.rows(fields, [tuple(getattr(one, name) for name in fields) for one in found])
     else:
-        out.text(f"{len(found):,} messages committed")
+        store.out.text(f"{len(found):,} messages committed")
 
 
 @tx.command()
 @folder_argument
 @_ids_argument
-@namespace_option
-@output_option
-def rollback(
-    out: Output, folder: Path, message_ids: tuple[str, ...], namespace: str | None
-) -> None:
+@store_options
+def rollback(store: VerbStore, message_ids: tuple[str, ...]) -> None:
     """Roll the transactions of prepared messages back, all or none."""
-    call_store(out, folder, "rollback_batch", list(message_ids), namespace=namespace)
-    if out.json:
-        out.document({"rolled_back": list(message_ids)})
-    else:
-        out.text(f"{len(message_ids):,} rolled back")
+    store.call("rollback_batch", list(message_ids))
+    store.out.done({"rolled_back": list(message_ids)}, f"{len(message_ids):,} rolled back")

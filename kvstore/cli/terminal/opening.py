@@ -2,18 +2,20 @@
 
 The idea: `DIR`, `--config` and `--namespace` are declared once. A verb uses a store that is served
 through its socket, with the server's settings. Else one that only reads opens read-only, and can do
-so while another process writes. With `--namespace` (`namespace_option`) a verb has the calls of the
-namespace (`open_calls`), so it takes and shows the names that topics and groups have there. Nothing
-but `topic create`, `put --create` and `import` makes a folder: a mistyped one is an error, not a
-new empty store.
+so while another process writes. With `--namespace` a verb has the calls of the namespace
+(`VerbStore`), so it takes and shows the names that topics and groups have there. Nothing but `topic
+create`, `put --create` and `import` makes a folder: a mistyped one is an error, not a new empty
+store.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, cast
@@ -23,7 +25,7 @@ import click
 import kvstore
 from kvstore import StoreConfig
 from kvstore.cli.terminal.options import Access, LocalPath, Option, listed
-from kvstore.cli.terminal.output import Output
+from kvstore.cli.terminal.output import Output, output_option
 from kvstore.errors import ConnectionLost, StoreLocked, StoreNotFound
 from kvstore.files import LocalFiles, local_path
 from kvstore.meta.namespaces import check_namespace
@@ -198,44 +200,63 @@ def within(store: kvstore.Store, namespace: str | None) -> StoreOrNamespace:
     return store if namespace is None else store.namespace(namespace)
 
 
-@contextmanager
-def open_calls(
-    out: Output,
-    folder: Path,
-    namespace: str | None,
-    config_file: Path | None = None,
-    *,
-    access: Access | None = None,
-    read_only: bool = False,
-    create: bool = False,
-    does: str = "",
-) -> Iterator[StoreOrNamespace]:
-    """As `open_store`; gives the calls of the store, or of the namespace that was named."""
-    if namespace is not None:
-        check_namespace(namespace)  # before a store is made for it
-    opened = open_store(
-        out, folder, config_file, access=access, read_only=read_only, create=create, does=does
-    )
-    with opened as store:
-        yield within(store, namespace)
-
-
-def call_store(
-    out: Output,
-    folder: Path,
-    call: str,
-    *given: object,
-    namespace: str | None = None,
-    access: Access | None = None,
-    config_file: Path | None = None,
-    **named: object,
-) -> Any:
-    """Opens the store, and makes one call of the store or of its namespace. Of a store that is open
-    elsewhere the error names that call.
+@dataclass(frozen=True, slots=True)
+class VerbStore:
+    """The store that a verb is about, or the namespace in it that was named, and the verb's output;
+    see `store_options`.
     """
-    does = call_text(call, *given, namespace=namespace, **named)
-    with open_calls(out, folder, namespace, config_file, access=access, does=does) as calls:
-        return getattr(calls, call)(*given, **named)
+
+    out: Output
+    folder: Path
+    namespace: str | None
+
+    def reading(self, access: Access | None = None) -> AbstractContextManager[StoreOrNamespace]:
+        """The calls for the time of the block, for a verb that changes nothing."""
+        return self._open(access=access, read_only=True)
+
+    def writing(
+        self, does: str, config_file: Path | None = None, *, access: Access | None = None,
+        create: bool = False,
+    ) -> AbstractContextManager[StoreOrNamespace]:  # fmt: skip
+        """As `reading`, for a verb that writes; see `open_store`."""
+        return self._open(config_file, access=access, create=create, does=does)
+
+    @contextmanager
+    def _open(self, config_file: Path | None = None, **how: Any) -> Iterator[StoreOrNamespace]:
+        if self.namespace is not None:
+            check_namespace(self.namespace)  # before a store is made for it
+        with open_store(self.out, self.folder, config_file, **how) as store:
+            yield within(store, self.namespace)
+
+    def call(
+        self, call: str, *given: object, access: Access | None = None,
+        config_file: Path | None = None, **named: object,
+    ) -> Any:  # fmt: skip
+        """Makes one call, and returns its result. Of a store that is open elsewhere the error names
+        that call.
+        """
+        with self.writing(self.text(call, *given, **named), config_file, access=access) as calls:
+            return getattr(calls, call)(*given, **named)
+
+    def text(self, call: str, *given: object, **named: object) -> str:
+        """See `call_text`."""
+        return call_text(call, *given, namespace=self.namespace, **named)
+
+
+def store_options(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a verb the options `--namespace` and `--json` and, in the place of `folder_argument`,
+    a `VerbStore` as its first argument.
+    """
+
+    @namespace_option
+    @output_option
+    @functools.wraps(verb)
+    def with_store(
+        out: Output, *args: Any, folder: Path, namespace: str | None, **options: Any
+    ) -> Any:
+        return verb(VerbStore(out, folder, namespace), *args, **options)
+
+    return with_store
 
 
 def call_text(call: str, *given: object, namespace: str | None = None, **named: object) -> str:

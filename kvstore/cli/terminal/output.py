@@ -92,10 +92,14 @@ class Output:
         else:
             self.table(columns, rows, right=right)
 
-    def done(self, value: object) -> None:
-        """Prints what a verb did for machines; people see that it raised no error."""
+    def done(self, value: object, text: str = "") -> None:
+        """Prints what a verb did: a value for machines, a text for people; without one they see
+        that it raised no error.
+        """
         if self.json:
             self.document(value)
+        elif text:
+            self.text(text)
 
     def rows(self, names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Prints rows of named values: as JSON objects, or as a table."""

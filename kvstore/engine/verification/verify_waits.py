@@ -35,10 +35,8 @@ from kvstore.index.keys import (
     read_timer_count,
     timer_key,
 )
-from kvstore.read.find import Finder
 from kvstore.record.waits import waits_in
 from kvstore.record.walk import walk
-from kvstore.timing.pending_messages import TimingContext
 from kvstore.timing.prepared_list import PreparedList
 from kvstore.timing.schedule_rows import ScheduleRows
 from kvstore.timing.timer_rows import TimerRows
@@ -279,14 +277,9 @@ class WaitsCheck:
 
 def verify_sets(context: EngineContext, tell: TellWait) -> None:
     """Lists the sets of prepared messages of which some wait, and others have ended."""
-    log, index, topics, reader = context.log, context.index, context.topics, context.reader
-    config = context.config
-    finder = Finder(reader, log, index, topics.find, sees_all=True)
-    timing = TimingContext(
-        log, index, topics, reader, finder, config.clock, config.check_crc, config.any_time
-    )
+    prepared = PreparedList(context.timing(), TimerRows(context.index, is_prepared=True))
     with suppress(ValueError):  # a row of another form, which is listed already
-        for whole in PreparedList(timing, TimerRows(index, is_prepared=True)).halves():
+        for whole in prepared.halves():
             first = whole.messages[0]
             is_committed = whole.end is not None and whole.end.is_committed
             how = "committed" if is_committed else "rolled back"

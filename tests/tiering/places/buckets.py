@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import itertools
-from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -14,8 +13,6 @@ from tiering.places.place import Place, open_place
 
 SECRET: Final = "not-to-be-seen-anywhere"
 _numbers = itertools.count()
-
-OpenBucket = Callable[..., Place]
 
 
 def make_bucket(s3: str) -> str:
