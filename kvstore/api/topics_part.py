@@ -101,11 +101,12 @@ class TopicsPart:
 
     def find(self, message_id: str) -> StoredMessage:
         """See `Store.find`."""
-        return self._store._find(message_id, self._owns)
+        return self._store._find(message_id, None, self._owns)
 
     def find_in(self, namespace: str, message_id: str) -> StoredMessage:
         """See `Store.find_in`."""
-        return self._store._find(message_id, self._within(namespace))
+        check_namespace(namespace)
+        return self._store._find(message_id, belongs_to(namespace), self._owns)
 
     def timer(self, message_id: str) -> DelayedMessage:
         """See `Store.timer`."""

@@ -27,7 +27,12 @@ import numpy as np
 
 from kvstore.clock import Clock
 from kvstore.core.encoding import Encoder, PreparedBatch
-from kvstore.core.names import REAL_TOPIC, UNIQUE_ID
+from kvstore.core.names import (
+    PENDING_TOPICS,
+    REAL_TOPIC,
+    TRANSACTION_DISCARD_TOPIC,
+    UNIQUE_ID,
+)
 from kvstore.core.pending.pending_records import prepare_copies, prepare_notes, read_pending
 from kvstore.core.records import facts
 from kvstore.errors import DiskFull, FormatError, RecordDamaged, SegmentDamaged, TopicNotFound
@@ -57,6 +62,10 @@ _ID: Final = f"{UNIQUE_ID}\x01".encode()
 _VALUE_END: Final = b"\x02"
 Owns = Callable[[str], bool]
 """Whether a topic is one of those that a caller may see."""
+GOING_ON: Final = PENDING_TOPICS | {TRANSACTION_DISCARD_TOPIC}
+"""The topics in which messages wait, and in which those stay that were given up: their records name
+the topic that they go to, or would have gone to.
+"""
 
 
 class Putting(Protocol):
@@ -446,8 +455,7 @@ def newest_of(
     """
 
     def is_own(message: StoredMessage) -> bool:
-        topic = _goes_to(message) if message.topic in topics else message.topic
-        return is_its(message) and (owns is None or owns(topic))
+        return is_its(message) and (owns is None or owns(topic_of(message, topics)))
 
     return find(message_id, is_own)
 
@@ -463,12 +471,12 @@ def records_of(
     caller may see; `damaged` as with `Finder.in_log`.
     """
     found = finder.in_log(topic, message_id, 0, damaged) if isinstance(message_id, str) else []
-    return [one for one in found if owns is None or owns(_goes_to(one))]
+    return [one for one in found if owns is None or owns(topic_of(one, (topic,)))]
 
 
-def _goes_to(message: StoredMessage) -> str:
-    """The topic that a message goes to which waits, or would have gone to."""
-    return message.properties.get(REAL_TOPIC, "")
+def topic_of(message: StoredMessage, topics: Container[str] = GOING_ON) -> str:
+    """The topic of a message; of one in `topics` that which it goes to, or would have gone to."""
+    return message.properties.get(REAL_TOPIC, "") if message.topic in topics else message.topic
 
 
 def unique_id_in(properties: bytes) -> str:
