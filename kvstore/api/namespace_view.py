@@ -48,11 +48,10 @@ from kvstore.record.validate import listed
 from kvstore.timing.checks import Answer, Ask, Checker
 from kvstore.timing.delayed_message import DelayedMessage, DelayedPage
 from kvstore.timing.pending_messages import GOING_ON, topic_of
-from kvstore.timing.prepared_list import Handle
+from kvstore.timing.prepared_list import Handle, result_of
 from kvstore.timing.prepared_message import PreparedMessage, PreparedPage
 from kvstore.timing.schedule_rows import ScheduleInfo
 from kvstore.timing.transaction import Transaction
-from kvstore.timing.transactions import result_of
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -19,10 +19,9 @@ from kvstore.meta.namespaces import belongs_to, check_namespace
 from kvstore.meta.topics import TopicInfo
 from kvstore.timing.delayed_message import DelayedMessage, DelayedPage
 from kvstore.timing.pending_messages import Owns
-from kvstore.timing.prepared_list import Handle
+from kvstore.timing.prepared_list import Handle, result_of
 from kvstore.timing.prepared_message import PreparedMessage, PreparedPage
 from kvstore.timing.schedule_rows import ScheduleInfo
-from kvstore.timing.transactions import result_of
 
 Place = tuple[int, int] | None
 

@@ -28,6 +28,7 @@ import numpy as np
 from kvstore.clock import Clock
 from kvstore.core.encoding import Encoder, PreparedBatch
 from kvstore.core.names import (
+    BORN_HOST_V6,
     PENDING_TOPICS,
     REAL_TOPIC,
     TRANSACTION_DISCARD_TOPIC,
@@ -45,7 +46,15 @@ from kvstore.message import Message, PutResult, PutStatus, StoredMessage
 from kvstore.meta.topics import Topics
 from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
-from kvstore.timing.timer_rows import START, TimerRows
+from kvstore.record.layout import (
+    BLANK_SIZE,
+    POSITION,
+    STORED_AT,
+    SYSTEM_FLAGS_LOW_AT,
+    V6_EXTRA,
+)
+from kvstore.timing.prepared_message import WITH_THE_FIRST
+from kvstore.timing.timer_rows import START, Place, TimerRows
 
 if TYPE_CHECKING:
     from kvstore.core.pending.pending_records import Held
@@ -100,6 +109,54 @@ class TimingContext:
     clock: Clock
     check_crc: bool
     any_time: bool
+
+
+class PlannedNotes:
+    """The notes that an erasure would put at a log's end, made as those that are put, and judged as
+    the erasure would judge them. `meant_count` of them it is about as well, which would stand in
+    `segments`.
+    """
+
+    def __init__(self, meant: Meant, end: int, segment_size: int) -> None:
+        self.meant = meant
+        self.meant_count = 0
+        self.segments = set[int]()
+        self._sets_until = -1
+        """Up to here sets were gone through by their messages behind the first."""
+        self._end = end
+        self._segment_size = segment_size
+
+    def add(self, batch: PreparedBatch, now: int) -> None:
+        """Plans the put of a batch of notes at a time, ms."""
+        records, notes, at = bytearray(batch.records), list[bytes](), 0
+        while at < len(records):
+            behind = at + size_at(records, at)
+            is_v6 = records[at + SYSTEM_FLAGS_LOW_AT] & BORN_HOST_V6
+            POSITION.pack_into(records, at + STORED_AT + (V6_EXTRA if is_v6 else 0), now)
+            notes.append(bytes(records[at:behind]))
+            at = behind
+        for note, is_meant in zip(notes, self.meant(notes).tolist(), strict=True):
+            rest = self._segment_size - self._end % self._segment_size
+            if len(note) + BLANK_SIZE > rest:
+                self._end += rest
+            if is_meant:
+                self.meant_count += 1
+                self.segments.add(self._end // self._segment_size)
+            self._end += len(note)
+
+    def has_set(self, row: Waiting, members: Sequence[Place], pending: PendingMessages) -> bool:
+        """Whether the notes of a set are planned already, given a message of the set that is meant,
+        and the places of all that wait. The messages behind the first wait behind the first ones of
+        all sets, in the order of their positions.
+        """
+        due, position = row[:2]
+        if due != WITH_THE_FIRST:
+            return False
+        if position <= self._sets_until:
+            return True
+        self._sets_until = members[-1][1] if members else position
+        first = [(*place, 0, 0) for place in members[:1] if place[0] != WITH_THE_FIRST]
+        return bool(pending.meant_of(first, self.meant))
 
 
 class PendingMessages:
@@ -264,23 +321,29 @@ class PendingMessages:
         *,
         ids: list[str | None] | None = None,
         is_needed: bool = False,
+        planned: PlannedNotes | None = None,
     ) -> None:
         """Puts notes that messages wait no more and go to no topic; `ids` has those of messages
-        whose records can't be read, and `is_needed` is as with `copy`. Raises `RecordDamaged`.
+        whose records can't be read, and `is_needed` is as with `copy`. If they are `planned`, they
+        are only added to these. Raises `RecordDamaged`.
         """
         encoder, is_prepared = self._writer.encoder, self._is_prepared
-        self.put(
-            prepare_notes(encoder, held, is_prepared=is_prepared, added=added, ids=ids),
-            self._context.clock.now_ms() if is_needed else None,
-        )
+        notes = prepare_notes(encoder, held, is_prepared=is_prepared, added=added, ids=ids)
+        now = self._context.clock.now_ms()
+        if planned is not None:
+            planned.add(notes, now)
+        else:
+            self.put(notes, now if is_needed else None)
 
-    def note_readable(self, held: list[Held], added: bytes) -> int:
+    def note_readable(
+        self, held: list[Held], added: bytes, planned: PlannedNotes | None = None
+    ) -> int:
         """As `note` for messages that must end, each with these properties; those that are damaged
-        are left out. Returns how many notes were put.
+        are left out. Returns how many notes these are.
         """
         while held:
             try:
-                self.note(held, [added] * len(held), is_needed=True)
+                self.note(held, [added] * len(held), is_needed=True, planned=planned)
             except RecordDamaged as e:
                 readable = [one for one in held if one[3] != e.position]
                 if len(readable) == len(held):
@@ -310,20 +373,24 @@ class PendingMessages:
                 place = rows[-1][:2]
         return count
 
-    def end_meant(self, meant: Meant, end: Callable[[list[Waiting]], int]) -> int:
+    def end_meant(
+        self, meant: Meant, end: Callable[[list[Waiting]], int], *, is_planned: bool
+    ) -> int:
         """As `end_all_to`, of the messages that an erasure is about. When it returns none of those
-        waits that were put before the call.
+        waits that were put before the call, unless that is only planned.
         """
         count, log_end = 0, self._log.end
         for rows in self._pieces(0, log_end):
             with suppress(DiskFull):
                 self._writer.begin_put()
             with self.lock:
-                count += end(self._meant(rows, meant))
+                count += end(self.meant_of(rows, meant))
+        if is_planned:
+            return count
         with self.lock:
             # Those that were moved, or made to wait for another time, meanwhile.
             return count + sum(
-                end(self._meant(rows, meant)) for rows in self._pieces(log_end, self._log.end)
+                end(self.meant_of(rows, meant)) for rows in self._pieces(log_end, self._log.end)
             )
 
     def _pieces(self, first: int, end: int) -> Iterator[list[Waiting]]:
@@ -339,7 +406,7 @@ class PendingMessages:
                 yield some
                 rows = rows[len(some) :]
 
-    def _meant(self, rows: list[Waiting], meant: Meant) -> list[Waiting]:
+    def meant_of(self, rows: list[Waiting], meant: Meant) -> list[Waiting]:
         """Those that still wait, can be read, and are meant."""
         found: list[Waiting] = []
         records: list[bytes] = []

@@ -13,7 +13,7 @@ of a put is answered for its own transaction alone.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -540,3 +540,15 @@ def position_of(found: PreparedMessage | Unreadable) -> int:
 def sees(owns: Owns | None, found: PreparedMessage) -> bool:
     """Whether a caller may see a message."""
     return owns is None or owns(found.topic)
+
+
+def result_of(prepared: Handle, results: Sequence[PutResult]) -> PutResult:
+    """Of the results of a commit that of one message: of several with its id the newest to its
+    queue.
+    """
+    wanted = prepared if isinstance(prepared, str) else prepared.message_id
+    found = [one for one in results if one.message_id == wanted] or results[:1]
+    if isinstance(prepared, PutResult):
+        place = prepared.topic, prepared.queue
+        found = [one for one in found if (one.topic, one.queue) == place] or found
+    return found[-1]

@@ -53,6 +53,7 @@ from kvstore.timing.delayed_message import (
 from kvstore.timing.pending_messages import (
     Owns,
     PendingMessages,
+    PlannedNotes,
     TimingContext,
     newest_of,
     records_of,
@@ -359,9 +360,10 @@ class Timers:
 
         return self.pending.end_all_to(names, end)
 
-    def erase(self, meant: Meant) -> tuple[int, list[str]]:
+    def erase(self, meant: Meant, planned: PlannedNotes | None) -> tuple[int, list[str]]:
         """Ends the waits of the messages that an erasure is about. Returns how many these were, and
         the schedules whose next message is meant: that one waits on, since it is put at its time.
+        If the notes are only `planned`, no wait ends.
         """
         schedules = set[str]()
 
@@ -372,11 +374,12 @@ class Timers:
                 owner = self._owner(one) if one is not None else None
                 schedules.update(() if owner is None else (owner,))
                 found += () if one is None or owner is not None else (one,)
-            ended = self.pending.note_readable(self._held(found), _ERASED)
-            self._cancelled += ended
+            ended = self.pending.note_readable(self._held(found), _ERASED, planned)
+            self._cancelled += ended if planned is None else 0
             return ended
 
-        return self.pending.end_meant(meant, end), sorted(schedules)
+        count = self.pending.end_meant(meant, end, is_planned=planned is not None)
+        return count, sorted(schedules)
 
     def _held(self, found: Sequence[DelayedMessage]) -> list[Held]:
         """The records of messages seen to wait under the lock, if their topics are there."""
