@@ -353,7 +353,7 @@ class Engine:
     def _keep_pending(self, segments: Iterable[int]) -> None:
         """Keeps messages that wait from leaving the log with segments."""
         leaving = list(segments)
-        self.timers.pending.leave(leaving)
+        self.timers.leave(leaving)
         self.transactions.leave(leaving)
 
     def _begin_threads(self, config: StoreConfig) -> None:

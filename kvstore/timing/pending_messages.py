@@ -110,6 +110,20 @@ class TimingContext:
     check_crc: bool
     any_time: bool
 
+    def id_of_damaged(self, topic: str, row: Waiting) -> str | None:
+        """The id of a message that waits in a topic and whose record is damaged, if that still says
+        it and the index agrees; None if it is not known any more.
+        """
+        position, size = row[1], row[3]
+        damaged: list[int] = []
+        with suppress(RecordDamaged, SegmentDamaged, ValueError, IndexError):
+            buffer, at, _ = self.log.span(position)
+            message_id = unique_id_in(facts(buffer, at, size)[5])
+            if message_id:
+                self.finder.in_log(topic, message_id, 0, damaged)
+            return message_id if position in damaged else None
+        return None
+
 
 class PlannedNotes:
     """The notes that an erasure would put at a log's end, made as those that are put, and judged as
@@ -186,7 +200,7 @@ class PendingMessages:
         """Messages that were taken from the tails, and are not settled yet."""
         self.is_unsure = False
         """Whether a turn failed at some step: what was taken is taken again."""
-        self._unreadable: set[int] = set()
+        self.unreadable: set[int] = set()
         """Positions of messages whose records are damaged: each is reported once an opening."""
 
     # --- what is due; under the lock, by one caller ---
@@ -232,7 +246,7 @@ class PendingMessages:
         # A segment is one buffer, but for what is not written yet.
         is_one = self._log.staging is None
         for time, position, topic, _ in due:
-            if position in self._unreadable:
+            if position in self.unreadable:
                 continue
             if not (is_one and 0 <= position - low < stop):
                 try:
@@ -260,7 +274,7 @@ class PendingMessages:
         return None if topic is None else (*self._log.span(position), position, due, name, topic.id)
 
     def _cannot(self, position: int, why: Exception) -> None:
-        self._unreadable.add(position)
+        self.unreadable.add(position)
         _log.error(
             "%s: the message at %d waits and can't be read: %s; `kvmq verify` lists damage",
             self._log.folder.parent, position, str(why),
