@@ -38,7 +38,7 @@ from kvstore.read.filters import compile_filter
 from kvstore.read.pull import pull
 from kvstore.read.sql import SqlFilter
 from kvstore.record.validate import attributes_of, listed
-from kvstore.timing.pending_messages import Owns
+from kvstore.timing.pending_messages import GOING_ON, Owns, newest_of
 
 
 class Calls(ColumnCalls, PopCalls, RenewalCalls, TimingCalls, TransactionCalls, ScheduleCalls):
@@ -165,12 +165,18 @@ class Calls(ColumnCalls, PopCalls, RenewalCalls, TimingCalls, TransactionCalls, 
         return self._engine.finder.find(message_id)
 
     def find_in(self, namespace: str, message_id: str) -> StoredMessage:
-        """As `find`, in the topics of a namespace."""
+        """As `find`, of the messages of a namespace's topics, and of those to them that wait."""
         check_namespace(namespace)
         return self._find(message_id, belongs_to(namespace))
 
-    def _find(self, message_id: str, owns: Owns) -> StoredMessage:
-        return self._engine.finder.find(message_id, lambda message: owns(message.topic))
+    def _find(
+        self, message_id: str, owns: Owns | None, sees: Owns = lambda topic: True
+    ) -> StoredMessage:
+        """Of the messages that go to topics that `owns` says yes to, in topics that a client
+        `sees`.
+        """
+        find = self._engine.finder.find
+        return newest_of(find, GOING_ON, message_id, owns, lambda message: sees(message.topic))
 
     def offset_at(self, topic: str, queue: int, time: int, *, upper: bool = False) -> int:
         """The first offset stored at or after a time (ms since the epoch); the next offset if there

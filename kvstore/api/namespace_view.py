@@ -25,7 +25,13 @@ import msgspec
 
 from kvstore.api.calls import Calls
 from kvstore.consume.consumer import ConsumesInThreads
-from kvstore.core.names import DLQ_ORIGIN_GROUP, DLQ_ORIGIN_TOPIC
+from kvstore.core.names import (
+    DLQ_ORIGIN_GROUP,
+    DLQ_ORIGIN_TOPIC,
+    PRODUCER_GROUP,
+    REAL_TOPIC,
+    TIMER_DELETE_ID,
+)
 from kvstore.core.popping.receipts import Popped
 from kvstore.engine.group_offsets import is_commit
 from kvstore.engine.topic_changes import in_namespace
@@ -41,11 +47,11 @@ from kvstore.record.put.explain import as_batch
 from kvstore.record.validate import listed
 from kvstore.timing.checks import Answer, Ask, Checker
 from kvstore.timing.delayed_message import DelayedMessage, DelayedPage
-from kvstore.timing.prepared_list import Handle
+from kvstore.timing.pending_messages import GOING_ON, topic_of
+from kvstore.timing.prepared_list import Handle, result_of
 from kvstore.timing.prepared_message import PreparedMessage, PreparedPage
 from kvstore.timing.schedule_rows import ScheduleInfo
 from kvstore.timing.transaction import Transaction
-from kvstore.timing.transactions import result_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,6 +59,8 @@ Into = Callable[[str, Any], Any]
 """Makes an argument of a namespace the store's."""
 _ORIGINS: Final = (DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_GROUP)
 _ORIGIN: Final = DLQ_ORIGIN_TOPIC.encode()
+_OF_WAITING: Final = (REAL_TOPIC, PRODUCER_GROUP, TIMER_DELETE_ID)
+"""The properties of a message that waits that begin with names."""
 
 
 # --- arguments ---
@@ -111,15 +119,25 @@ def _bare(namespace: str, name: str) -> str:
 
 def _own_message(namespace: str, message: StoredMessage) -> StoredMessage:
     """A message, fresh from the store, as the namespace sees it."""
+    if message.topic in GOING_ON:
+        message.see_as(message.topic, _own_properties(namespace, message, _OF_WAITING))
+        return message
     properties = None
     if _ORIGIN in message.raw_properties:
         # A dead letter says its origin.
-        properties = dict(message.properties)
-        for name in _ORIGINS:
-            if name in properties:
-                properties[name] = unwrap(namespace, properties[name]) or properties[name]
+        properties = _own_properties(namespace, message, _ORIGINS)
     message.see_as(_bare(namespace, message.topic), properties)
     return message
+
+
+def _own_properties(
+    namespace: str, message: StoredMessage, with_names: Sequence[str]
+) -> dict[str, str]:
+    properties = dict(message.properties)
+    for name in with_names:
+        if name in properties:
+            properties[name] = unwrap(namespace, properties[name]) or properties[name]
+    return properties
 
 
 def _own_popped(namespace: str, popped: Popped) -> Popped:
@@ -139,7 +157,8 @@ def _own_put(namespace: str, result: PutResult) -> PutResult:
 
 
 def _own_delayed(namespace: str, delayed: DelayedMessage) -> DelayedMessage:
-    return msgspec.structs.replace(delayed, topic=_bare(namespace, delayed.topic))
+    message = _own_message(namespace, delayed.message)
+    return msgspec.structs.replace(delayed, topic=_bare(namespace, delayed.topic), message=message)
 
 
 def _own_prepared(namespace: str, prepared: PreparedMessage) -> PreparedMessage:
@@ -147,6 +166,7 @@ def _own_prepared(namespace: str, prepared: PreparedMessage) -> PreparedMessage:
         prepared,
         topic=_bare(namespace, prepared.topic),
         group=unwrap(namespace, prepared.group) or prepared.group,
+        message=_own_message(namespace, prepared.message),
     )
 
 
@@ -335,15 +355,17 @@ class Namespace(ConsumesInThreads):
     # --- calls without a name ---
 
     def read_at(self, position: int) -> StoredMessage:
-        """See `Store.read_at`; a message of another namespace is `MessageNotFound`."""
+        """See `Store.read_at`; a message of, or to, a topic of another namespace is
+        `MessageNotFound`.
+        """
         with _speaking(self.name):
             message = self._store.read_at(position)
-            if unwrap(self.name, message.topic) is None:
+            if unwrap(self.name, topic_of(message)) is None:
                 raise MessageNotFound(f"no record of namespace {self.name!r} begins at {position}")
             return _own_message(self.name, message)
 
     def find(self, message_id: str) -> StoredMessage:
-        """See `Store.find`."""
+        """See `Store.find`; also a message to a topic of the namespace that waits."""
         with _speaking(self.name):
             return _own_message(self.name, self._store.find_in(self.name, message_id))
 

@@ -209,7 +209,7 @@ class Store(Calls):
         """Figures about the store as it is now."""
         self._check_open()
         engine = self._engine
-        unread, delays = 0, engine.timer_rows.stats
+        unread, delays = 0, engine.waiting_list.stats
         appended, checkpoints = 0, DurationStats()
         if engine.log.writable:
             unread, delays = engine.upkeep.deleted_unread, engine.timers.stats

@@ -19,10 +19,9 @@ from kvstore.meta.namespaces import belongs_to, check_namespace
 from kvstore.meta.topics import TopicInfo
 from kvstore.timing.delayed_message import DelayedMessage, DelayedPage
 from kvstore.timing.pending_messages import Owns
-from kvstore.timing.prepared_list import Handle
+from kvstore.timing.prepared_list import Handle, result_of
 from kvstore.timing.prepared_message import PreparedMessage, PreparedPage
 from kvstore.timing.schedule_rows import ScheduleInfo
-from kvstore.timing.transactions import result_of
 
 Place = tuple[int, int] | None
 
@@ -101,11 +100,12 @@ class TopicsPart:
 
     def find(self, message_id: str) -> StoredMessage:
         """See `Store.find`."""
-        return self._store._find(message_id, self._owns)
+        return self._store._find(message_id, None, self._owns)
 
     def find_in(self, namespace: str, message_id: str) -> StoredMessage:
         """See `Store.find_in`."""
-        return self._store._find(message_id, self._within(namespace))
+        check_namespace(namespace)
+        return self._store._find(message_id, belongs_to(namespace), self._owns)
 
     def timer(self, message_id: str) -> DelayedMessage:
         """See `Store.timer`."""

@@ -18,10 +18,10 @@ from kvstore.record.put.explain import as_batch
 from kvstore.record.validate import check_group, listed
 from kvstore.timing.checks import Ask, Checker
 from kvstore.timing.pending_messages import Owns
-from kvstore.timing.prepared_list import Ended, Handle
+from kvstore.timing.prepared_list import Ended, Handle, result_of
 from kvstore.timing.prepared_message import PreparedMessage, PreparedPage
 from kvstore.timing.transaction import Transaction
-from kvstore.timing.transactions import End, result_of
+from kvstore.timing.transactions import End
 
 
 class TransactionCalls:

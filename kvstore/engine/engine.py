@@ -68,7 +68,7 @@ from kvstore.read.reader import Reader
 from kvstore.rocketmq.config_values import DELAY_GROUP, TRANSACTION_GROUP
 from kvstore.timing.checks import Checks
 from kvstore.timing.delivery import DeliveryThread
-from kvstore.timing.pending_messages import PendingMessages
+from kvstore.timing.pending_messages import PendingMessages, PlannedNotes
 from kvstore.timing.prepared_list import PreparedList
 from kvstore.timing.schedule_rows import ScheduleRows
 from kvstore.timing.schedules import Schedules
@@ -336,15 +336,15 @@ class Engine:
             self.timing, rows, self.writer, self.checkpoint, topic=topic, is_prepared=is_prepared
         )
 
-    def _end_waits(self, meant: Meant) -> EndedWaits:
-        """Ends the waits of the messages that an erasure is about."""
-        delayed, schedules = self.timers.erase(meant)
-        return EndedWaits(delayed, self.transactions.erase(meant), schedules)
+    def _end_waits(self, meant: Meant, planned: PlannedNotes | None) -> EndedWaits:
+        """Ends the waits of the messages that an erasure is about, or plans that."""
+        delayed, schedules = self.timers.erase(meant, planned)
+        return EndedWaits(delayed, self.transactions.erase(meant, planned), schedules)
 
     def _keep_pending(self, segments: Iterable[int]) -> None:
         """Keeps messages that wait from leaving the log with segments."""
         leaving = list(segments)
-        self.timers.pending.leave(leaving)
+        self.timers.leave(leaving)
         self.transactions.leave(leaving)
 
     def _begin_threads(self, config: StoreConfig) -> None:

@@ -40,6 +40,7 @@ from kvstore.index.archived import (
     Entries,
     HeldRange,
     Meant,
+    PlannedWaits,
     Queue,
     Row,
     Sealed,
@@ -52,6 +53,7 @@ from kvstore.index.keys import ARCHIVES, META, RUNS, STORE_ID, archive_key, segm
 from kvstore.index.runs import count_of, unpack_many
 from kvstore.meta.topics import TopicInfo
 from kvstore.opening.restoring import topic_info
+from kvstore.timing.pending_messages import PlannedNotes
 
 I64 = NDArray[np.int64]
 _log = logging.getLogger("kvmq")
@@ -87,8 +89,10 @@ class SegmentHandover:
         self._arriving = arriving
         self._on_arrival = on_arrival
         self.arrivals = Arrivals()
-        self.waits_ended: Callable[[Meant], EndedWaits] = lambda meant: EndedWaits(0, 0, [])
-        """Does `end_waits`."""
+        self.waits_ended: Callable[[Meant, PlannedNotes | None], EndedWaits] = (
+            lambda meant, planned: EndedWaits(0, 0, [])
+        )
+        """Does `end_waits` and `planned_waits`."""
         self.worker_turn = threading.Lock()
         """Held by the worker of the store: there is one at a time."""
 
@@ -252,7 +256,14 @@ class SegmentHandover:
         records these are.
         """
         self._log.check_writable()
-        return self.waits_ended(meant)
+        return self.waits_ended(meant, None)
+
+    def planned_waits(self, meant: Meant) -> PlannedWaits:
+        """The waits that `end_waits` would end now. Nothing is changed."""
+        self._log.check_writable()
+        planned = PlannedNotes(meant, self._log.end, self._log.segment_size)
+        ended = self.waits_ended(meant, planned)
+        return PlannedWaits(ended, planned.meant_count, sorted(planned.segments))
 
     def take_number(self) -> int:
         """A number for a new archive: no other archive ever has it."""

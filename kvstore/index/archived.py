@@ -183,6 +183,16 @@ class EndedWaits(NamedTuple):
     schedules: list[str]
 
 
+class PlannedWaits(NamedTuple):
+    """The waits that an erasure would end now, and how many of the notes that say so it is about as
+    well, with the segments in which these would stand.
+    """
+
+    ended: EndedWaits
+    notes: int
+    segments: list[int]
+
+
 class ArchiveProblem(NamedTuple):
     """A fault of an archive."""
 

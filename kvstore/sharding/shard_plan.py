@@ -290,12 +290,10 @@ def _page(pages: Sequence[Any], limit: Any) -> Any:
     kept = messages[:limit]
     kept += [one for one in messages[limit:] if place(one) == place(kept[-1])]
     is_last = len(kept) == len(messages) and not any(page.next for page in pages)
-    return msgspec.structs.replace(
-        pages[0],
-        messages=kept,
-        count=sum(page.count for page in pages),
-        next=None if is_last else place(kept[-1]),
-    )
+    summed = ("count", "damaged") if isinstance(pages[0], DelayedPage) else ("count",)
+    sums = {name: sum(getattr(page, name) for page in pages) for name in summed}
+    following = None if is_last else place(kept[-1])
+    return msgspec.structs.replace(pages[0], messages=kept, next=following, **sums)
 
 
 def _summed(values: Sequence[Any]) -> Any:

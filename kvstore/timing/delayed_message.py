@@ -28,19 +28,23 @@ class DelayedMessage(msgspec.Struct, frozen=True):
 class DelayedPage(msgspec.Struct, frozen=True):
     """Messages that wait, the next due first. `count` is how many wait in all, in the topic that
     was asked for; `next` is what the next page is asked for with, None if this is the last.
+    `damaged` are not in `count`, see `DelayStats`.
     """
 
     messages: list[DelayedMessage]
     count: int
     next: tuple[int, int] | None
+    damaged: int = 0
 
 
 class DelayStats(msgspec.Struct, frozen=True):
     """Figures about delayed messages: how many wait, and when the next is due (ms since the epoch;
-    None if none waits). Since the store was opened: how many were delivered, also by a change to
-    now; how many were cancelled, also with their topic or as a schedule's missed times; and by how
-    many ms the last delivery was late. `lateness` is of all deliveries, each as late as the first
-    of the messages that were put together. A store that is open read-only delivers nothing.
+    None if none waits). `damaged` more are due, and can't be delivered, since their records can't
+    be read; they come if the records can be read at a later opening. Since the store was opened:
+    how many were delivered, also by a change to now; how many were cancelled, also with their topic
+    or as a schedule's missed times; and by how many ms the last delivery was late. `lateness` is of
+    all deliveries, each as late as the first of the messages that were put together. A store that
+    is open read-only delivers nothing.
     """
 
     waiting: int = 0
@@ -49,6 +53,7 @@ class DelayStats(msgspec.Struct, frozen=True):
     cancelled: int = 0
     late_ms: int = 0
     lateness: DurationStats = DurationStats()
+    damaged: int = 0
 
 
 def delayed_of(message: StoredMessage) -> DelayedMessage | None:

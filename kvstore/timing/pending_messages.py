@@ -27,7 +27,13 @@ import numpy as np
 
 from kvstore.clock import Clock
 from kvstore.core.encoding import Encoder, PreparedBatch
-from kvstore.core.names import REAL_TOPIC, UNIQUE_ID
+from kvstore.core.names import (
+    BORN_HOST_V6,
+    PENDING_TOPICS,
+    REAL_TOPIC,
+    TRANSACTION_DISCARD_TOPIC,
+    UNIQUE_ID,
+)
 from kvstore.core.pending.pending_records import prepare_copies, prepare_notes, read_pending
 from kvstore.core.records import facts
 from kvstore.errors import DiskFull, FormatError, RecordDamaged, SegmentDamaged, TopicNotFound
@@ -40,7 +46,15 @@ from kvstore.message import Message, PutResult, PutStatus, StoredMessage
 from kvstore.meta.topics import Topics
 from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
-from kvstore.timing.timer_rows import START, TimerRows
+from kvstore.record.layout import (
+    BLANK_SIZE,
+    POSITION,
+    STORED_AT,
+    SYSTEM_FLAGS_LOW_AT,
+    V6_EXTRA,
+)
+from kvstore.timing.prepared_message import WITH_THE_FIRST
+from kvstore.timing.timer_rows import START, Place, TimerRows
 
 if TYPE_CHECKING:
     from kvstore.core.pending.pending_records import Held
@@ -57,6 +71,10 @@ _ID: Final = f"{UNIQUE_ID}\x01".encode()
 _VALUE_END: Final = b"\x02"
 Owns = Callable[[str], bool]
 """Whether a topic is one of those that a caller may see."""
+GOING_ON: Final = PENDING_TOPICS | {TRANSACTION_DISCARD_TOPIC}
+"""The topics in which messages wait, and in which those stay that were given up: their records name
+the topic that they go to, or would have gone to.
+"""
 
 
 class Putting(Protocol):
@@ -92,6 +110,68 @@ class TimingContext:
     check_crc: bool
     any_time: bool
 
+    def id_of_damaged(self, topic: str, row: Waiting) -> str | None:
+        """The id of a message that waits in a topic and whose record is damaged, if that still says
+        it and the index agrees; None if it is not known any more.
+        """
+        position, size = row[1], row[3]
+        damaged: list[int] = []
+        with suppress(RecordDamaged, SegmentDamaged, ValueError, IndexError):
+            buffer, at, _ = self.log.span(position)
+            message_id = unique_id_in(facts(buffer, at, size)[5])
+            if message_id:
+                self.finder.in_log(topic, message_id, 0, damaged)
+            return message_id if position in damaged else None
+        return None
+
+
+class PlannedNotes:
+    """The notes that an erasure would put at a log's end, made as those that are put, and judged as
+    the erasure would judge them. `meant_count` of them it is about as well, which would stand in
+    `segments`.
+    """
+
+    def __init__(self, meant: Meant, end: int, segment_size: int) -> None:
+        self.meant = meant
+        self.meant_count = 0
+        self.segments = set[int]()
+        self._sets_until = -1
+        """Up to here sets were gone through by their messages behind the first."""
+        self._end = end
+        self._segment_size = segment_size
+
+    def add(self, batch: PreparedBatch, now: int) -> None:
+        """Plans the put of a batch of notes at a time, ms."""
+        records, notes, at = bytearray(batch.records), list[bytes](), 0
+        while at < len(records):
+            behind = at + size_at(records, at)
+            is_v6 = records[at + SYSTEM_FLAGS_LOW_AT] & BORN_HOST_V6
+            POSITION.pack_into(records, at + STORED_AT + (V6_EXTRA if is_v6 else 0), now)
+            notes.append(bytes(records[at:behind]))
+            at = behind
+        for note, is_meant in zip(notes, self.meant(notes).tolist(), strict=True):
+            rest = self._segment_size - self._end % self._segment_size
+            if len(note) + BLANK_SIZE > rest:
+                self._end += rest
+            if is_meant:
+                self.meant_count += 1
+                self.segments.add(self._end // self._segment_size)
+            self._end += len(note)
+
+    def has_set(self, row: Waiting, members: Sequence[Place], pending: PendingMessages) -> bool:
+        """Whether the notes of a set are planned already, given a message of the set that is meant,
+        and the places of all that wait. The messages behind the first wait behind the first ones of
+        all sets, in the order of their positions.
+        """
+        due, position = row[:2]
+        if due != WITH_THE_FIRST:
+            return False
+        if position <= self._sets_until:
+            return True
+        self._sets_until = members[-1][1] if members else position
+        first = [(*place, 0, 0) for place in members[:1] if place[0] != WITH_THE_FIRST]
+        return bool(pending.meant_of(first, self.meant))
+
 
 class PendingMessages:
     """The messages that wait in `topic`; see the module."""
@@ -120,7 +200,7 @@ class PendingMessages:
         """Messages that were taken from the tails, and are not settled yet."""
         self.is_unsure = False
         """Whether a turn failed at some step: what was taken is taken again."""
-        self._unreadable: set[int] = set()
+        self.unreadable: set[int] = set()
         """Positions of messages whose records are damaged: each is reported once an opening."""
 
     # --- what is due; under the lock, by one caller ---
@@ -166,7 +246,7 @@ class PendingMessages:
         # A segment is one buffer, but for what is not written yet.
         is_one = self._log.staging is None
         for time, position, topic, _ in due:
-            if position in self._unreadable:
+            if position in self.unreadable:
                 continue
             if not (is_one and 0 <= position - low < stop):
                 try:
@@ -194,7 +274,7 @@ class PendingMessages:
         return None if topic is None else (*self._log.span(position), position, due, name, topic.id)
 
     def _cannot(self, position: int, why: Exception) -> None:
-        self._unreadable.add(position)
+        self.unreadable.add(position)
         _log.error(
             "%s: the message at %d waits and can't be read: %s; `kvmq verify` lists damage",
             self._log.folder.parent, position, str(why),
@@ -255,23 +335,29 @@ class PendingMessages:
         *,
         ids: list[str | None] | None = None,
         is_needed: bool = False,
+        planned: PlannedNotes | None = None,
     ) -> None:
         """Puts notes that messages wait no more and go to no topic; `ids` has those of messages
-        whose records can't be read, and `is_needed` is as with `copy`. Raises `RecordDamaged`.
+        whose records can't be read, and `is_needed` is as with `copy`. If they are `planned`, they
+        are only added to these. Raises `RecordDamaged`.
         """
         encoder, is_prepared = self._writer.encoder, self._is_prepared
-        self.put(
-            prepare_notes(encoder, held, is_prepared=is_prepared, added=added, ids=ids),
-            self._context.clock.now_ms() if is_needed else None,
-        )
+        notes = prepare_notes(encoder, held, is_prepared=is_prepared, added=added, ids=ids)
+        now = self._context.clock.now_ms()
+        if planned is not None:
+            planned.add(notes, now)
+        else:
+            self.put(notes, now if is_needed else None)
 
-    def note_readable(self, held: list[Held], added: bytes) -> int:
+    def note_readable(
+        self, held: list[Held], added: bytes, planned: PlannedNotes | None = None
+    ) -> int:
         """As `note` for messages that must end, each with these properties; those that are damaged
-        are left out. Returns how many notes were put.
+        are left out. Returns how many notes these are.
         """
         while held:
             try:
-                self.note(held, [added] * len(held), is_needed=True)
+                self.note(held, [added] * len(held), is_needed=True, planned=planned)
             except RecordDamaged as e:
                 readable = [one for one in held if one[3] != e.position]
                 if len(readable) == len(held):
@@ -301,20 +387,24 @@ class PendingMessages:
                 place = rows[-1][:2]
         return count
 
-    def end_meant(self, meant: Meant, end: Callable[[list[Waiting]], int]) -> int:
+    def end_meant(
+        self, meant: Meant, end: Callable[[list[Waiting]], int], *, is_planned: bool
+    ) -> int:
         """As `end_all_to`, of the messages that an erasure is about. When it returns none of those
-        waits that were put before the call.
+        waits that were put before the call, unless that is only planned.
         """
         count, log_end = 0, self._log.end
         for rows in self._pieces(0, log_end):
             with suppress(DiskFull):
                 self._writer.begin_put()
             with self.lock:
-                count += end(self._meant(rows, meant))
+                count += end(self.meant_of(rows, meant))
+        if is_planned:
+            return count
         with self.lock:
             # Those that were moved, or made to wait for another time, meanwhile.
             return count + sum(
-                end(self._meant(rows, meant)) for rows in self._pieces(log_end, self._log.end)
+                end(self.meant_of(rows, meant)) for rows in self._pieces(log_end, self._log.end)
             )
 
     def _pieces(self, first: int, end: int) -> Iterator[list[Waiting]]:
@@ -330,7 +420,7 @@ class PendingMessages:
                 yield some
                 rows = rows[len(some) :]
 
-    def _meant(self, rows: list[Waiting], meant: Meant) -> list[Waiting]:
+    def meant_of(self, rows: list[Waiting], meant: Meant) -> list[Waiting]:
         """Those that still wait, can be read, and are meant."""
         found: list[Waiting] = []
         records: list[bytes] = []
@@ -446,8 +536,7 @@ def newest_of(
     """
 
     def is_own(message: StoredMessage) -> bool:
-        topic = _goes_to(message) if message.topic in topics else message.topic
-        return is_its(message) and (owns is None or owns(topic))
+        return is_its(message) and (owns is None or owns(topic_of(message, topics)))
 
     return find(message_id, is_own)
 
@@ -463,12 +552,12 @@ def records_of(
     caller may see; `damaged` as with `Finder.in_log`.
     """
     found = finder.in_log(topic, message_id, 0, damaged) if isinstance(message_id, str) else []
-    return [one for one in found if owns is None or owns(_goes_to(one))]
+    return [one for one in found if owns is None or owns(topic_of(one, (topic,)))]
 
 
-def _goes_to(message: StoredMessage) -> str:
-    """The topic that a message goes to which waits, or would have gone to."""
-    return message.properties.get(REAL_TOPIC, "")
+def topic_of(message: StoredMessage, topics: Container[str] = GOING_ON) -> str:
+    """The topic of a message; of one in `topics` that which it goes to, or would have gone to."""
+    return message.properties.get(REAL_TOPIC, "") if message.topic in topics else message.topic
 
 
 def unique_id_in(properties: bytes) -> str:

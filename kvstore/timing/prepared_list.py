@@ -13,7 +13,7 @@ of a put is answered for its own transaction alone.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -23,7 +23,6 @@ from kvstore.core.names import (
     TRANSACTION_HALF_TOPIC,
     TRANSACTION_ROLLBACK,
 )
-from kvstore.core.records import facts
 from kvstore.errors import (
     ArchiveUnavailable,
     CallerError,
@@ -41,7 +40,6 @@ from kvstore.timing.pending_messages import (
     TimingContext,
     newest_of,
     records_of,
-    unique_id_in,
 )
 from kvstore.timing.prepared_message import (
     SET_MAX,
@@ -328,18 +326,8 @@ class PreparedList:
         return [Unreadable(row, None) for row in rows]
 
     def id_of(self, row: Waiting) -> str | None:
-        """The id of a message whose record is damaged, if that still says it and the index agrees;
-        None if it is not known any more.
-        """
-        position, size = row[1], row[3]
-        damaged: list[int] = []
-        with suppress(RecordDamaged, SegmentDamaged, ValueError, IndexError):
-            buffer, at, _ = self._context.log.span(position)
-            message_id = unique_id_in(facts(buffer, at, size)[5])
-            if message_id:
-                self._context.finder.in_log(TRANSACTION_HALF_TOPIC, message_id, 0, damaged)
-            return message_id if position in damaged else None
-        return None
+        """See `TimingContext.id_of_damaged`."""
+        return self._context.id_of_damaged(TRANSACTION_HALF_TOPIC, row)
 
     def _damaged(self, message_id: str, owns: Owns | None) -> list[Unreadable]:
         """The messages that wait with a unique id, by the keys of records that can't be read."""
@@ -540,3 +528,15 @@ def position_of(found: PreparedMessage | Unreadable) -> int:
 def sees(owns: Owns | None, found: PreparedMessage) -> bool:
     """Whether a caller may see a message."""
     return owns is None or owns(found.topic)
+
+
+def result_of(prepared: Handle, results: Sequence[PutResult]) -> PutResult:
+    """Of the results of a commit that of one message: of several with its id the newest to its
+    queue.
+    """
+    wanted = prepared if isinstance(prepared, str) else prepared.message_id
+    found = [one for one in results if one.message_id == wanted] or results[:1]
+    if isinstance(prepared, PutResult):
+        place = prepared.topic, prepared.queue
+        found = [one for one in found if (one.topic, one.queue) == place] or found
+    return found[-1]

@@ -33,7 +33,6 @@ from kvstore.index.keys import (
     timer_key,
 )
 from kvstore.meta.topics import TopicInfo
-from kvstore.timing.delayed_message import DelayStats
 
 if TYPE_CHECKING:
     from kvstore.core.tail import Waiting
@@ -111,10 +110,6 @@ class TimerRows:
                 topic, count = read_timer_count(key, value)
                 found[topic] = found.get(topic, 0) + count
         return {topic: count for topic, count in found.items() if count > 0}
-
-    def stats(self) -> DelayStats:
-        """How many messages wait, and when the next is due."""
-        return DelayStats(sum(self.counts().values()), self.first_due())
 
     def page(self, after: Place, end: int, limit: int, topic: int | None) -> list[Waiting]:
         """The first `limit` messages behind a place, of a topic or of all, whose records are below

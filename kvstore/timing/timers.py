@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
@@ -53,13 +54,14 @@ from kvstore.timing.delayed_message import (
 from kvstore.timing.pending_messages import (
     Owns,
     PendingMessages,
+    PlannedNotes,
     TimingContext,
     newest_of,
     records_of,
     size_at,
     unique_id_in,
 )
-from kvstore.timing.timer_rows import Place, TimerRows, check_page
+from kvstore.timing.timer_rows import START, Place, TimerRows, check_page
 
 if TYPE_CHECKING:
     from kvstore.core.pending.pending_records import Held
@@ -70,6 +72,10 @@ _REST_MS: Final = 8
 _NEVER: Final = 1 << 63
 _OF_TRANSACTIONS: Final = (TRANSACTION_HALF_TOPIC, TRANSACTION_DISCARD_TOPIC)
 _ERASED: Final = f"{TIMER_DELETE_REASON}\x01erased\x02".encode()
+_DAMAGED: Final = f"{TIMER_DELETE_REASON}\x01damaged\x02".encode()
+_DAMAGED_MAX: Final = 1000
+"""So many damaged messages are looked for where nobody delivers, in looks of `_FEW` rows."""
+_FEW: Final = 8
 _TOPIC_DELETED: Final = f"{TIMER_DELETE_REASON}\x01topic deleted\x02".encode()
 
 
@@ -104,6 +110,39 @@ class WaitingList:
     def __init__(self, context: TimingContext, rows: TimerRows) -> None:
         self._context = context
         self._rows = rows
+        self.undelivered: dict[int, Waiting] | None = None
+        """The messages, by position, that a delivery could not read; None if nobody delivers."""
+
+    def stats(self) -> DelayStats:
+        """How many messages wait, and when the next is due."""
+        damaged, first = self.damaged(), self._rows.first_due()
+        if damaged and self.undelivered is None:
+            following = self._rows.page(damaged[-1][:2], self._context.log.end, 1, None)
+            first = following[0][0] if following else None
+        waiting = sum(self._rows.counts().values()) - len(damaged)
+        return DelayStats(max(0, waiting), first, damaged=len(damaged))
+
+    def damaged(self) -> list[Waiting]:
+        """The messages that are due and can't be read: those that a delivery met. Where nobody
+        delivers, those in front of all others, as far as they are looked for.
+        """
+        if self.undelivered is not None:
+            for position, row in [*self.undelivered.items()]:
+                if not self._rows.is_waiting(row[0], position):
+                    self.undelivered.pop(position, None)
+            return [*self.undelivered.values()]
+        found: list[Waiting] = []
+        place, now = START, self._context.clock.now_ms()
+        while len(found) < _DAMAGED_MAX:
+            rows = self._rows.page(place, self._context.log.end, _FEW, None)
+            for row in rows:
+                if row[0] > now or self.at(row[1]) is not None:
+                    return found
+                found.append(row)
+            if not rows:
+                break
+            place = rows[-1][:2]
+        return found
 
     def page(
         self, topic: str | None, limit: int, after: Place | None, owns: Owns | None
@@ -118,7 +157,7 @@ class WaitingList:
         while len(messages) < limit:
             found = self._rows.page(place, context.log.end, limit - len(messages), number)
             if not found:
-                return DelayedPage(messages, self._count(number, owned, owns), None)
+                return self._page(messages, number, owned if owns else None, None)
             for due, position, its_topic, _ in found:
                 place = due, position
                 if owns is not None and its_topic not in owned:
@@ -126,13 +165,26 @@ class WaitingList:
                 shown_message = self.at(position)
                 if shown_message is not None:
                     messages.append(shown_message)
-        return DelayedPage(messages, self._count(number, owned, owns), place)
+        return self._page(messages, number, owned if owns else None, place)
 
-    def _count(self, topic: int | None, owned: Collection[int], owns: Owns | None) -> int:
+    def _page(
+        self,
+        messages: list[DelayedMessage],
+        topic: int | None,
+        owned: Collection[int] | None,
+        place: Place | None,
+    ) -> DelayedPage:
+        """A page with the counts of a topic, or of all, of those that are `owned`."""
+
+        def is_asked(its_topic: int) -> bool:
+            return topic in (None, its_topic) and (owned is None or its_topic in owned)
+
+        damaged = sum(is_asked(row[2]) for row in self.damaged())
         if topic is not None:
-            return self._rows.count(topic) if owns is None or topic in owned else 0
-        counts = self._rows.counts()
-        return sum(n for topic, n in counts.items() if owns is None or topic in owned)
+            count = self._rows.count(topic) if is_asked(topic) else 0
+        else:
+            count = sum(n for number, n in self._rows.counts().items() if is_asked(number))
+        return DelayedPage(messages, max(0, count - damaged), place, damaged)
 
     def at(self, position: int) -> DelayedMessage | None:
         """The message at a position; None if it is damaged, which `verify` reports."""
@@ -203,6 +255,8 @@ class WaitingList:
         reason = message.properties.get(TIMER_DELETE_REASON)
         if reason == "erased":
             return False, "it was erased"
+        if reason == "damaged":
+            return False, "its record was damaged"
         if reason is not None:
             topic = message.properties.get(REAL_TOPIC, "")
             return False, f"its topic {shown(topic)} was deleted, and it went with that"
@@ -245,6 +299,8 @@ class Timers:
         self._clock = context.clock
         self._rows = rows
         self._waiting = waiting
+        self._undelivered: dict[int, Waiting] = {}
+        waiting.undelivered = self._undelivered
         self.pending = pending
         self._delivered = self._cancelled = self._late_ms = 0
         self._lateness = Durations()
@@ -258,7 +314,7 @@ class Timers:
     def stats(self) -> DelayStats:
         """Figures about delayed messages."""
         return msgspec.structs.replace(
-            self._rows.stats(),
+            self._waiting.stats(),
             delivered=self._delivered,
             cancelled=self._cancelled,
             late_ms=self._late_ms,
@@ -288,6 +344,9 @@ class Timers:
                 self._put_copies(due, now)
             self.pending.settled(due)
             if due:
+                unreadable = self.pending.unreadable
+                if unreadable:
+                    self._undelivered |= {row[1]: row for row in due if row[1] in unreadable}
                 return 0.0
             first = self._rows.next_due()
             if self.firings is not None and self.firings.next_look is not None:
@@ -359,9 +418,36 @@ class Timers:
 
         return self.pending.end_all_to(names, end)
 
-    def erase(self, meant: Meant) -> tuple[int, list[str]]:
+    def leave(self, segments: Sequence[int]) -> None:
+        """See `PendingMessages.leave`. The waits of messages in the segments that can't be read end
+        with notes: nothing can put them back any more.
+        """
+        self.pending.leave(segments)
+        with self.pending.lock:
+            size = self._context.log.segment_size
+            lost = {p for p in self.pending.unreadable if p // size in segments}
+            known = (self._undelivered[p][0] for p in lost if p in self._undelivered)
+            rows = self._rows.waiting_at(lost, min(known, default=0)) if lost else []
+            if not rows:
+                return
+            names = [self._topics.name_of(row[2]) or "" for row in rows]
+            held: list[Held] = [
+                (b"", 0, 0, position, due, name, topic)
+                for (due, position, topic, _), name in zip(rows, names, strict=True)
+            ]
+            ids = [self._context.id_of_damaged(TIMER_TOPIC, row) for row in rows]
+            self.pending.note(
+                held,
+                [_DAMAGED] * len(held),
+                ids=[known_id or secrets.token_hex(16).upper() for known_id in ids],
+                is_needed=True,
+            )
+            self.pending.checkpoint()
+
+    def erase(self, meant: Meant, planned: PlannedNotes | None) -> tuple[int, list[str]]:
         """Ends the waits of the messages that an erasure is about. Returns how many these were, and
         the schedules whose next message is meant: that one waits on, since it is put at its time.
+        If the notes are only `planned`, no wait ends.
         """
         schedules = set[str]()
 
@@ -372,11 +458,12 @@ class Timers:
                 owner = self._owner(one) if one is not None else None
                 schedules.update(() if owner is None else (owner,))
                 found += () if one is None or owner is not None else (one,)
-            ended = self.pending.note_readable(self._held(found), _ERASED)
-            self._cancelled += ended
+            ended = self.pending.note_readable(self._held(found), _ERASED, planned)
+            self._cancelled += ended if planned is None else 0
             return ended
 
-        return self.pending.end_meant(meant, end), sorted(schedules)
+        count = self.pending.end_meant(meant, end, is_planned=planned is not None)
+        return count, sorted(schedules)
 
     def _held(self, found: Sequence[DelayedMessage]) -> list[Held]:
         """The records of messages seen to wait under the lock, if their topics are there."""

@@ -34,17 +34,18 @@ from kvstore.core.names import (
     TRANSACTION_HALF_TOPIC,
     TRANSACTION_ROLLBACK,
 )
-from kvstore.errors import (
-    CallerError,
-    MessageIllegal,
-    TopicNotFound,
-    shown,
-)
+from kvstore.errors import CallerError, MessageIllegal, TopicNotFound, shown
 from kvstore.index.archived import Meant
 from kvstore.index.keys import META, TRANSACTION_AGE, U64
 from kvstore.message import Message, PutResult, StoredMessage
 from kvstore.record.validate import check_group
-from kvstore.timing.pending_messages import AT_ONCE, Owns, PendingMessages, TimingContext
+from kvstore.timing.pending_messages import (
+    AT_ONCE,
+    Owns,
+    PendingMessages,
+    PlannedNotes,
+    TimingContext,
+)
 from kvstore.timing.prepared_list import (
     Ended,
     Handle,
@@ -233,11 +234,12 @@ class Transactions:
         *,
         deleted: Mapping[str, int] = _NO_TOPICS,
         is_needed: bool = False,
+        planned: PlannedNotes | None = None,
     ) -> int:
         """Puts notes for messages, and for those of `lost` that wait: positions of records that
         can't be read, and ids for their notes. These come last: a crash that cuts the put leaves
-        records of a set whose rest can be told. `deleted` are topics that are to be deleted.
-        Returns how many notes these are.
+        records of a set whose rest can be told. `deleted` are topics that are to be deleted, and
+        `planned` is as with `PendingMessages.note`. Returns how many notes these are.
         """
         rows = self._list.unreadable(lost)
         held = [self._held(one, None, deleted) for one in found]
@@ -248,7 +250,7 @@ class Transactions:
         ids: list[str | None] = [None] * len(found)
         ids += [self._list.id_of(row) or lost[row[1]] for row, _ in rows]
         if held:
-            self.pending.note(held, added, ids=ids, is_needed=is_needed)
+            self.pending.note(held, added, ids=ids, is_needed=is_needed, planned=planned)
         return len(held)
 
     def _held(
@@ -274,24 +276,35 @@ class Transactions:
         end = partial(self._roll_back_whole, why="topic deleted", deleted=topics)
         return self.pending.end_all_to(names, end)
 
-    def erase(self, meant: Meant) -> int:
-        """As `go_with_topics`, of the messages that an erasure is about."""
-        return self.pending.end_meant(meant, partial(self._roll_back_whole, why="erased"))
+    def erase(self, meant: Meant, planned: PlannedNotes | None) -> int:
+        """As `go_with_topics`, of the messages that an erasure is about, or `planned` to be."""
+        end = partial(self._roll_back_whole, why="erased", planned=planned)
+        return self.pending.end_meant(meant, end, is_planned=planned is not None)
 
     def _roll_back_whole(
-        self, rows: list[Waiting], why: str, deleted: Mapping[str, int] = _NO_TOPICS
+        self,
+        rows: list[Waiting],
+        why: str,
+        deleted: Mapping[str, int] = _NO_TOPICS,
+        planned: PlannedNotes | None = None,
     ) -> int:
-        """Rolls back messages that wait, with their sets; returns how many notes were put."""
+        """Rolls back messages that wait, with their sets, or plans that: so many notes."""
         count, found, lost = 0, dict[int, PreparedMessage](), dict[int, str]()
-        for last, (due, position, _, _) in enumerate(rows, 1 - len(rows)):
+        for last, row in enumerate(rows, 1 - len(rows)):
+            due, position = row[:2]
             is_known = position in found or position in lost
             for one in [] if is_known else self._list.waits_at(position, due):
                 whole = self._list.together(one, None)
+                places = [(due_of(p), p.message.position) for p in whole.messages]
+                if planned is not None and planned.has_set(row, places, self.pending):
+                    continue
                 found |= {p.message.position: p for p in whole.messages}
                 lost |= dict.fromkeys(whole.lost, whole.id_by(one))
             if (found or lost) and (last == 0 or len(found) + len(lost) >= AT_ONCE):
                 some = [*found.values()]
-                count += self._roll_back(some, why, lost, deleted=deleted, is_needed=True)
+                count += self._roll_back(
+                    some, why, lost, deleted=deleted, is_needed=True, planned=planned
+                )
                 found, lost = {}, {}
         return count
 
@@ -585,15 +598,3 @@ class Transactions:
         added = [waiting_properties(*one) for one in zip(found, checks, strict=True)]
         self.pending.put(self.pending.copies(held, due, added))
         self._rows.added(min(due))
-
-
-def result_of(prepared: Handle, results: Sequence[PutResult]) -> PutResult:
-    """Of the results of a commit that of one message: of several with its id the newest to its
-    queue.
-    """
-    wanted = prepared if isinstance(prepared, str) else prepared.message_id
-    found = [one for one in results if one.message_id == wanted] or results[:1]
-    if isinstance(prepared, PutResult):
-        place = prepared.topic, prepared.queue
-        found = [one for one in found if (one.topic, one.queue) == place] or found
-    return found[-1]

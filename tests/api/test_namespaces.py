@@ -378,6 +378,45 @@ def test_the_same_id_key_and_names_in_two_namespaces_are_two_messages(
         a.create_topic("t")
 
 
+@pytest.mark.parametrize("is_put_before", [True, False], ids=["checkpoint", "tail"])
+def test_a_message_that_waits_is_found_as_by_the_store_and_by_its_own_namespace_alone(
+    views: tuple[Namespace, Namespace], store: Store, *, is_put_before: bool
+) -> None:
+    a, b = views
+    delayed = a.put("t", b"later", delay=600, message_id="later")
+    prepared = a.prepare("t", b"maybe", group="pay", message_id="maybe")
+    b.put("t", b"of b", delay=600, message_id="later")
+    b.prepare("t", b"of b", group="pay", message_id="maybe")
+    if is_put_before:
+        store.checkpoint()
+    for put, waits in (delayed, a.timer("later")), (prepared, a.prepared("maybe")):
+        whole = store.read_at(put.position)
+        position_id = whole.position_id
+        assert whole.properties["REAL_TOPIC"] == "a%t"
+        for found in (a.find(put.message_id), a.find(position_id), a.read_at(put.position)):
+            assert (found.topic, found.body) == (whole.topic, whole.body)
+            assert found.position == whole.position
+            assert found == waits.message
+            assert found.properties["REAL_TOPIC"] == "t"
+            assert found.properties.get("PGROUP") in (None, "pay")
+        assert b.find(put.message_id).body == b"of b"
+        with pytest.raises(MessageNotFound):
+            b.find(position_id)
+        with pytest.raises(MessageNotFound):
+            b.read_at(put.position)
+    assert a.cancel("later")
+    a.rollback("maybe")
+    for message_id in ("later", "maybe"):
+        note = a.find(message_id)
+        assert (note.body, note.properties["REAL_TOPIC"]) == (b"", "t")
+        assert not any("a%" in value for value in note.properties.values())
+        assert b.find(message_id).body == b"of b"
+    b.commit("maybe")
+    assert b.find("maybe").topic == "t"
+    with pytest.raises(MessageNotFound):
+        store.namespace("nobody").find("later")
+
+
 def test_a_view_has_every_call_of_the_store_that_is_about_messages_topics_or_groups() -> None:
     own = {
         "namespaces",

@@ -272,6 +272,22 @@ def test_an_error_names_things_as_the_namespace_does(
         assert names.findall(ran.err) == names.findall(wanted.err)
 
 
+@pytest.mark.parametrize("verb", ["find DIR", "get DIR --id"])
+def test_a_message_that_waits_is_shown_with_the_option_as_without(
+    kvmq: Kvmq, alone: Filled, shared: Filled, stood_open: Filled, verb: str
+) -> None:
+    for name in ("DELAYED", "PREPARED"):
+        line = f"{verb} {name}"
+        wanted = run(kvmq, line, alone, "--json").json
+        assert wanted["topic"].lower().startswith("rmq_sys_")
+        for filled in (shared, stood_open):
+            ran = run(kvmq, line, filled, "--namespace", TENANT, "--json")
+            assert TENANT not in ran.out
+            for field in ("topic", "body", "tag", "keys", "properties"):
+                assert ran.json[field] == wanted[field]
+            assert run(kvmq, line, filled, "--namespace", "third").code == 1
+
+
 def test_the_lines_try_every_verb_that_has_the_option() -> None:
     tried = {line[: line.index(" DIR")] for line in TRIED}
     assert tried == {name for name, verb in VERBS.items() if has_option(verb)}

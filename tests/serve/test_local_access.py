@@ -637,6 +637,11 @@ def test_rights_are_of_topics_and_groups(store: Store, plain: ServerThread) -> N
         waits = store.put("hidden", b"x", delay=600)
         with pytest.raises(MessageNotFound):
             shop.cancel(waits.message_id)
+        # Not even to a topic from which it may consume: it may never come there.
+        undecided = store.prepare("own-1", b"x", group="pay")
+        with pytest.raises(MessageNotFound):
+            billing.find(undecided.message_id)
+        assert store.find(undecided.message_id).body == b"x"
         assert shop.timers().messages == []
         mine = shop.put("own-1", b"x", delay=600)
         assert shop.cancel(mine.message_id)

@@ -29,7 +29,7 @@ from kvstore.clock import SystemClock
 from kvstore.core.names import DELAY_LEVELS_MS, TIMER_TOPIC
 from tests.support import inside
 from tests.support.clock import VirtualClock
-from tests.support.stores import SEGMENT, killed, opened, settings
+from tests.support.stores import SEGMENT, flip, killed, opened, settings
 from tests.support.waiting import until
 
 DAY: Final = 86_400.0
@@ -638,6 +638,95 @@ def test_a_damaged_message_keeps_none_of_the_others(
         clock.advance(5)
         assert arrives(again, 2) == [b"0" * 50, b"2" * 50]
         assert [p for p in again.verify().problems if str(put[1].position) in str(p)]
+
+
+def counted(store: Store) -> tuple[int, int]:
+    """How many messages wait, and how many are damaged, as all calls say."""
+    found = store.stats().delays
+    for page in (store.timers(), store.timers("t"), store.timers(limit=1)):
+        assert (page.count, page.damaged) == (found.waiting, found.damaged)
+    return found.waiting, found.damaged
+
+
+@pytest.mark.parametrize("place", [100, 4], ids=["body", "magic"])
+def test_a_damaged_message_that_is_due_counts_as_damaged_and_comes_when_it_is_mended(
+    store: Store, config: StoreConfig, clock: VirtualClock, place: int
+) -> None:
+    put = [store.put("t", b"%d" % n * 50, queue=0, delay=5) for n in range(3)]
+    store.put("t", b"later", queue=0, delay=60)
+    store.namespace("n").create_topic("t")
+    store.close()
+    for one in put[:2]:
+        flip(store.path, one.position + place)
+    with kvstore.open(store.path, config=config) as again:
+        assert counted(again) == (4, 0), "they can still be mended until they are due"
+        clock.advance(5)
+        assert arrives(again, 1) == [b"2" * 50]
+        assert counted(again) == (1, 2)
+        assert again.stats().delays.next_due == clock.now_ms() + 55_000
+        assert again.namespace("n").timers().damaged == 0
+        again.checkpoint()
+        assert counted(again) == (1, 2)
+        with kvstore.open(store.path, config, read_only=True) as beside:
+            assert counted(beside) == (1, 2)
+            assert beside.stats().delays.next_due == clock.now_ms() + 55_000
+    for one in put[:2]:
+        flip(store.path, one.position + place)
+    with kvstore.open(store.path, config=config) as again:
+        assert sorted(arrives(again, 3)) == [b"%d" % n * 50 for n in range(3)]
+        assert counted(again) == (1, 0)
+
+
+def test_where_nobody_delivers_so_many_damaged_messages_are_looked_for_and_the_others_wait(
+    store: Store, config: StoreConfig, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = [store.put("t", b"x" * 50, queue=0, delay=5) for _ in range(20)]
+    store.close()
+    for one in put:
+        flip(store.path, one.position + 100)
+    clock.step(6_000)
+    with kvstore.open(store.path, config, read_only=True) as beside:
+        assert counted(beside) == (0, 20)
+        assert beside.stats().delays.next_due is None
+        monkeypatch.setattr("kvstore.timing.timers._DAMAGED_MAX", 9)
+        assert counted(beside) == (4, 16), "whole looks of 8"
+
+
+@pytest.mark.parametrize("place", [100, 4], ids=["body", "magic"])
+@pytest.mark.parametrize("is_due", [True, False])
+def test_a_damaged_message_waits_no_more_when_its_segment_leaves_the_log(
+    tmp_path: Path, clock: VirtualClock, place: int, *, is_due: bool
+) -> None:
+    config = settings(clock=clock, retention=Retention(max_bytes=3 * SEGMENT), delete_interval=0.0)
+    with opened(tmp_path / "s", config) as store:
+        put = [store.put("t", b"%d" % n * 50, queue=0, delay=5) for n in range(3)]
+        store.checkpoint()
+        for one in put[:2]:
+            flip(store.path, one.position + place)
+        if is_due:
+            clock.advance(5)
+            arrives(store, 1)
+            assert counted(store) == (0, 2)
+        for _ in range(12):
+            store.put_batch([Message("t", bytes(2000), queue=1)] * 25)
+        store.apply_retention()
+        assert inside.log(store).first > 0
+        assert counted(store) == (0 if is_due else 1, 0)
+        if place == 100:  # the record still says its id
+            with pytest.raises(DelayEnded, match="its record was damaged"):
+                store.timer(put[0].message_id)
+            assert store.cancel(put[1].message_id)
+        assert store.verify().problems == []
+    for is_rebuilt in (False, True):
+        if is_rebuilt:
+            kvstore.rebuild(tmp_path / "s", config)
+        with kvstore.open(tmp_path / "s", config) as store:
+            assert counted(store) == (0 if is_due else 1, 0)
+            assert store.verify().problems == []
+    with kvstore.open(tmp_path / "s", config) as store:
+        if not is_due:  # else it came, and its copy left the log
+            clock.advance(5)
+            assert arrives(store, 1) == [b"2" * 50]
 
 
 def test_stats_say_how_many_wait_and_how_late_they_came(store: Store, clock: VirtualClock) -> None:

@@ -139,8 +139,10 @@ class Searcher:
             following = sealed.number + 1
         end = stats.end_position
         for number in range(following, -(-end // size)):
-            begin = number * size
-            yield Sealed(number, self._handover.segment_path(number), begin, min(begin + size, end))
+            begin, path = number * size, self._handover.segment_path(number)
+            # A segment that left the log may be the last before the active one.
+            if self._store.config.files.size(path) is not None:
+                yield Sealed(number, path, begin, min(begin + size, end))
 
     def in_segment(
         self, segment: Sealed, match: ErasurePredicate, check: Callable[[], None]
@@ -218,15 +220,18 @@ class ErasureReport(msgspec.Struct, kw_only=True):
 
 
 class ErasurePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The effects that an erasure would have now: so many messages match; `segments` would become
-    archives without them (also the active segment, which is sealed for that); `archives` are the
-    names of those that would be rewritten, with the bytes of both. `removed` are names of objects
-    that were replaced before, and would go at once. `failed` has each thing that could not be
-    looked at, with the reason.
+    """The effects that an erasure would have now: so many messages match, with the notes of waits
+    that it ends and is about as well; so many waits would end, and the `schedules` of such messages
+    go on (see `ErasureReport`). `segments` would become archives without what matches (also the
+    active segment, which is sealed for that); `archives` are the names of those that would be
+    rewritten, with the bytes of both. `removed` are names of objects that were replaced before, and
+    would go at once. `failed` has each thing that could not be looked at, with the reason.
     """
 
     what: str
     messages: int = 0
+    ended: int = 0
+    schedules: list[str] = []
     segments: list[int] = []
     segment_bytes: int = 0
     archives: list[str] = []
@@ -284,18 +289,30 @@ class Eraser:
         """The plan of an erasure; nothing is changed."""
         self._store.checkpoint()
         self._search.begin()
-        plan = ErasurePlan(what=str(match))
+        waits = self._handover.planned_waits(match.rows)
+        ended = waits.ended
+        plan = ErasurePlan(
+            what=str(match), messages=waits.notes, ended=ended.delayed + ended.prepared,
+            schedules=ended.schedules,
+        )  # fmt: skip
         note = _noted_in(plan.failed)
+        with_notes = set(waits.segments)
         for segment in self._search.segments():
             self._context.check()
             with record_errors(note, name_of(segment.number), StoreError, OSError):
                 counted = self._search.in_segment(segment, match, self._context.check)
-                if counted.found or counted.unreadable:
+                if counted.found or counted.unreadable or segment.number in with_notes:
+                    with_notes.discard(segment.number)
                     plan = msgspec.structs.replace(
                         plan, messages=plan.messages + counted.found,
                         segments=[*plan.segments, segment.number],
                         segment_bytes=plan.segment_bytes + self._handover.segment_size,
                     )  # fmt: skip
+        # Notes that have no room in the active segment go behind it.
+        plan = msgspec.structs.replace(
+            plan, segments=[*plan.segments, *sorted(with_notes)],
+            segment_bytes=plan.segment_bytes + self._handover.segment_size * len(with_notes),
+        )  # fmt: skip
         for row in self._context.rows():
             self._context.check()
             with record_errors(note, row.name, StoreError, OSError):

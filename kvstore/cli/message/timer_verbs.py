@@ -52,6 +52,8 @@ def list_delayed(
     columns = ("due", "topic", "queue", "message id", "tag", "keys", "body")
     are = "wait" if topic is None else f"to {topic} wait"
     show_page(store.out, page, delayed_value, columns, _row, are)
+    if page.damaged:
+        click.echo(f"{page.damaged:,} damaged ones are due: see `kvmq verify`", err=True)
 
 
 def _row(one: DelayedMessage) -> tuple[object, ...]:

@@ -192,6 +192,11 @@ class StoreMetrics(Collector):
         overdue = 0 if delays.next_due is None else max(0, now - delays.next_due)
         yield _gauge("kvmq_delayed_messages", "Delayed messages that wait.", delays.waiting)
         yield _gauge(
+            "kvmq_delayed_damaged_messages",
+            "Delayed messages that are due and can't be read.",
+            delays.damaged,
+        )
+        yield _gauge(
             "kvmq_delayed_overdue_seconds",
             "By how much the next delayed message is overdue; 0 if it is not.",
             overdue / 1000,
