@@ -97,6 +97,7 @@ cdef class Encoder:
         cdef const uint8_t *name
         cdef uint8_t expiry[EXPIRY_SIZE]
         cdef Message message
+        cdef bytes raw
         cdef object topic = None
         cdef PutRoute route = None
         batch.begin(len(given), self)
@@ -226,6 +227,7 @@ cdef class Encoder:
     cdef int compress_body(
         self, PreparedBatch batch, Row *row, bytes body, PutRoute route
     ) except -1:
+        cdef bytes packed
         codec = self._compression if route is None else route.compression or self._compression
         packed, flags = self._compress(body, codec)
         if len(packed) < row.body_size:

@@ -148,6 +148,8 @@ cdef class StoredMessage:
         if self._properties is not None:
             return self._properties.get(name)
         if not self._is_searched:
+            if self._raw_properties is None:
+                raise TypeError("the message has no properties")
             find_named(self._raw_properties, &self._named)
             self._is_searched = True
         return None if named.at == NULL else text_of(named.at, named.size, VALUE_MAX)

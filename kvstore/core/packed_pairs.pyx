@@ -284,24 +284,26 @@ cdef list _inside(int64_t first, bytes value, int64_t wanted, int64_t base):
     for i in range(_before(at, head, distance), head.count):
         if _number(at, i, head.wide, head.count) != distance:
             break
-        found.append(base + <int64_t>_number(behind, i, head.far, head.count))
+        # Without a sign, since a damaged block may state any position.
+        found.append(<int64_t>(<uint64_t>base + _number(behind, i, head.far, head.count)))
     return found
 
 
 cdef list _known(list blocks, int64_t wanted, int64_t base):
     # As `_inside`, of the block that begins before the hash.
     cdef Py_ssize_t low = 0, high = len(blocks), middle
-    cdef tuple block
+    cdef int64_t first
     while low < high:
         middle = (low + high) >> 1
-        if <int64_t>(<tuple?>blocks[middle])[0] < wanted:
+        first, _ = <tuple?>blocks[middle]
+        if first < wanted:
             low = middle + 1
         else:
             high = middle
     if not low:
         return None
-    block = <tuple>blocks[low - 1]
-    return _inside(block[0], <bytes?>block[1], wanted, base)
+    first, value = <tuple?>blocks[low - 1]
+    return _inside(first, <bytes?>value, wanted, base)
 
 
 def known_positions(

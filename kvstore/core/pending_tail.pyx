@@ -183,14 +183,16 @@ cdef class PendingTail:
 
     def take_due(self, int64_t until, Py_ssize_t limit, int64_t end, PendingTail later):
         cdef list found = []
-        cdef Pending *one
+        cdef Pending one
         while self._heap_count and len(found) < limit:
-            one = self._added + self._heap[0]
-            if not _has_ended(one) and (_due(one) > until or one.position >= end):
+            one = self._added[self._heap[0]]
+            if not _has_ended(&one) and (_due(&one) > until or one.position >= end):
                 break
-            if not _has_ended(one) and not (later is not None and later.has_ended(one.position)):
-                found.append((_due(one), one.position, one.topic, one.size))
+            # It leaves the heap first: making a tuple may collect garbage, and so let other threads
+            # add one that is due before it.
             self._pop()
+            if not _has_ended(&one) and not (later is not None and later.has_ended(one.position)):
+                found.append((_due(&one), one.position, one.topic, one.size))
         return found
 
     def give_back(self):

@@ -429,3 +429,9 @@ def test_a_route_takes_the_messages_of_its_kind(kind: str, taken: set[str]) -> N
             with pytest.raises(ValueError, match="kind does not take"):
                 made.prepare([message], BORN, held)
         assert len(made.prepare([message], BORN, held, any_kind=True)) == 1
+
+
+@pytest.mark.parametrize("raw", [None, "text", bytearray(b"x"), 5])
+def test_properties_of_a_prepared_message_that_are_no_bytes_are_refused(raw: Any) -> None:
+    with pytest.raises(TypeError):
+        encoder().prepare([Message("t", b"x")], BORN, [(raw, BORN + 5000)])

@@ -244,3 +244,22 @@ def test_only_values_of_the_right_type_are_written(make: Any) -> None:
     for wrong in (5, None, Message("t", b"x")):
         with pytest.raises(TypeError):
             make([wrong])
+
+
+@pytest.mark.parametrize("name", ["body", "raw_born_host", "raw_store_host"])
+def test_a_stored_message_without_its_bytes_is_refused(name: str) -> None:
+    one = message_of(Random(1))
+    delattr(one, name)
+    with pytest.raises(TypeError):
+        frame_of_stored(1, 1, [one])
+    with pytest.raises(TypeError):
+        frame_of_popped(1, 1, [Popped(one, "r", 1, 1)])
+
+
+def test_none_is_no_bytes_of_a_frame() -> None:
+    nothing: Any = None
+    for around in ((nothing, b""), (b"", nothing)):
+        with pytest.raises(TypeError):
+            frame_of_columns(1, 1, [], *around)
+        with pytest.raises(TypeError):
+            frame_of_stored(1, 1, [], *around)

@@ -249,3 +249,8 @@ def test_a_whole_record_is_held_to_its_own_crc_if_asked() -> None:
     raw[93] ^= 1
     with pytest.raises(RecordDamaged, match="CRC property"):
         decode(raw, 0, len(raw), 0, False, property_crc=True)
+
+
+def test_a_message_that_was_not_made_is_refused() -> None:
+    with pytest.raises(TypeError, match="no properties"):
+        print(StoredMessage.__new__(StoredMessage).tag)

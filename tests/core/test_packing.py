@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import accumulate
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -347,3 +347,19 @@ def test_slices_that_are_not_in_the_values_are_refused(bounds: list[int]) -> Non
 def test_a_column_that_is_not_there_is_damage(at: int, count: int) -> None:
     with pytest.raises(Damaged):
         int_columns.decode_column(b"\0\0", at, count)
+
+
+@pytest.mark.parametrize("blocks", [[()], [(1,)], [(0, b"", 1)], [5], [(0, 5)]])
+def test_blocks_without_their_parts_are_refused(blocks: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        packed_pairs.known_positions(
+            [(1, 0, 9, 1)], {(1, 0): b"\xff" * 64}, {(1, 0): blocks}, {}, 5, 0, 9, 1, 5
+        )
+
+
+def test_a_position_beyond_all_numbers_is_none_of_the_log() -> None:
+    block = packed_pairs.pack_block(1, int64([1, 5, 9]), int64([0, (1 << 63) - 1, 0]))
+    found = packed_pairs.known_positions(
+        [(1, 8, 99, 1)], {(1, 0): b"\xff" * 64}, {(1, 0): [(1, block)]}, {}, 5, 8, 99, 1, 5
+    )
+    assert found == []

@@ -16,6 +16,7 @@ from kvstore.core.tail import PendingTail, Tail
 from kvstore.index.keys import read_timer, timer_key
 from kvstore.message import Message
 from tests.core.test_encoding import BORN, encoder
+from tests.support.collecting import amid_collections
 
 END = 1 << 62
 DUES = st.integers(1, 6)
@@ -145,3 +146,22 @@ def test_rows_of_another_width_are_refused(width: int) -> None:
         PendingTail().add_found(np.zeros(width, np.int64))
     with pytest.raises(ValueError, match="four numbers"):
         PendingTail().end_found(np.zeros(width, np.int64))
+
+
+def test_messages_that_are_added_while_others_are_taken_are_taken_too() -> None:
+    """Garbage that is collected amid a look lets other threads add some that are due before."""
+
+    def add() -> None:
+        position = 10 * len(added)
+        if len(added) < 400:
+            added.append(position)
+            tail.add_found(np.array([1000 - len(added), position, 1, 9], np.int64))
+
+    tail, added, taken = PendingTail(), list[int](), list[int]()
+    for _ in range(200):
+        add()
+    with amid_collections(add):
+        while found := tail.take_due(1000, 7, END, None):
+            taken += [position for _, position, *_ in found]
+    taken += [position for _, position, *_ in tail.take_due(1000, 1000, END, None)]
+    assert sorted(taken) == added

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from kvstore import Popped
-from kvstore.core.popping.receipts import Delivery, Receipts
+from kvstore.core.popping.inflight import Change, InflightRows
+from kvstore.core.popping.receipts import Delivery, Receipts, body_bytes
 from tests.core.test_messages import message
+from tests.support.collecting import amid_collections
 
 FIELDS = Popped.__match_args__
 
@@ -58,3 +60,39 @@ def test_messages_of_a_row_get_their_receipts_in_order() -> None:
 def test_messages_that_have_not_as_many_places_are_refused(places: int) -> None:
     with pytest.raises(ValueError, match=f"1 messages are not those of {places.bit_count()} bits"):
         Delivery(Receipts(b"secret"), 1, 2, 3, 4, 5, 6).popped([message()], places, 2, 3)
+
+
+def test_receipts_are_read_right_while_other_threads_read_others() -> None:
+    """Garbage that is collected amid a look lets other threads in."""
+    by = Receipts(b"secret")
+    one, other = (Delivery(by, 1, 2, 3, 4, 5, nonce) for nonce in (6, 7))
+    (receipt,), (others,) = one.receipts(1), other.receipts(1)
+    sorted_rows, read = [], []
+    with amid_collections(lambda: by.read(others)):
+        for _ in range(200):
+            sorted_rows.append(by.sort([receipt]).rows)
+            read.append(by.read(receipt))
+    assert sorted_rows == [[((1, 2, 3, 4, 5), 6)]] * 200
+    assert read == [((1, 2, 3, 4, 5), 6, 0)] * 200
+
+
+def test_a_message_without_a_body_has_no_bytes_to_count() -> None:
+    one = message()
+    del one.body
+    with pytest.raises(TypeError):
+        body_bytes([one])
+
+
+def test_nothing_is_taken_from_no_queue() -> None:
+    rows = InflightRows(1, 2, {})
+    assert rows.take(Receipts(b"secret"), [], 1, 0, 0, 1, 0, 0, lambda *_: None) is None
+
+
+def test_a_known_row_that_is_none_is_refused() -> None:
+    by = Receipts(b"secret")
+    asked = by.sort(Delivery(by, 1, 2, 3, 4, 5, 6).receipts(1))
+    for known in (5, (), (1, 0, 6)):
+        rows = InflightRows(1, 2, {})
+        rows.known[1, 2, 3, 4, 5] = known
+        with pytest.raises(TypeError, match="is not a tuple of 7 values"):
+            rows.ack(Change(), asked, [0])

@@ -4,6 +4,8 @@ refused for, a row is.
 
 from __future__ import annotations
 
+import sys
+import threading
 from typing import Any, Final
 
 import pyarrow as pa
@@ -11,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.core.arrow.column_batch import columns_to_put
+from kvstore.core.arrow.column_batch import ColumnBatch, columns_to_put
 from kvstore.core.arrow.given_columns import GivenColumns
+from kvstore.core.arrow.packed_columns import columns_to_send
 from kvstore.core.arrow.put_rows import (
     columns_of_results,
     prepare_columns,
@@ -22,6 +25,7 @@ from kvstore.core.arrow.put_rows import (
 from kvstore.core.put_values import Message, PutStatus
 from kvstore.core.tail import Tail
 from kvstore.errors import MessageIllegal
+from tests.core.arrow_structs import Handed
 from tests.core.test_encoding import LONG, WITH_IDS, encoder, placed
 from tests.support.tails import keys_of
 
@@ -205,3 +209,60 @@ def test_an_array_that_was_handed_over_before_is_refused() -> None:
     assert len(GivenColumns(Again())) == 1
     with pytest.raises(MessageIllegal, match="handed over before"):
         GivenColumns(Again())
+
+
+def test_lists_that_change_amid_their_reading_are_read_as_they_were() -> None:
+    class Emptying:
+        def __int__(self) -> int:
+            for rows in lists:
+                rows.clear()
+            return 0
+
+    lists: list[list[Any]] = [
+        [b"1", b"2"], [Emptying(), 1], ["a", "b"], [["k"], []], [{"p": "q"}, {}], [None] * 2,
+        [None] * 2, [None] * 2, [None] * 2,
+    ]  # fmt: skip
+    found = GivenColumns(columns_to_put(*lists))
+    assert [found.message("t", row).body for row in range(2)] == [b"1", b"2"]
+    assert [found.message("t", row).tag for row in range(2)] == ["a", "b"]
+
+
+def test_ids_that_another_thread_changes_are_those_that_were_given() -> None:
+    """The columns are copied without Python's lock, so that the other thread comes then."""
+
+    def clear() -> None:
+        with gate:
+            ids.clear()
+
+    rows = pa.record_batch({"body": pa.array([b"x" * 1000] * 100, pa.binary())})
+    given, before = GivenColumns(pa.Table.from_batches([rows] * 100)), sys.getswitchinterval()
+    ids, gate = [f"{row}" for row in range(len(given))], threading.Lock()
+    wanted = [*ids]
+    clearing = threading.Thread(target=clear)
+    sys.setswitchinterval(60)
+    try:
+        with gate:
+            clearing.start()
+        batch = columns_to_send(given, ids)
+    finally:
+        sys.setswitchinterval(before)
+        clearing.join()
+    assert pa.record_batch(batch)["message_id"].to_pylist() == wanted
+
+
+def test_an_empty_text_of_a_column_without_bytes_is_put() -> None:
+    column = ["z", "body", 2, 0, 0, [None, bytes(12), None], [], []]
+    bare = Handed(["+s", "", 2, 0, 0, [None], [column], []])
+    records = [
+        placed(prepare_columns(encoder(), "t", GivenColumns(rows), 1))
+        for rows in (bare, pa.record_batch({"body": pa.array([b"", b""], pa.binary())}))
+    ]
+    assert records[0] == records[1]
+
+
+def test_a_batch_is_of_columns_from_its_beginning() -> None:
+    made: Any = ColumnBatch
+    with pytest.raises(TypeError):
+        made.__new__(made)
+    with pytest.raises(TypeError):
+        made([None], 1)

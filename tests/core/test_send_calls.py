@@ -154,3 +154,7 @@ def test_texts_of_every_length_are_written(size: int) -> None:
 def test_what_is_no_entry_is_refused(entry: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         pack_send_response(OK, "OK", [entry])
+
+
+def test_an_answer_without_a_status_is_written() -> None:
+    assert pack_send_response(0, "", []) == b"\x0a\x00"

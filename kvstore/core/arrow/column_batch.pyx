@@ -45,7 +45,7 @@ cdef class OutColumn:
         self._format = format
         self._flags = ARROW_FLAG_NULLABLE if nullable else 0
         self._is_map = format == b"+m"
-        self._children = [] if children is None else children
+        self._children = [<OutColumn?>one for one in children or ()]
         if format not in (b"l", b"b", b"+s"):
             self.add_end(0)
 
@@ -218,7 +218,7 @@ cdef class ColumnBatch:
     `len` is the number of rows, `names` are the columns'.
     """
 
-    def __init__(self, columns, count):
+    def __cinit__(self, columns, count):
         self._columns = OutColumn("", b"+s", list(columns))
         self._columns.count = count
 
@@ -261,27 +261,34 @@ def columns_to_put(
     cdef OutColumn expires_at = OutColumn("expires_at", b"l", None, True)
     cdef OutColumn dedup_id = OutColumn("dedup_id", b"U", None, True)
     cdef Py_ssize_t count = len(bodies)
-    for rows in (queues, tags, keys, properties, groups, due_times, expiries, dedup_ids):
+    # Copies: the code of a number that is no `int` may change the lists.
+    cdef list columns = [
+        tuple(rows) for rows in (
+            bodies, queues, tags, keys, properties, groups, due_times, expiries, dedup_ids,
+        )
+    ]
+    for rows in columns:
         if len(rows) != count:
             raise ValueError(f"there are {count} bodies, and {len(rows)} values of another column")
-    for row in range(count):
-        if bodies[row] is None:
+    for row in zip(*columns):
+        of_body, of_queue, of_tag, texts, named, of_group, time, expiry, of_dedup_id = row
+        if of_body is None:
             raise TypeError("a body is None")
-        body.add_value(bodies[row])
-        queue.add_value(queues[row])
-        tag.add_value(tags[row])
-        for text in <list?>keys[row]:
+        body.add_value(of_body)
+        queue.add_value(of_queue)
+        tag.add_value(of_tag)
+        for text in <list?>texts:
             key.add_value(<str?>text)
         all_keys.end_list(key.count)
-        for text, value in (<dict?>properties[row]).items():
+        for text, value in (<dict?>named).items():
             name.add_value(<str?>text)
             its.add_value(<str?>value)
         pairs.count = name.count
         maps.end_list(name.count)
-        group.add_value(groups[row])
-        due.add_value(due_times[row])
-        expires_at.add_value(expiries[row])
-        dedup_id.add_value(dedup_ids[row])
+        group.add_value(of_group)
+        due.add_value(time)
+        expires_at.add_value(expiry)
+        dedup_id.add_value(of_dedup_id)
     return ColumnBatch(
         [body, queue, tag, all_keys, maps, group, due, expires_at, dedup_id], count
     )

@@ -438,7 +438,9 @@ cdef Found text_at(const Column *column, int64_t row, Span *text) noexcept nogil
         return _viewed(column, column.items + at * VIEW_SIZE, text)
     if not _has_bounds(column, at, &begin, &end) or (column.data == NULL and end > begin):
         return OUTSIDE
-    text.at, text.size = column.data + begin, end - begin
+    # An empty text has an address, too, whatever its column has.
+    text.at = column.data + begin if end > begin else <const uint8_t *>b""
+    text.size = end - begin
     return VALUE
 
 

@@ -87,8 +87,10 @@ def columns_to_send(GivenColumns given not None, list ids not None):
     cdef Py_ssize_t number, first = 0
     cdef int64_t bad
     cdef Chunk *chunk
-    if len(ids) != given.count:
-        raise ValueError(f"there are {given.count} rows, and {len(ids)} ids")
+    # Other threads may change the list while columns are copied.
+    cdef tuple own_ids = tuple(ids)
+    if len(own_ids) != given.count:
+        raise ValueError(f"there are {given.count} rows, and {len(own_ids)} ids")
     for number in range(given._chunk_count):
         chunk = given.chunk(number)
         with nogil:
@@ -104,7 +106,7 @@ def columns_to_send(GivenColumns given not None, list ids not None):
             bad = max(bad, _add_lists(keys, key, &chunk.keys, chunk.count))
             bad = max(bad, _add_pairs(properties, pairs, name, its, &chunk.properties, chunk.count))
         if bad < 0:
-            bad = _add_ids(message_id, &chunk.message_id, chunk.count, ids, first)
+            bad = _add_ids(message_id, &chunk.message_id, chunk.count, own_ids, first)
         if bad >= 0:
             _refuse_row(given, first + bad)
         first += chunk.count
@@ -233,7 +235,7 @@ cdef int64_t _add_pairs(
 
 
 cdef int64_t _add_ids(
-    OutColumn out, const Column *column, int64_t count, list ids, Py_ssize_t first
+    OutColumn out, const Column *column, int64_t count, tuple ids, Py_ssize_t first
 ) except -2:
     # The rows' own ids, or those of `ids`.
     cdef int64_t i

@@ -220,7 +220,7 @@ def prepare_copies(
 
 cdef int _add_raw(PreparedBatch batch, bytes raw) except -1:
     # Properties as they stand in a record.
-    return batch.add(PyBytes_AS_STRING(raw), PyBytes_GET_SIZE(raw))
+    return batch.add(PyBytes_AS_STRING(raw), len(raw))
 
 
 cdef int _add_ended(PreparedBatch batch, const Row *row) except -1:

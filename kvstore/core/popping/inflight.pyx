@@ -248,9 +248,10 @@ cdef class InflightRows:
         cdef list ahead, messages
         cdef Change change
         cdef Py_ssize_t i, count
-        if self.parked_count or self.order is not None or self.may_be_due(now):
+        count = len(queues)
+        if not count or self.parked_count or self.order is not None or self.may_be_due(now):
             return None
-        queue = queues[self.turn % len(queues)]
+        queue = queues[self.turn % count]
         ahead = self.ahead(queue, mark)
         count = len(ahead) if ahead is not None else 0
         first = self.next.get(queue)
@@ -272,17 +273,22 @@ cdef class InflightRows:
         return change
 
     def ack(self, Change change not None, Asked asked not None, list numbers not None):
+        cdef tuple lock
         rest = []
         for number in numbers:
             key, nonce = <tuple>asked.rows[number]
-            lock = (<dict>self.known).get(key)
-            if lock is None or (<tuple>lock)[2] != nonce or (<tuple>lock)[4]:
+            found = (<dict>self.known).get(key)
+            if found is None:
                 rest.append(number)
                 continue
-            left = (<tuple>lock)[3] & ~asked.bits[number]
+            lock = _tuple(found, 7)
+            if lock[2] != nonce or lock[4]:
+                rest.append(number)
+                continue
+            left = lock[3] & ~asked.bits[number]
             if not left:
                 change.remove(key, lock, 0)
-            elif left != (<tuple>lock)[3]:
+            elif left != lock[3]:
                 attempts, recoveries, _, _, *rest_of_row = lock
                 change.shrink(key, lock, (attempts, recoveries, nonce, left, *rest_of_row))
         return rest

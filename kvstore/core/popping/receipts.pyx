@@ -125,6 +125,14 @@ cdef tuple _key_of(const uint8_t *head):
     )
 
 
+cdef tuple _row_of(const uint8_t *last):
+    # The key and the nonce. Of a copy: making a tuple may collect garbage, and so let other threads
+    # turn to another head.
+    cdef uint8_t head[HEAD]
+    memcpy(head, last, HEAD)
+    return _key_of(head), load_be64(head + KEY)
+
+
 @cython.no_gc
 @cython.auto_pickle(False)
 cdef class Receipts:
@@ -203,7 +211,8 @@ cdef class Receipts:
         fault = self._fault(text, &place)
         if fault is not None:
             raise ReceiptIllegal(fault)
-        return _key_of(self._last.head), load_be64(self._last.head + KEY), place
+        key, nonce = _row_of(self._last.head)
+        return key, nonce, place
 
     def sort(self, list receipts not None):
         cdef Asked asked = Asked.__new__(Asked)
@@ -224,7 +233,7 @@ cdef class Receipts:
                 asked.errors.append((i, ReceiptIllegal(fault)))
                 continue
             if number < 0:
-                row = _key_of(self._last.head), load_be64(self._last.head + KEY)
+                row = _row_of(self._last.head)
                 number = numbers.setdefault(row, len(numbers))
                 if number == len(asked.rows):
                     asked.rows.append(row)
@@ -383,5 +392,5 @@ def body_bytes(list found not None):
     cdef Py_ssize_t total = 0
     for one in found:
         message = (<Popped>one).message if isinstance(one, Popped) else one
-        total += PyBytes_GET_SIZE((<StoredMessage?>message).body)
+        total += len((<StoredMessage?>message).body)
     return total

@@ -48,6 +48,11 @@ cdef enum:
 cdef object _no_properties = NO_PROPERTIES
 
 
+cdef inline int _bytes(Out *out, bytes value) except -1:
+    # TypeError for None, which a field of bytes may be.
+    return write_bytes(out, PyBytes_AS_STRING(value), len(value))
+
+
 cdef bint _plain(Out *out, object value) except -1:
     # Writes a field of a message; False if it has another type than such fields have.
     cdef object kind = type(value)
@@ -59,7 +64,7 @@ cdef bint _plain(Out *out, object value) except -1:
     elif kind is str:
         write_text(out, value)
     elif kind is bytes:
-        write_bytes(out, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
+        _bytes(out, value)
     elif kind is int:
         number = PyLong_AsLongLongAndOverflow(value, &overflow)
         if overflow:
@@ -165,7 +170,7 @@ def pack_messages(messages, UniqueIds ids not None, int64_t now_ms, other):
             if not is_plain:
                 out.size = begin
                 packed = other(message, f"{ids.prefix}{own:012X}")
-                write_raw(&out, PyBytes_AS_STRING(packed), PyBytes_GET_SIZE(packed))
+                write_raw(&out, PyBytes_AS_STRING(packed), len(packed))
         return written(&out)
     finally:
         drop(&out)
@@ -227,7 +232,7 @@ cdef int _result_id(Out *out, PutResult result) except -1:
 
 cdef inline Py_ssize_t _size_of(StoredMessage m) except -1:
     # About.
-    return PyBytes_GET_SIZE(m.body) + PyBytes_GET_SIZE(m._raw_properties) + BESIDE
+    return len(m.body) + len(m._raw_properties) + BESIDE
 
 
 cdef int _stored(Out *out, StoredMessage m) except -1:
@@ -237,14 +242,14 @@ cdef int _stored(Out *out, StoredMessage m) except -1:
     write_number(out, m.offset)
     write_number(out, m.position)
     write_number(out, m.size)
-    write_bytes(out, PyBytes_AS_STRING(m.body), PyBytes_GET_SIZE(m.body))
-    write_bytes(out, PyBytes_AS_STRING(m._raw_properties), PyBytes_GET_SIZE(m._raw_properties))
+    _bytes(out, m.body)
+    _bytes(out, m._raw_properties)
     write_natural(out, m.flags)
     write_natural(out, m.system_flags)
     write_number(out, m.born_at)
     write_number(out, m.stored_at)
-    write_bytes(out, PyBytes_AS_STRING(m.raw_born_host), PyBytes_GET_SIZE(m.raw_born_host))
-    write_bytes(out, PyBytes_AS_STRING(m.raw_store_host), PyBytes_GET_SIZE(m.raw_store_host))
+    _bytes(out, m.raw_born_host)
+    _bytes(out, m.raw_store_host)
     write_number(out, m.reconsume_times)
     write_number(out, m.prepared_position)
     write_natural(out, m.body_crc)
@@ -272,12 +277,12 @@ def frame_of_stored(
             size += _size_of(<StoredMessage?>one)
         reserve(&out, size)
         _begin_frame(&out, kind, number)
-        write_raw(&out, PyBytes_AS_STRING(before), PyBytes_GET_SIZE(before))
+        write_raw(&out, PyBytes_AS_STRING(before), len(before))
         write_array(&out, len(given))
         for one in given:
             _stored(&out, <StoredMessage>one)
             _let_others_in(&out, &since)
-        write_raw(&out, PyBytes_AS_STRING(after), PyBytes_GET_SIZE(after))
+        write_raw(&out, PyBytes_AS_STRING(after), len(after))
         return _end_frame(&out)
     finally:
         drop(&out)
@@ -311,9 +316,9 @@ def frame_of_columns(
     cdef Out out = Out(NULL, NULL, 0, 0)
     try:
         _begin_frame(&out, kind, number)
-        write_raw(&out, PyBytes_AS_STRING(before), PyBytes_GET_SIZE(before))
+        write_raw(&out, PyBytes_AS_STRING(before), len(before))
         _packed(&out, packed)
-        write_raw(&out, PyBytes_AS_STRING(after), PyBytes_GET_SIZE(after))
+        write_raw(&out, PyBytes_AS_STRING(after), len(after))
         return _end_frame(&out)
     finally:
         drop(&out)

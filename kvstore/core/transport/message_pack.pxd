@@ -109,9 +109,11 @@ cdef inline int write_array(Out *out, Py_ssize_t count) except -1:
 
 
 cdef inline int write_raw(Out *out, const void *at, Py_ssize_t size) except -1:
-    reserve(out, size)
-    memcpy(out.bytes + out.size, at, size)
-    out.size += size
+    # Nothing may stand at NULL, which memcpy does not take.
+    if size:
+        reserve(out, size)
+        memcpy(out.bytes + out.size, at, size)
+        out.size += size
     return 0
 
 
