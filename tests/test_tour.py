@@ -1,4 +1,4 @@
-"""docs/tour.md: each file, function and method that it names is there, and in the file beside it."""
+"""docs/tour.md: each file and name in it is there, and a name in the file beside it."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def without_picture(text: str) -> list[str]:
 
 
 def missing(text: str) -> list[str]:
-    """Files and names of the text that are not there. A name beside a file is defined in it; another
-    one in any file of its part.
+    """Files and names of the text that are not there. A name beside a file is defined in it, any
+    other in a file of its part.
     """
     found = []
     for part in re.split(r"(?m)^## ", text)[1:]:

@@ -1,4 +1,5 @@
-"""The hand-over: a worker that makes archives reads segments here, and replaces them by archives.
+"""The hand-over: a tiering worker replaces segments by archives here, merges, expires and erases
+archives, and attaches others.
 
 The idea: a worker takes a sealed segment's entries and keys from here, makes archives of its
 records, and says `hand_over`: one WriteBatch in which catalog, locations, runs and keys change

@@ -1,7 +1,7 @@
 """Acks popped messages and changes their locks.
 
 The idea: a receipt names a row and a message's place in it. An ack clears the bit of that place;
-the last bit takes the row along. The core sorts a batch by rows first: each row is looked up and
+the last ack deletes the row. The core sorts a batch by rows first: each row is looked up and
 written once, and all rows of an in-flight table are one write. Mostly the table knows the row, and
 all its messages are acked: then the ack is one removal. A change of locks moves messages to rows of
 their own; those of one row that get the same value stay together.
