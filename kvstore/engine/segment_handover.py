@@ -237,13 +237,13 @@ class SegmentHandover:
                 self._topics.written(infos)
         self._on_arrival()
 
-    def attach(self) -> None:
+    def worker_begins(self) -> None:
         """Says that a worker looks after this store: from here on segments don't go by age or size
         alone.
         """
         self._upkeep.is_tiered = True
 
-    def detach(self) -> None:
+    def worker_ends(self) -> None:
         """Says that the worker has gone: the store's settings hold again."""
         self._upkeep.is_tiered = self._tiered
 
