@@ -45,7 +45,7 @@ from kvstore.errors import CallerError, StoreClosed, StoreError
 from kvstore.message import Message, PutResult
 from kvstore.pop.ack import AckResult
 from kvstore.pop.pop import Poll
-from kvstore.pop.popped import check_wait
+from kvstore.pop.popped import INVISIBLE_DEFAULT, check_wait
 from kvstore.read.sql import SqlFilter
 from kvstore.serve.lanes import LATER, Lane
 from kvstore.serve.metrics.server_counts import GATHERED, ServerCounts
@@ -139,7 +139,7 @@ class Gatherer:
         group: str,
         topic: str | Sequence[str],
         limit: int = 1,
-        invisible_for: float = 30.0,
+        invisible_for: float = INVISIBLE_DEFAULT,
         wait: float = 0.0,
         filter: str | SqlFilter | None = None,
         queue: int | None = None,
