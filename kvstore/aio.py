@@ -44,6 +44,7 @@ from kvstore.message import PutResult
 from kvstore.meta.namespaces import speak_own_names, wrap
 from kvstore.opening.recovery import Progress, RecoveryReport
 from kvstore.pop.nack import Nack
+from kvstore.pop.popped import INVISIBLE_DEFAULT
 from kvstore.process.forking import refuse_in_child
 from kvstore.read.sql import SqlFilter
 from kvstore.sharding.connecting import RECONNECT_FOR, check_reconnect
@@ -265,7 +266,7 @@ class Store(_WholeStore):
         group: str,
         topic: str | Sequence[str],
         limit: int = 1,
-        invisible_for: float = 30.0,
+        invisible_for: float = INVISIBLE_DEFAULT,
         wait: float = 0.0,
         filter: str | SqlFilter | None = None,
         queue: int | None = None,

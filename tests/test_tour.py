@@ -1,4 +1,4 @@
-"""docs/tour.md: each file, function and method that it names is there."""
+"""docs/tour.md: each file and name in it is there, and a name in the file beside it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,49 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE = re.compile(r"`((?:kvstore|tiering)/[\w/]+\.pyx?)`")
 NAMED = re.compile(r"`([\w/.]+)`")
+BESIDE = re.compile(FILE.pattern + r"((?:,?\s+(?:and\s+|or\s+)?`[A-Za-z_][\w.]*`)+)")
+"""A file, and the names beside it."""
+COMPILED = re.compile(
+    r"(?m)^(    )?(?:(?:cdef |cpdef |def |class ).*?(\w+)(?=[(:])|([A-Za-z_]\w*) = )"
+)
+"""A definition in Cython: whether it is indented, and its name, or that of a constant."""
 
 
 def defined(path: Path) -> set[str]:
-    """The functions, classes and methods of a module, methods as `Class.method`; of a compiled one
-    those that its hints name.
+    """The functions, classes, methods and constants that a module defines, methods as
+    `Class.method`.
     """
+    source = path.read_text(encoding="utf-8")
+    return _in_cython(source) if path.suffix == ".pyx" else _in_python(source)
+
+
+def _in_python(source: str) -> set[str]:
     names = set()
-    source = path.with_suffix(".pyi") if path.suffix == ".pyx" else path
-    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+    for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
         if isinstance(node, ast.ClassDef):
             names |= {
                 f"{node.name}.{child.name}"
                 for child in node.body
                 if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
             }
+    return names
+
+
+def _in_cython(source: str) -> set[str]:
+    names, owner = set(), ""
+    for line, indent, name, constant in (
+        (one[0], one[1], one[2], one[3]) for one in COMPILED.finditer(source)
+    ):
+        if indent and not constant:
+            names.add(f"{owner}.{name}")
+        else:
+            names.add(constant or name)
+        if not indent:
+            owner = name if "class " in line else ""
     return names
 
 
@@ -40,19 +66,25 @@ def without_picture(text: str) -> list[str]:
 
 
 def missing(text: str) -> list[str]:
-    """Files and names of the text that are not there; a name belongs to any file of its part."""
+    """Files and names of the text that are not there. A name beside a file is defined in it, any
+    other in a file of its part.
+    """
     found = []
     for part in re.split(r"(?m)^## ", text)[1:]:
-        known: set[str] = set()
-        for name in FILE.findall(part):
-            if (ROOT / name).is_file():
-                known |= defined(ROOT / name)
-            else:
-                found.append(name)
+        files = {name: ROOT / name for name in FILE.findall(part)}
+        found += [name for name, path in files.items() if not path.is_file()]
+        defines = {name: defined(path) for name, path in files.items() if path.is_file()}
+        known = set().union(*defines.values())
         found += [
             name
             for name in NAMED.findall(part)
             if "/" not in name and name not in known and name not in ("wait", "tail")
+        ]
+        found += [
+            f"{file} {name}"
+            for file, names in BESIDE.findall(part)
+            for name in NAMED.findall(names)
+            if name in known and name not in defines.get(file, known)
         ]
     return found
 
@@ -66,6 +98,14 @@ def test_the_tour_names_what_is_there() -> None:
 def test_a_name_that_is_not_there_is_found() -> None:
     line = "## Put\n1. `kvstore/engine/writer.py` `Writer.put_batch`, `Writer.puts`, `kvstore/x.py`"
     assert missing(line) == ["kvstore/x.py", "Writer.puts"]
+
+
+def test_a_name_beside_another_file_is_found() -> None:
+    line = (
+        "## Put\n1. `kvstore/engine/writer.py` `Writer.put_batch` and `PendingTail.has_ended`, by\n"
+        "`kvstore/core/pending_tail.pyx` `PendingTail`, `PendingTail.note`."
+    )
+    assert missing(line) == ["kvstore/engine/writer.py PendingTail.has_ended"]
 
 
 def test_each_part_of_the_tour_begins_with_a_picture() -> None:

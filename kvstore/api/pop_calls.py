@@ -17,7 +17,7 @@ from kvstore.engine.engine import Engine
 from kvstore.errors import ReceiptExpired, ReceiptIllegal
 from kvstore.pop.ack import AckResult
 from kvstore.pop.nack import LockChange, Nack, nack_change, renewal, undoing
-from kvstore.pop.popped import check_wait
+from kvstore.pop.popped import INVISIBLE_DEFAULT, check_wait
 from kvstore.pop.several import Several
 from kvstore.read.sql import SqlFilter
 from kvstore.record.validate import listed
@@ -35,7 +35,7 @@ class PopCalls(ConsumesInThreads):
         group: str,
         topic: str | Sequence[str],
         limit: int = 1,
-        invisible_for: float = 30.0,
+        invisible_for: float = INVISIBLE_DEFAULT,
         wait: float = _NO_WAIT,
         filter: str | SqlFilter | None = None,
         queue: int | None = None,

@@ -15,7 +15,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from kvstore.errors import CallerError, shown
-from kvstore.pop.popped import INVISIBLE_MAX
+from kvstore.pop.popped import INVISIBLE_DEFAULT, INVISIBLE_MAX
 from kvstore.read.sql import SqlFilter
 from kvstore.record.validate import listed
 
@@ -68,7 +68,7 @@ class Consumes(Generic[H, C]):
         *,
         concurrency: int = 4,
         prefetch: int = 0,
-        invisible_for: float = 30.0,
+        invisible_for: float = INVISIBLE_DEFAULT,
         retry_in: float | None = None,
         time_limit: float | None = None,
         filter: str | SqlFilter | None = None,

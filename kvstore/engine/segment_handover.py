@@ -1,4 +1,5 @@
-"""The hand-over: a worker that makes archives reads segments here, and replaces them by archives.
+"""The hand-over: a tiering worker replaces segments by archives here, merges, expires and erases
+archives, and attaches others.
 
 The idea: a worker takes a sealed segment's entries and keys from here, makes archives of its
 records, and says `hand_over`: one WriteBatch in which catalog, locations, runs and keys change
@@ -240,13 +241,13 @@ class SegmentHandover:
                 self._topics.written(infos)
         self._on_arrival()
 
-    def attach(self) -> None:
+    def worker_begins(self) -> None:
         """Says that a worker looks after this store: from here on segments don't go by age or size
         alone.
         """
         self._upkeep.is_tiered = True
 
-    def detach(self) -> None:
+    def worker_ends(self) -> None:
         """Says that the worker has gone: the store's settings hold again."""
         self._upkeep.is_tiered = self._tiered
 

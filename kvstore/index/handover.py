@@ -6,10 +6,10 @@ archive that has its messages now, and the runs are deleted as one range (for ke
 numbers are replaced, a location that repeats the one before it is deleted, and so is a location
 without a replacement.
 
-Invariants: a queue's last location is never an archive's: a NOWHERE row behind it keeps the next
-offset, so that a queue's end never needs an archive; the caller writes the batch with the rows of
-the catalog, before a segment's file or an object goes; a message that the index knows leaves with
-an archive, or because the caller said that it is not kept, never by oversight.
+Invariants: behind a queue's last archive stands a NOWHERE row, which keeps its next offset, so that
+a queue's end never needs an archive; the caller writes the batch with the rows of the catalog,
+before a segment's file or an object goes; a message that the index knows leaves with an archive, or
+because the caller said that it is not kept, never by oversight.
 """
 
 from __future__ import annotations

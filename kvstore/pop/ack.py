@@ -1,7 +1,7 @@
 """Acks popped messages and changes their locks.
 
-The idea: a receipt names a row and a message's place in it. An ack clears the bit of that place;
-the last bit takes the row along. The core sorts a batch by rows first: each row is looked up and
+The idea: a receipt names a row and a message's bit in it. An ack clears that bit;
+the last ack deletes the row. The core sorts a batch by rows first: each row is looked up and
 written once, and all rows of an in-flight table are one write. Mostly the table knows the row, and
 all its messages are acked: then the ack is one removal. A change of locks moves messages to rows of
 their own; those of one row that get the same value stay together.
@@ -191,11 +191,11 @@ class Acks:
         tables: dict[tuple[int, int], list[_AskedChange]] = {}
         for at, change in enumerate(changes):
             try:
-                raw, nonce, place = self._receipts.read(change.receipt)
+                raw, nonce, bit = self._receipts.read(change.receipt)
             except ReceiptIllegal as e:
                 results[at] = e
                 continue
-            asked = _AskedChange(at, LockKey._make(raw), nonce, place, change)
+            asked = _AskedChange(at, LockKey._make(raw), nonce, bit, change)
             tables.setdefault((asked.key.group, asked.key.topic), []).append(asked)
         for (number, topic), wanted in tables.items():
             group = self._context.groups.by_id(number)
@@ -220,7 +220,7 @@ class Acks:
         moves: dict[_Move, list[_AskedChange]] = {}
         room = Room(group, self._tables, self._context.clock.now_ms())
         for one in wanted:
-            key, bit = self._tables.present(table, one.key, one.nonce), 1 << one.place
+            key, bit = self._tables.present(table, one.key, one.nonce), 1 << one.bit
             asked = one._replace(key=key)
             left = rows[key] if key in rows else table.get(key)
             if left is None or left.nonce != asked.nonce or not left.locked & bit:
@@ -279,9 +279,9 @@ class Acks:
         results: list[str | ReceiptIllegal | ReceiptExpired],
     ) -> LockKey:
         """Adds the row of messages that go together, and gives their receipts."""
-        together.sort(key=lambda asked: asked.place)
-        first = together[0].place
-        bits = sum(1 << asked.place - first for asked in together)
+        together.sort(key=lambda asked: asked.bit)
+        first = together[0].bit
+        bits = sum(1 << asked.bit - first for asked in together)
         new = table.free_key(change, move.key.queue, move.key.first + first, move.due)
         lock = move.lock._replace(nonce=next(self._context.nonces), locked=bits)
         change.add(new, lock)
@@ -297,7 +297,7 @@ class _AskedChange(NamedTuple):
     at: int
     key: LockKey
     nonce: int
-    place: int
+    bit: int
     change: LockChange
 
 

@@ -4,9 +4,9 @@ The idea: a `Look` goes in, a `Claimed` comes out. Rows that are due come first,
 messages, queue by queue, until there are enough. The messages taken are collected with the change
 that will lock them. Once the change is written the receipts are made. (docs/pop.md)
 
-Invariants: nothing is changed before the change is written, and nothing but by it; a message is in
-one row at most; every message that is passed over (refused by the filter, expired, lost to damage,
-deleted by retention) is done by the same change.
+Invariants: a claim changes nothing except by its one write; a message is in one row at most; every
+message that is passed over (refused by the filter, expired, lost to damage, deleted by retention)
+is done by the same change.
 """
 
 from __future__ import annotations

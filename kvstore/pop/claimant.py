@@ -4,8 +4,7 @@ The idea: the same few arguments come again and again, so all that follows from 
 and kept for the next pop. Mostly such a pop takes as many unread messages of one queue as it asks
 for, and there is nothing else to do: then the core makes its whole change.
 
-Invariant: a claimant says nothing about messages, and holds for as long as its group and topic are
-the objects that it was made with.
+Invariant: a claimant knows no messages; it is valid until its group or topic is altered or deleted.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Pops messages, each under a lock of its own.
 
 The idea: a claim looks for messages and locks them by one change. Mostly the core makes the change
-from messages that were read ahead; a `Claim` looks where there is anything else to see to. One way
-for both would be slower (docs/decisions/0021). This module claims as often as that finds more, and
-wakes waiters. A pop that finds nothing waits for a put, for a lock that runs out, or for its time.
-A `Poll` is one pop that waits: it stands with its in-flight tables (one for each topic), looks, and
+from messages that were read ahead; a `Claim` looks in all other cases. One way for both would be
+slower (docs/decisions/0021). This module claims as often as that finds more, and wakes waiters. A
+pop that finds nothing waits for a put, for a lock that runs out, or until its own wait is over. A
+`Poll` is one pop that waits: it stands with its in-flight tables (one for each topic), looks, and
 says how long nothing will happen by itself. Its caller lets that time pass: a thread waits for a
 signal, a coroutine for a future. (docs/pop.md)
 
@@ -13,8 +13,8 @@ in-flight table's lock is held from the look to the write, and no longer than on
 is bounded however many messages a filter refuses. Nothing is read from an archive under that lock:
 a claim that needs an archive is put off until the messages are read, and looks again. A claim that
 raised changed nothing; messages that earlier claims of the same pop had locked come back when these
-locks run out. A poll is among the waiters from its first look until `end`, and one that was only
-made is not; a message that comes between a look and the sleep after it wakes the sleeper.
+locks run out. A poll is among the waiters from its first look until `end`; before its first look it
+is not. A message that comes between a look and the sleep after it wakes the sleeper.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ from kvstore.read.sql import SqlFilter
 
 UNLIMITED: Final = 1 << 62
 """`Wanted.max_bytes` if the caller gave none."""
+INVISIBLE_DEFAULT: Final = 30.0
+"""Seconds of a lock if a pop gives none."""
 INVISIBLE_MAX: Final = 10 * 366 * 24 * 3600.0
 """Seconds: ten years; no lock should outlast them."""
 _INVISIBLE_MIN: Final = 0.001

@@ -11,8 +11,8 @@ once, most of them with an open call, to be awaited or given a callback
 (`serve.replies.open_calls`). It has the result of the store's call of that name, or raises the
 error that this call would have raised.
 
-- Calls that are gathered are as good as alone: an illegal message fails its own `put` and no other;
-  a put of several messages is all or nothing.
+- A gathered call gives what it would give alone: an illegal message fails its own `put` and no
+  other; a put of several messages is all or nothing.
 - Puts are written in the order in which they came, and so are acks; a pop may overtake a put.
 - An open call may be cancelled. A pop is undone then: what it took, or takes meanwhile, is given
   back without counting as an attempt, unless it has an `attempt_id`. Any other call may be made or
@@ -45,7 +45,7 @@ from kvstore.errors import CallerError, StoreClosed, StoreError
 from kvstore.message import Message, PutResult
 from kvstore.pop.ack import AckResult
 from kvstore.pop.pop import Poll
-from kvstore.pop.popped import check_wait
+from kvstore.pop.popped import INVISIBLE_DEFAULT, check_wait
 from kvstore.read.sql import SqlFilter
 from kvstore.serve.lanes import LATER, Lane
 from kvstore.serve.metrics.server_counts import GATHERED, ServerCounts
@@ -139,7 +139,7 @@ class Gatherer:
         group: str,
         topic: str | Sequence[str],
         limit: int = 1,
-        invisible_for: float = 30.0,
+        invisible_for: float = INVISIBLE_DEFAULT,
         wait: float = 0.0,
         filter: str | SqlFilter | None = None,
         queue: int | None = None,

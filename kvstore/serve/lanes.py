@@ -1,8 +1,8 @@
 """Lanes: calls of one kind that wait for a thread, and are made together.
 
-The idea: a call joins its lane in the loop, and is open. When the turn of the loop is over,
-all calls that came in it are made in one step; while it runs, the next ones collect. So a busy
-server makes few large steps, and an idle one answers at once. A thread makes the step, but for
+The idea: a call joins its lane in the loop, and its result comes later. When the turn of the loop
+is over, all calls that came in it are made in one step; while it runs, the next ones collect. So a
+busy server makes few large steps, and an idle one answers at once. A thread makes the step, but for
 calls that have nothing to wait for: the store makes these in the loop, or says that it can't. They
 hold Python's lock all the time, so in a thread they would stop the loop as well, and cost two
 switches more. In an ordered lane one step runs at a time. In another one a step that takes longer

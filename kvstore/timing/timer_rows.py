@@ -3,8 +3,8 @@
 The idea: a message that was put since the last checkpoint waits in a tail, all others have a row of
 `timers` (`transactions` for prepared ones), whose key begins with the due time. A wait that ended
 since the checkpoint is noted in a tail, and its row goes with the next one. So a look goes through
-the tails first, and then through the rows without those that ended. `take_due` remembers how far
-the rows are delivered, so that it does not read again what was there before.
+the tails first, and then through the rows without those that ended. `take_due` remembers up to
+which row all is delivered, and reads on from there.
 
 Invariants: a message that waits is found in each look, also while a checkpoint moves it from a tail
 to its row; memory does not grow with the rows.

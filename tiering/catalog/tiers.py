@@ -7,7 +7,7 @@ blocks are read before it asks for them.
 
 Invariants:
 
-- A missing or malformed object damages only its own archive.
+- A missing or malformed object costs the messages of its own archive only.
 - A place that doesn't answer, or refuses, is `ArchiveUnavailable`, which proves nothing about the
   archive.
 - Nothing is kept of a failed read, so the next call tries again.

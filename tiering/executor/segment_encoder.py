@@ -9,8 +9,8 @@ a record.
 
 Invariants: every message of a topic that is kept, unless it is erased, is in exactly one of the
 archives, which was read back from the disk and compared with the segment, record by record; a
-segment with damage, or with offsets that do not rise, is refused whole, because records that can't
-be told apart must not be let go of; the same segment and job give the same bytes.
+segment with damage, or with offsets that do not rise, is refused whole: if two records can't be
+told apart, the segment stays; the same segment and job give the same bytes.
 """
 
 from __future__ import annotations

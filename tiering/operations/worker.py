@@ -149,7 +149,7 @@ class Worker:
             if isinstance(archived, Tiers):
                 places = {kept_as(p.name, store.path): p for p in context.places.values()}
                 archived.use(places, keys)
-            self._handover.attach()
+            self._handover.worker_begins()
         except BaseException:
             self._handover.worker_turn.release()
             raise
@@ -477,7 +477,7 @@ class Worker:
             self._context.executor.close()
             if self._has_turn:
                 self._has_turn = False
-                self._handover.detach()
+                self._handover.worker_ends()
                 self._handover.worker_turn.release()
 
     def __enter__(self) -> Self:

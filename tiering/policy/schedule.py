@@ -4,12 +4,12 @@ why.
 The idea: pure functions of segments, archives and the time. A policy looks at segments and topics,
 not at a store: a few protocols are all that it asks, and `kvstore.Store` answers them.
 
-All messages of a segment leave hot together, the oldest segment first. A segment is due when every
-class in it is, that is at the *greatest* `leaves_hot` among its topics, for its newest message. So
-age alone never takes from readers what a topic's `hot_for` promises. Freeing disks in time is the
-task of `max_bytes` and the watermarks, which move the oldest segments whatever their topics ask
-for. From then on classes are apart: each goes cold, and is deleted, by the store time of its own
-last message, however late or early it left hot.
+All messages of a segment leave hot together, the oldest segment first. A segment may leave when its
+newest message is older than the longest hot time among its topics. So age alone never takes from
+readers what a topic's `hot_for` promises. Freeing disks in time is the task of `max_bytes` and the
+watermarks, which move the oldest segments whatever their topics ask for. From then on classes are
+apart: each goes cold, and is deleted, by the store time of its own last message, however late or
+early it left hot.
 
 Invariants: nothing is deleted before its class's whole time is over; a move that is due for its age
 stays due as time passes, unless messages that wait hold it (`stuck`); segments go in the order of

@@ -1,10 +1,10 @@
 """Archives one sealed segment: from the log into archives, step by step.
 
-The idea: the executor encodes the records into files in a work folder (`build`),
-of several segments at once if it does several jobs at a time. Then one segment after the other is
-handed over (`replace`). The contents of the archives are compared with the index, and each
-archive is published. One WriteBatch makes the change, and the segment goes. After a crash at any
-step, the next run removes the archives that are not in the catalog.
+The idea: `build` encodes one segment into files in a work folder; an executor may build several at
+once. Then one segment after the other is handed over (`replace`). The contents of the archives are
+compared with the index, and each archive is published. One WriteBatch makes the change, and the
+segment goes. After a crash at any step, the next run removes the archives that are not in the
+catalog.
 
 Invariants: the segment stays until every archive was read back, with the crc32c that was put, and
 has as many messages of each queue as the index says, with the same first and last offset; a step

@@ -189,7 +189,7 @@ class AgendaRunner:
                     for name in (name_of(due.number), *self._places_of(due)):
                         self._waits.over(name)
                     seconds = self._context.clock.monotonic() - began
-                    run.archived(due, rows, seconds)
+                    run.archived(due, rows, seconds, encoded.left_out)
                     any_done = True
                 done += due.bytes
         return any_done

@@ -124,10 +124,15 @@ class Run:
         self.failed: dict[str, str] = {}
         self.messages = 0
 
-    def archived(self, segment: SegmentDue, rows: list[ArchiveRow], seconds: float) -> None:
-        """A segment became archives."""
+    def archived(
+        self, segment: SegmentDue, rows: list[ArchiveRow], seconds: float, left_out: int
+    ) -> None:
+        """A segment became archives, which lack so many of its records: those of no topic."""
         self.segments.append(segment.number)
-        self._made("archived", f"segment {segment.number}", rows, seconds, note=segment.reason)
+        note = segment.reason
+        if left_out:
+            note += f"; {left_out} records of no topic were left out"
+        self._made("archived", f"segment {segment.number}", rows, seconds, note=note)
 
     def replaced(self, found: Replaced, seconds: float, what: str = "merged") -> None:
         """One archive took the place of others, by a merge or as `what` says."""

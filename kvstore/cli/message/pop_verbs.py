@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -28,10 +28,7 @@ from kvstore.cli.terminal.opening import (
 )
 from kvstore.cli.terminal.options import Access, access_options
 from kvstore.cli.terminal.output import Output, exit_if
-from kvstore.pop.popped import INVISIBLE_MAX, WAIT_MAX
-
-_INVISIBLE: Final = 30.0
-"""Seconds of a pop's locks if none are given."""
+from kvstore.pop.popped import INVISIBLE_DEFAULT, INVISIBLE_MAX, WAIT_MAX
 
 
 def filter_options(verb: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,7 +57,7 @@ def filter_text(tags: str | None, sql: str | None) -> str | None:
 @click.argument("group", metavar="GROUP")
 @topic_argument
 @click.option("--limit", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--invisible", type=Seconds(0.001, INVISIBLE_MAX), default=_INVISIBLE,
+@click.option("--invisible", type=Seconds(0.001, INVISIBLE_MAX), default=INVISIBLE_DEFAULT,
               show_default=True, metavar="SECONDS",
               help="How long nobody else gets what is popped.")  # fmt: skip
 @click.option("--wait", type=Seconds(0, WAIT_MAX), default=0.0, show_default=True,
@@ -80,7 +77,8 @@ def pop(
     """
     wanted = wanted_filter(tags, sql)
     does = store.text(
-        "pop", group, topic, limit, invisible_for=None if invisible == _INVISIBLE else invisible,
+        "pop", group, topic, limit,
+        invisible_for=None if invisible == INVISIBLE_DEFAULT else invisible,
         wait=wait or None, filter=filter_text(tags, sql), queue=queue,
     )  # fmt: skip
     if ack:

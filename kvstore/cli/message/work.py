@@ -46,11 +46,9 @@ from kvstore.clock import SystemClock
 from kvstore.consume.async_consumer import AsyncConsumer
 from kvstore.consume.hand import Reported
 from kvstore.opening.store_folder import served_url
-from kvstore.pop.popped import INVISIBLE_MAX
+from kvstore.pop.popped import INVISIBLE_DEFAULT, INVISIBLE_MAX
 from kvstore.process.signals import on_signal
 
-_INVISIBLE: Final = 30.0
-"""Seconds of a lock if none are given."""
 _STDERR: Final = 2
 _INTERRUPTED: Final = 130
 _OWN: Final = "KVMQ_"
@@ -87,7 +85,7 @@ class CommandFailed(Reported):
                 metavar="-- COMMAND [ARGS]...")  # fmt: skip
 @click.option("--parallel", type=click.IntRange(min=1), default=1, show_default=True,
               help="Commands that run at a time.")  # fmt: skip
-@click.option("--invisible", type=Seconds(0.1, INVISIBLE_MAX), default=_INVISIBLE,
+@click.option("--invisible", type=Seconds(0.1, INVISIBLE_MAX), default=INVISIBLE_DEFAULT,
               show_default=True, metavar="SECONDS",
               help="A lock's time; it is extended at need.")  # fmt: skip
 @click.option("--retry-in", type=Seconds(0, INVISIBLE_MAX), metavar="SECONDS",
@@ -140,7 +138,7 @@ def work(
             )  # fmt: skip
             return worker, clock.monotonic() - begin
 
-    seconds = None if given["invisible"] == _INVISIBLE else given["invisible"]
+    seconds = None if given["invisible"] == INVISIBLE_DEFAULT else given["invisible"]
     does = call_text(
         "consume", group, topic, Word("run_the_command"),
         concurrency=None if parallel == 1 else parallel, invisible_for=seconds,

@@ -7,8 +7,8 @@ row, however many there are. Mostly nothing is due, and a pop's messages were re
 `take` makes its whole change. A `Change` collects rows that are written together, and says what
 they change here once they are.
 
-Invariants: all agrees with the rows of `locks` between changes; keys and rows are tuples in the
-order of `LockKey` and `Lock`.
+Invariants: between two changes the counters and sets here equal the rows of `locks`; keys and rows
+are tuples in the order of `LockKey` and `Lock`.
 """
 
 cimport cython

@@ -8,7 +8,7 @@ cdef enum:
     BITMAP_WORDS = 4
 
 
-# A bitmap of 256 places as words, the lowest first. ValueError for any that is no such bitmap.
+# A bitmap of 256 bits as words, the lowest first. ValueError for any that is no such bitmap.
 cdef int load_bits(object bits, uint64_t *words) except -1
 cpdef below(offset, first, bits)
 

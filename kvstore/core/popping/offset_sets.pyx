@@ -42,7 +42,7 @@ cdef int load_bits(object bits, uint64_t *words) except -1:
         words[1] = words[2] = words[3] = 0
         return 0
     if bits < 0 or bits > _ALL:
-        raise ValueError(f"a bitmap of {PAGE} places can't be {bits:#x}")
+        raise ValueError(f"a bitmap of {PAGE} bits can't be {bits:#x}")
     raw = bits.to_bytes(PAGE >> 3, "big")
     for i in range(WORDS):
         words[WORDS - 1 - i] = load_be64(<const uint8_t *>PyBytes_AS_STRING(raw) + 8 * i)

@@ -8,12 +8,12 @@ cdef enum:
     RECEIPT_KEY = 28
     RECEIPT_HEAD = 36
     RECEIPT_HEAD_CHARS = 72
-    # The tags of all places of a row.
+    # The tags of all bits of a row.
     RECEIPT_TAGS = 1536
 
 
 cdef struct Signed:
-    # A head, as bytes and text; the tags of its first places, as many as were asked for; and how
+    # A head, as bytes and text; the tags of its first bits, as many as were asked for; and how
     # many heads there were.
     uint8_t head[RECEIPT_HEAD]
     uint8_t text[RECEIPT_HEAD_CHARS]
@@ -30,7 +30,7 @@ cdef class Receipts:
     cdef void _sign(self, const uint8_t *head, int count, uint8_t *tags) noexcept
     cdef uint8_t *_tags_of(self, int count) noexcept
     cdef void _turn_to(self, const uint8_t *head) noexcept
-    cdef object _fault(self, object text, uint8_t *place)
+    cdef object _fault(self, object text, uint8_t *bit)
     cdef str _changed(self, str text)
 
 
@@ -41,7 +41,7 @@ cdef class Asked:
     cdef readonly dict tables
     cdef readonly Py_ssize_t count
     cdef Py_ssize_t *_numbers
-    cdef uint8_t *_places
+    cdef uint8_t *_bit_of
     cdef int _reserve(self, Py_ssize_t count) except -1
     cdef int _add(self, Py_ssize_t number, uint64_t *bits) except -1
 
@@ -50,9 +50,9 @@ cdef class Asked:
 cdef class Delivery:
     cdef Receipts _by
     cdef uint8_t _head[RECEIPT_HEAD]
-    # Behind the last place of its messages.
+    # Behind the last bit of its messages.
     cdef Py_ssize_t _count
-    cdef str _receipt(self, Py_ssize_t place)
+    cdef str _receipt(self, Py_ssize_t bit)
     cdef int _expect(self, object locked) except -1
     cdef list hand_out(self, list messages, object locked, object attempt, object due_at)
 
@@ -64,4 +64,4 @@ cdef class Popped:
     # `_receipt` is its text, or the delivery that makes it.
     cdef readonly object message, attempt, due_at
     cdef object _receipt
-    cdef uint8_t _place
+    cdef uint8_t _bit

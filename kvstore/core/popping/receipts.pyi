@@ -18,7 +18,7 @@ class Receipts:
         """Raises ValueError for a secret that is empty, or longer than 128 bytes."""
 
     def read(self, text: object) -> tuple[Key, int, int]:
-        """The key of a receipt's row, the nonce, and the place in the row. Raises
+        """The key of a receipt's row, the nonce, and the bit in the row. Raises
         ReceiptIllegal.
         """
 
@@ -32,7 +32,7 @@ class Asked:
     rows: list[tuple[Key, int]]
     """Key and nonce of each row."""
     bits: list[int]
-    """For each row the places that its receipts name, as a bitmap."""
+    """For each row the bits that its receipts name, as a bitmap."""
     tables: dict[tuple[int, int], list[int]]
     """Group and topic -> the numbers of its rows."""
     count: int
@@ -41,7 +41,7 @@ class Asked:
     """Indices of texts that are no receipts, and why."""
 
     def indices(self, refused: dict[int, int]) -> list[int]:
-        """The indices of the receipts that name certain places, given as bitmaps by the number of
+        """The indices of the receipts that name certain bits, given as bitmaps by the number of
         their row.
         """
 
@@ -53,15 +53,15 @@ class Delivery:
         self, by: Receipts, group: int, topic: int, due: int, queue: int, first: int, nonce: int
     ) -> None: ...
     def receipts(self, locked: int) -> list[str]:
-        """The receipts of a row's messages, whose places are given as a bitmap, in order. Raises
-        ValueError for more than 256 places.
+        """The receipts of a row's messages, whose bits are given as a bitmap, in order. Raises
+        ValueError for more than 256 bits.
         """
 
     def popped(
         self, messages: list[StoredMessage], locked: int, attempt: int, due_at: int
     ) -> list[Popped]:
-        """The messages of a row, in order, whose places are given as a bitmap. Raises ValueError
-        for more than 256 places, or another number of messages.
+        """The messages of a row, in order, whose bits are given as a bitmap. Raises ValueError
+        for more than 256 bits, or another number of messages.
         """
 
 class Popped:

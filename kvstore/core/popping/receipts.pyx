@@ -2,12 +2,12 @@
 """Receipts: the texts that prove deliveries, and the messages that are handed out with them.
 
 The idea: all messages of a lock row share the first part of their receipts, its head, in which are
-the row's key and the delivery's nonce; behind it come a message's place in the row, and a tag.
+the row's key and the delivery's nonce; behind it come a message's bit in the row, and a tag.
 
-    head: group 4 | topic 4 | due 8 | queue 4 | first offset 8 | nonce 8 || place 1 | tag 6
+    head: group 4 | topic 4 | due 8 | queue 4 | first offset 8 | nonce 8 || bit 1 | tag 6
 
 All tags of a row are slices of one SHAKE-128 over the store's secret and the head, so one hash
-makes or checks many receipts. A `Popped` knows its delivery and place, and its receipt is made when
+makes or checks many receipts. A `Popped` knows its delivery and bit, and its receipt is made when
 somebody looks. An ack takes many receipts apart at once, and gives rows and bitmaps.
 
 Invariants: a text that was changed anywhere, or made by another store, is `ReceiptIllegal`; the
@@ -76,8 +76,8 @@ cdef enum:
     KEY = RECEIPT_KEY
     HEAD = RECEIPT_HEAD
     TAG = 6
-    PLACES = 256
-    # Those that hold a bit for each place.
+    BITS = 256
+    # Those that hold them.
     WORDS = 4
     HEAD_CHARS = RECEIPT_HEAD_CHARS
     TAG_AT = HEAD_CHARS + 2
@@ -164,9 +164,9 @@ cdef class Receipts:
             wanted -= RATE
 
     cdef uint8_t *_tags_of(self, int count) noexcept:
-        # The tags of the first places of the last head.
+        # The tags of the first bits of the last head.
         if count > self._last.count:
-            self._last.count = min((count + OF_BLOCK - 1) // OF_BLOCK * OF_BLOCK, PLACES)
+            self._last.count = min((count + OF_BLOCK - 1) // OF_BLOCK * OF_BLOCK, BITS)
             self._sign(self._last.head, self._last.count, self._last.tags)
         return self._last.tags
 
@@ -177,8 +177,8 @@ cdef class Receipts:
             memcpy(self._last.head, head, HEAD)
             _write_hex(head, HEAD, self._last.text)
 
-    cdef object _fault(self, object text, uint8_t *place):
-        # Checks a receipt: None, with its head as the last one, and its place; or why it is none.
+    cdef object _fault(self, object text, uint8_t *bit):
+        # Checks a receipt: None, with its head as the last one, and its bit; or why it is none.
         cdef const uint8_t *at
         cdef uint8_t head[HEAD]
         cdef uint8_t tag[TAG]
@@ -195,8 +195,8 @@ cdef class Receipts:
                 if not _read_hex(at, HEAD, head):
                     return self._changed(text)
                 self._turn_to(head)
-            if _read_hex(at + HEAD_CHARS, 1, place) and _read_hex(at + TAG_AT, TAG, tag):
-                if memcmp(tag, self._tags_of(place[0] + 1) + place[0] * TAG, TAG) == 0:
+            if _read_hex(at + HEAD_CHARS, 1, bit) and _read_hex(at + TAG_AT, TAG, tag):
+                if memcmp(tag, self._tags_of(bit[0] + 1) + bit[0] * TAG, TAG) == 0:
                     return None
         return self._changed(text)
 
@@ -207,17 +207,17 @@ cdef class Receipts:
         )
 
     def read(self, text):
-        cdef uint8_t place = 0
-        fault = self._fault(text, &place)
+        cdef uint8_t bit = 0
+        fault = self._fault(text, &bit)
         if fault is not None:
             raise ReceiptIllegal(fault)
         key, nonce = _row_of(self._last.head)
-        return key, nonce, place
+        return key, nonce, bit
 
     def sort(self, list receipts not None):
         cdef Asked asked = Asked.__new__(Asked)
         cdef dict numbers = {}
-        cdef uint8_t place = 0
+        cdef uint8_t bit = 0
         cdef uint64_t bits[WORDS]
         cdef Py_ssize_t i, number = -1, heads = -1
         # Nobody changes it meanwhile.
@@ -225,7 +225,7 @@ cdef class Receipts:
         asked._reserve(len(texts))
         memset(bits, 0, sizeof(bits))
         for i in range(len(texts)):
-            fault = self._fault(texts[i], &place)
+            fault = self._fault(texts[i], &bit)
             if self._last.heads != heads:
                 asked._add(number, bits)
                 number, heads = -1, self._last.heads
@@ -241,8 +241,8 @@ cdef class Receipts:
                     pair = row[0][0], row[0][1]
                     asked.tables.setdefault(pair, []).append(number)
             asked._numbers[i] = number
-            asked._places[i] = place
-            bits[place >> 6] |= <uint64_t>1 << (place & 63)
+            asked._bit_of[i] = bit
+            bits[bit >> 6] |= <uint64_t>1 << (bit & 63)
         asked._add(number, bits)
         return asked
 
@@ -250,12 +250,12 @@ cdef class Receipts:
 cdef class Asked:
     def __dealloc__(self):
         free(self._numbers)
-        free(self._places)
+        free(self._bit_of)
 
     cdef int _reserve(self, Py_ssize_t count) except -1:
         self.rows, self.bits, self.errors, self.tables = [], [], [], {}
         self._numbers = <Py_ssize_t *>grown(NULL, max(count, 1), sizeof(Py_ssize_t))
-        self._places = <uint8_t *>grown(NULL, max(count, 1), 1)
+        self._bit_of = <uint8_t *>grown(NULL, max(count, 1), 1)
         memset(self._numbers, 0xFF, count * sizeof(Py_ssize_t))
         self.count = count
         return 0
@@ -277,7 +277,7 @@ cdef class Asked:
         return [
             i for i in range(self.count)
             if self._numbers[i] >= 0
-            and refused.get(self._numbers[i], 0) >> self._places[i] & 1
+            and refused.get(self._numbers[i], 0) >> self._bit_of[i] & 1
         ]
 
 
@@ -297,27 +297,27 @@ cdef class Delivery:
         store_be64(self._head + KEY, nonce)
         self._count = 0
 
-    cdef str _receipt(self, Py_ssize_t place):
+    cdef str _receipt(self, Py_ssize_t bit):
         cdef str text = PyUnicode_New(CHARS, 127)
         cdef uint8_t *out = <uint8_t *>PyUnicode_DATA(text)
-        cdef uint8_t raw = <uint8_t>place
+        cdef uint8_t raw = <uint8_t>bit
         self._by._turn_to(self._head)
         memcpy(out, self._by._last.text, HEAD_CHARS)
         _write_hex(&raw, 1, out + HEAD_CHARS)
-        _write_hex(self._by._tags_of(<int>self._count) + place * TAG, TAG, out + TAG_AT)
+        _write_hex(self._by._tags_of(<int>self._count) + bit * TAG, TAG, out + TAG_AT)
         return text
 
     cdef int _expect(self, object locked) except -1:
         cdef Py_ssize_t count = locked.bit_length()
-        if count > PLACES or locked < 0:
-            raise ValueError(f"a row has {PLACES} places, not {count}")
+        if count > BITS or locked < 0:
+            raise ValueError(f"a row has {BITS} bits, not {count}")
         self._count = max(self._count, count)
         return 0
 
     def receipts(self, locked):
-        cdef Py_ssize_t place
+        cdef Py_ssize_t bit
         self._expect(locked)
-        return [self._receipt(place) for place in range(self._count) if locked >> place & 1]
+        return [self._receipt(bit) for bit in range(self._count) if locked >> bit & 1]
 
     def popped(self, list messages not None, locked, attempt, due_at):
         return self.hand_out(messages, locked, attempt, due_at)
@@ -325,7 +325,7 @@ cdef class Delivery:
     cdef list hand_out(self, list messages, object locked, object attempt, object due_at):
         cdef Popped one
         cdef list out = []
-        cdef Py_ssize_t place = 0
+        cdef Py_ssize_t bit = 0
         cdef bint has_gaps = locked & (locked + 1)
         self._expect(locked)
         # Nobody changes it meanwhile.
@@ -333,13 +333,13 @@ cdef class Delivery:
         if locked.bit_count() != len(given):
             raise ValueError(f"{len(given)} messages are not those of {locked.bit_count()} bits")
         for message in given:
-            while has_gaps and not locked >> place & 1:
-                place += 1
+            while has_gaps and not locked >> bit & 1:
+                bit += 1
             one = Popped.__new__(Popped)
-            one.message, one._receipt, one._place = message, self, <uint8_t>place
+            one.message, one._receipt, one._bit = message, self, <uint8_t>bit
             one.attempt, one.due_at = attempt, due_at
             out.append(one)
-            place += 1
+            bit += 1
         return out
 
 
@@ -369,7 +369,7 @@ cdef class Popped:
     @property
     def receipt(self):
         if type(self._receipt) is Delivery:
-            self._receipt = (<Delivery>self._receipt)._receipt(self._place)
+            self._receipt = (<Delivery>self._receipt)._receipt(self._bit)
         return self._receipt
 
     def __eq__(self, other):

@@ -21,8 +21,9 @@ from kvstore.core.messages cimport StoredMessage
 from kvstore.core.popping.receipts cimport Popped
 from kvstore.core.put_values cimport Message, PutResult
 from kvstore.core.transport.message_pack cimport (
-    Out, drop, reserve, write_array, write_byte, write_bytes, write_float, write_head,
-    write_natural, write_number, write_raw, write_text, written,
+    MESSAGE_FIELDS, POPPED_FIELDS, RESULT_FIELDS, STORED_FIELDS, Out, drop, reserve, write_array,
+    write_byte, write_bytes, write_float, write_head, write_natural, write_number, write_raw,
+    write_text, written,
 )
 from kvstore.core.unique_ids cimport ID_DIGITS, UniqueIds, write_id_number
 
@@ -36,10 +37,6 @@ cdef extern from "Python.h":
 
 cdef enum:
     LENGTH = 4
-    MESSAGE_FIELDS = 15
-    RESULT_FIELDS = 8
-    POPPED_FIELDS = 4
-    STORED_FIELDS = 17
     # Bytes that a value takes beside its body and properties, about.
     BESIDE = 300
     # Bytes of a frame between two moments at which other threads may go on: a millisecond.

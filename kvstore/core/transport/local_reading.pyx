@@ -17,17 +17,14 @@ from kvstore.core.messages cimport StoredMessage
 from kvstore.core.popping.receipts cimport Popped
 from kvstore.core.put_values cimport Message, PutResult
 from kvstore.core.transport.message_pack cimport (
-    In, expect_array, expect_end, next_bytes, read_big_endian, read_bool, read_bytes, read_count,
-    read_number, read_shared_text, read_text, refuse_bytes,
+    MESSAGE_FIELDS, POPPED_FIELDS, RESULT_FIELDS, STORED_FIELDS, In, expect_array, expect_end,
+    next_bytes, read_big_endian, read_bool, read_bytes, read_count, read_number, read_shared_text,
+    read_text, refuse_bytes,
 )
 
 from kvstore.core.put_values import PutStatus
 
 cdef enum:
-    MESSAGE_FIELDS = 15
-    RESULT_FIELDS = 8
-    POPPED_FIELDS = 4
-    STORED_FIELDS = 17
     # Arrays and maps in one another, in a field.
     DEPTH_MAX = 4
 

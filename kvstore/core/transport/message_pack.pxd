@@ -28,6 +28,11 @@ cdef enum:
     ROOM_MIN = 512
     # Bytes of a value's head, at most.
     HEAD_MAX = 9
+    # How many fields each value of the local protocol has.
+    MESSAGE_FIELDS = 15
+    RESULT_FIELDS = 8
+    POPPED_FIELDS = 4
+    STORED_FIELDS = 17
 
 
 # --- writing ---

@@ -11,8 +11,8 @@ of the list.
 Invariants: there is one table for a group and topic at a time, and none is let go that has a row or
 a user; a row that names messages the log lost is cut before anybody sees it. A list of messages has
 consecutive offsets; nothing that left the log or its place since it was read is handed out, because
-it may be erased; a pop that takes from it has seen that it begins where its queue goes on, so
-nothing has to be undone when the queue's next offset is set otherwise.
+it may be erased. Each pop checks that the list begins at the queue's next offset. So a reset may
+set that offset and need not clear the list.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Explain: the message of a refused batch that is at fault, and its fault.
+"""Explain: which message of a refused batch is wrong, and why.
 
 The idea: the compiled encoder says that something is wrong but not with which message. Only then is
 each message looked at by itself, field by field, and the first fault becomes an error that names

@@ -18,10 +18,23 @@ from kvstore.serve.access.exposure import check_exposure, is_loopback
 from kvstore.serve.access.limits import ClientLimits
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.service_table import Services
+from kvstore.serve.http2.h2_limits import H2Limits
 from kvstore.serve.http2.h2_server import H2Server
 from kvstore.sharding.membership import Membership
 
 _BACKLOG: Final = 1024
+_BESIDE_BODY: Final = 1 << 20
+"""Bytes that a request may have beside the body of one message: more than its properties take."""
+
+
+def _limits_for(max_body: int) -> H2Limits:
+    """The usual limits, raised where a request with one message needs more."""
+    usual, largest = H2Limits(), max_body + _BESIDE_BODY
+    return H2Limits(
+        message_bytes=max(usual.message_bytes, largest),
+        held_bytes=max(usual.held_bytes, largest),
+        all_held_bytes=max(usual.all_held_bytes, largest),
+    )
 
 
 class RocketmqDoor:
@@ -94,7 +107,10 @@ class RocketmqDoor:
         )
         # Plaintext beside TLS is for clients on this machine.
         self._server = H2Server(
-            self._services.methods(), tls=self._tls, is_plain=is_loopback(self._host)
+            self._services.methods(),
+            _limits_for(self._store.config.max_body),
+            self._tls,
+            is_plain=is_loopback(self._host),
         )
         self._server.listen(listening)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import kvstore
-from kvstore import Store
+from kvstore import Store, StoreConfig
 from kvstore.serve.grpc.clients import ClientKey, Clients
 from kvstore.serve.grpc.held_file import NAME, HeldFile, HeldLocks
 from kvstore.serve.grpc.protocol.answers import Refusal
@@ -57,6 +57,23 @@ def test_credentials_with_many_clients_keep_no_others_out(
     for name in ("greedy", "shop"):
         with pytest.raises(Refusal, match="4 clients already"):
             clients.seen(ClientKey(name, "one more"))
+
+
+def test_a_body_above_the_usual_limit_of_requests_is_put_if_the_store_takes_it(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    body, config = bytes(12 << 20), StoreConfig(max_body=12 << 20, clock=clock)
+    with (
+        kvstore.open(tmp_path / "large", config) as store,
+        OpenDoor(store) as door,
+        RocketmqClient(door.endpoint, tmp_path) as client,
+    ):
+        store.create_topic("t", queues=1)
+        request = request_of("SendMessage")
+        request.messages[0].body = body
+
+        assert code_of(client, "SendMessage", request) == "OK"
+        assert store.get("t", queue=0, offset=0).body == body
 
 
 def test_the_topics_whose_producers_are_asked_are_bounded(

@@ -503,10 +503,10 @@ def test_with_a_worker_attached_segments_do_not_expire_and_without_it_they_do_ag
         pass
     with kvstore.open(tmp_path / "a", settings) as store:
         clock.advance(1000)
-        store.handover.attach()
+        store.handover.worker_begins()
         assert store.apply_retention() == 0
         hand_over(store, [0])
-        store.handover.detach()
+        store.handover.worker_ends()
         assert store.apply_retention() == 2
         assert store.bounds("orders", 0).min_offset == 0
         low, high = store.bounds("orders", 0)

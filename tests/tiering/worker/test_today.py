@@ -116,6 +116,19 @@ def test_an_archive_of_deleted_topics_goes_by_the_class_it_was_made_as(
         assert len(worker.run_once().expired) == count
 
 
+def test_the_history_says_how_many_records_of_no_topic_were_left_out(
+    store: Store, clock: VirtualClock
+) -> None:
+    gone = sum(len(messages) for (topic, _), messages in held(store).items() if topic == "events")
+    store.seal()
+    store.delete_topic("events")
+    clock.advance(2 * DAY)
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+        notes = [done.note.partition("; ")[2] for done in worker.history.last()]
+    assert sum(int(note.split()[0]) for note in notes if "of no topic" in note) == gone > 0
+
+
 def test_an_archive_that_could_not_be_looked_into_expires_only_if_its_topics_say_so(
     store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
