@@ -409,15 +409,7 @@ class Namespace(ConsumesInThreads):
         """See `Store.transaction`."""
         with _speaking(self.name):
             self._store.transaction(group=wrap(self.name, group))  # it says if there can be one
-        return Transaction(
-            lambda messages, set_id: self.prepare_batch(messages, group=group, set_id=set_id),
-            self.commit_batch,
-            self._rolled_back,
-        )
-
-    def _rolled_back(self, prepared: Sequence[PutResult]) -> list[PutResult]:
-        self.rollback_batch(prepared)
-        return []
+        return Transaction(self, group)
 
     def on_check(self, group: str, checker: Ask) -> Checker:
         """See `Store.on_check`."""
