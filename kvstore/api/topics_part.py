@@ -32,7 +32,7 @@ R = TypeVar("R")
 def _in_namespace(
     call: Callable[Concatenate[TopicsPart, P], R],
 ) -> Callable[Concatenate[TopicsPart, str, P], R]:
-    """The call of the part that a namespace is of it."""
+    """As `call`, of the topics of a namespace alone, which is named first."""
 
     def narrowed(part: TopicsPart, namespace: str, *args: P.args, **more: P.kwargs) -> R:
         check_namespace(namespace)
@@ -138,7 +138,7 @@ class TopicsPart:
         """See `Store.rollback_batch`."""
         self._store._end(prepared, "rollback", self._owns)
 
-    # --- in a namespace of it ---
+    # --- in a namespace ---
 
     timers_in = _in_namespace(timers)
     transactions_in = _in_namespace(transactions)
