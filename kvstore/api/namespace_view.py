@@ -170,6 +170,10 @@ def _own_prepared(namespace: str, prepared: PreparedMessage) -> PreparedMessage:
     )
 
 
+def _own_page(namespace: str, page: DelayedPage | PreparedPage) -> DelayedPage | PreparedPage:
+    return msgspec.structs.replace(page, messages=own_form(namespace, page.messages))
+
+
 def _own_topic(namespace: str, info: TopicInfo) -> TopicInfo:
     return msgspec.structs.replace(info, name=_bare(namespace, info.name))
 
@@ -221,6 +225,10 @@ _OWN: Final[Mapping[type, Callable[[str, Any], Any]]] = {
     Popped: _own_popped,
     PullResult: _own_pulled,
     PutResult: _own_put,
+    DelayedMessage: _own_delayed,
+    DelayedPage: _own_page,
+    PreparedMessage: _own_prepared,
+    PreparedPage: _own_page,
     TopicInfo: _own_topic,
     GroupInfo: _own_group,
     ScheduleInfo: _own_schedule,
@@ -258,18 +266,36 @@ def _passed_on(
     call: Callable[Concatenate[Any, P], R], **names: Into
 ) -> Callable[Concatenate[Namespace, P], R]:
     """A call of the store as one of a namespace. `names` has the arguments that are names."""
-    order = list(inspect.signature(call).parameters)
+    return _call_of(call, names, inspect.signature(call), is_narrowed=False)
+
+
+def _narrowed(
+    call: Callable[Concatenate[Any, str, P], R], **names: Into
+) -> Callable[Concatenate[Namespace, P], R]:
+    """As `_passed_on`, of a call whose first argument is the namespace."""
+    signature = inspect.signature(call)
+    own, _, *others = signature.parameters.values()
+    return _call_of(call, names, signature.replace(parameters=[own, *others]), is_narrowed=True)
+
+
+def _call_of(
+    call: Callable[..., R], names: Mapping[str, Into], signature: inspect.Signature,
+    *, is_narrowed: bool,
+) -> Callable[..., R]:  # fmt: skip
+    order = list(signature.parameters)
     taken = [(order.index(name) - 1, name, into) for name, into in names.items()]
     called = call.__name__
 
-    def passed(view: Namespace, /, *args: P.args, **more: P.kwargs) -> R:
-        given, namespace = list[Any](args), view.name
+    def passed(view: Namespace, /, *args: Any, **more: Any) -> R:
+        given, namespace = list(args), view.name
         try:
             for at, name, into in taken:
                 if at < len(given):
                     given[at] = into(namespace, given[at])
                 elif name in more:
                     more[name] = into(namespace, more[name])
+            if is_narrowed:
+                given.insert(0, namespace)
             result = getattr(view._store, called)(*given, **more)
         except StoreError as e:
             speak_own_names(namespace, e)
@@ -278,6 +304,7 @@ def _passed_on(
         return own
 
     update_wrapper(passed, call)
+    passed.__signature__ = signature  # type: ignore[attr-defined]  # `inspect` reads it
     return passed
 
 
@@ -345,6 +372,9 @@ class Namespace(ConsumesInThreads):
     resume_schedule = _passed_on(Calls.resume_schedule, name=wrap)
     delete_schedule = _passed_on(Calls.delete_schedule, name=wrap)
 
+    prepare = _passed_on(Calls.prepare, topic=wrap, group=wrap)
+    prepare_batch = _passed_on(Calls.prepare_batch, messages=_messages, group=wrap)
+
     def put_columns(self, topic: str, columns: object) -> ColumnsPut:
         """See `Store.put_columns`."""
         with _speaking(self.name):
@@ -352,7 +382,20 @@ class Namespace(ConsumesInThreads):
             found.see_as(topic)
             return found
 
-    # --- calls without a name ---
+    # --- calls that look in the namespace alone ---
+
+    find = _narrowed(Calls.find_in)
+    cancel = _narrowed(Calls.cancel_in)
+    change_delay = _narrowed(Calls.change_delay_in)
+    commit_batch = _narrowed(Calls.commit_in)
+    rollback_batch = _narrowed(Calls.rollback_in)
+    transactions = _narrowed(Calls.transactions_in, group=_unless_none)
+    prepared = _narrowed(Calls.prepared_in)
+    timer = _narrowed(Calls.timer_in)
+    timers = _narrowed(Calls.timers_in, topic=_unless_none)
+    schedules = _narrowed(Calls.schedules_in, topic=_unless_none)
+
+    # --- calls that are more ---
 
     def read_at(self, position: int) -> StoredMessage:
         """See `Store.read_at`; a message of, or to, a topic of another namespace is
@@ -364,60 +407,19 @@ class Namespace(ConsumesInThreads):
                 raise MessageNotFound(f"no record of namespace {self.name!r} begins at {position}")
             return _own_message(self.name, message)
 
-    def find(self, message_id: str) -> StoredMessage:
-        """See `Store.find`; also a message to a topic of the namespace that waits."""
-        with _speaking(self.name):
-            return _own_message(self.name, self._store.find_in(self.name, message_id))
-
-    def cancel(self, message_id: str) -> bool:
-        """See `Store.cancel`."""
-        with _speaking(self.name):
-            return self._store.cancel_in(self.name, message_id)
-
-    def change_delay(
-        self, message_id: str, *, deliver_at: int | None = None, delay: float | None = None
-    ) -> int:
-        """See `Store.change_delay`."""
-        with _speaking(self.name):
-            return self._store.change_delay_in(
-                self.name, message_id, deliver_at=deliver_at, delay=delay
-            )
-
-    prepare = _passed_on(Calls.prepare, topic=wrap, group=wrap)
-    prepare_batch = _passed_on(Calls.prepare_batch, messages=_messages, group=wrap)
-
     def commit(self, prepared: Handle) -> PutResult:
         """See `Store.commit`."""
         return result_of(prepared, self.commit_batch([prepared]))
-
-    def commit_batch(self, prepared: Sequence[Handle]) -> list[PutResult]:
-        """See `Store.commit_batch`."""
-        with _speaking(self.name):
-            found = self._store.commit_in(self.name, prepared)
-            return [_own_put(self.name, result) for result in found]
 
     def rollback(self, prepared: Handle) -> None:
         """See `Store.rollback`."""
         self.rollback_batch([prepared])
 
-    def rollback_batch(self, prepared: Sequence[Handle]) -> None:
-        """See `Store.rollback_batch`."""
-        with _speaking(self.name):
-            self._store.rollback_in(self.name, prepared)
-
     def transaction(self, *, group: str) -> Transaction:
         """See `Store.transaction`."""
         with _speaking(self.name):
             self._store.transaction(group=wrap(self.name, group))  # it says if there can be one
-        return Transaction(
-            lambda messages, set_id: self.prepare_batch(messages, group=group, set_id=set_id),
-            self.commit_batch,
-            self._rolled_back,
-        )
-
-    def _rolled_back(self, prepared: Sequence[PutResult]) -> list[PutResult]:
-        self.rollback_batch(prepared)
-        return []
+        return Transaction(self, group)
 
     def on_check(self, group: str, checker: Ask) -> Checker:
         """See `Store.on_check`."""
@@ -429,46 +431,6 @@ class Namespace(ConsumesInThreads):
         is_ours = callable(checker) and not inspect.iscoroutinefunction(checker)
         with _speaking(self.name):
             return self._store.on_check(wrap(self.name, group), ask if is_ours else checker)
-
-    def transactions(
-        self,
-        group: str | None = None,
-        *,
-        limit: int = 64,
-        after: tuple[int, int] | None = None,
-    ) -> PreparedPage:
-        """See `Store.transactions`."""
-        with _speaking(self.name):
-            whole = _unless_none(self.name, group)
-            page = self._store.transactions_in(self.name, whole, limit=limit, after=after)
-            own = [_own_prepared(self.name, one) for one in page.messages]
-            return msgspec.structs.replace(page, messages=own)
-
-    def prepared(self, message_id: str) -> PreparedMessage:
-        """See `Store.prepared`."""
-        with _speaking(self.name):
-            return _own_prepared(self.name, self._store.prepared_in(self.name, message_id))
-
-    def timer(self, message_id: str) -> DelayedMessage:
-        """See `Store.timer`."""
-        with _speaking(self.name):
-            return _own_delayed(self.name, self._store.timer_in(self.name, message_id))
-
-    def timers(
-        self, topic: str | None = None, *, limit: int = 64, after: tuple[int, int] | None = None
-    ) -> DelayedPage:
-        """See `Store.timers`."""
-        with _speaking(self.name):
-            whole = _unless_none(self.name, topic)
-            page = self._store.timers_in(self.name, whole, limit=limit, after=after)
-            own = [_own_delayed(self.name, one) for one in page.messages]
-            return msgspec.structs.replace(page, messages=own)
-
-    def schedules(self, topic: str | None = None) -> list[ScheduleInfo]:
-        """See `Store.schedules`."""
-        with _speaking(self.name):
-            found = self._store.schedules_in(self.name, _unless_none(self.name, topic))
-            return [_own_schedule(self.name, info) for info in found]
 
     def topics(self) -> list[TopicInfo]:
         """The namespace's topics, by name."""

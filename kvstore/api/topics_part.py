@@ -10,7 +10,8 @@ twice is never that of another topic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Concatenate, ParamSpec, TypeVar
 
 from kvstore.api.store import Store
 from kvstore.message import PutResult, StoredMessage
@@ -24,6 +25,22 @@ from kvstore.timing.prepared_message import PreparedMessage, PreparedPage
 from kvstore.timing.schedule_rows import ScheduleInfo
 
 Place = tuple[int, int] | None
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _in_namespace(
+    call: Callable[Concatenate[TopicsPart, P], R],
+) -> Callable[Concatenate[TopicsPart, str, P], R]:
+    """As `call`, of the topics of a namespace alone, which is named first."""
+
+    def narrowed(part: TopicsPart, namespace: str, *args: P.args, **more: P.kwargs) -> R:
+        check_namespace(namespace)
+        is_in, owns = belongs_to(namespace), part._owns
+        within = TopicsPart(part._store, lambda name: is_in(name) and owns(name))
+        return call(within, *args, **more)
+
+    return narrowed  # type: ignore[return-value]  # the namespace may be given by its name, too
 
 
 class TopicsPart:
@@ -33,11 +50,6 @@ class TopicsPart:
         self._store = store
         self._engine = store._engine
         self._owns = owns
-
-    def _within(self, namespace: str) -> Owns:
-        check_namespace(namespace)
-        is_in, owns = belongs_to(namespace), self._owns
-        return lambda name: is_in(name) and owns(name)
 
     # --- lists ---
 
@@ -72,29 +84,12 @@ class TopicsPart:
         """See `Store.timers`."""
         return self._store._page(topic, limit, after, self._owns)
 
-    def timers_in(
-        self, namespace: str, topic: str | None = None, *, limit: int = 64, after: Place = None
-    ) -> DelayedPage:
-        """See `Store.timers_in`."""
-        return self._store._page(topic, limit, after, self._within(namespace))
-
     def transactions(
         self, group: str | None = None, *, limit: int = 64, after: Place = None
     ) -> PreparedPage:
         """See `Store.transactions`."""
-        return self._prepared_page(group, limit, after, self._owns)
-
-    def transactions_in(
-        self, namespace: str, group: str | None = None, *, limit: int = 64, after: Place = None
-    ) -> PreparedPage:
-        """See `Store.transactions_in`."""
-        return self._prepared_page(group, limit, after, self._within(namespace))
-
-    def _prepared_page(
-        self, group: str | None, limit: int, after: Place, owns: Owns
-    ) -> PreparedPage:
         self._engine.reader.check_open()
-        return self._engine.prepared_list.page(group, limit, after, owns)
+        return self._engine.prepared_list.page(group, limit, after, self._owns)
 
     # --- messages by their ids ---
 
@@ -111,17 +106,9 @@ class TopicsPart:
         """See `Store.timer`."""
         return self._engine.waiting_list.find(message_id, self._owns)
 
-    def timer_in(self, namespace: str, message_id: str) -> DelayedMessage:
-        """See `Store.timer_in`."""
-        return self._engine.waiting_list.find(message_id, self._within(namespace))
-
     def cancel(self, message_id: str) -> bool:
         """See `Store.cancel`."""
         return self._store._cancel(message_id, self._owns)
-
-    def cancel_in(self, namespace: str, message_id: str) -> bool:
-        """See `Store.cancel_in`."""
-        return self._store._cancel(message_id, self._within(namespace))
 
     def change_delay(
         self, message_id: str, *, deliver_at: int | None = None, delay: float | None = None
@@ -129,24 +116,9 @@ class TopicsPart:
         """See `Store.change_delay`."""
         return self._store._change(message_id, deliver_at, delay, self._owns)
 
-    def change_delay_in(
-        self,
-        namespace: str,
-        message_id: str,
-        *,
-        deliver_at: int | None = None,
-        delay: float | None = None,
-    ) -> int:
-        """See `Store.change_delay_in`."""
-        return self._store._change(message_id, deliver_at, delay, self._within(namespace))
-
     def prepared(self, message_id: str) -> PreparedMessage:
         """See `Store.prepared`."""
         return self._store._prepared(message_id, self._owns)
-
-    def prepared_in(self, namespace: str, message_id: str) -> PreparedMessage:
-        """See `Store.prepared_in`."""
-        return self._store._prepared(message_id, self._within(namespace))
 
     # --- the ends of transactions ---
 
@@ -158,10 +130,6 @@ class TopicsPart:
         """See `Store.commit_batch`."""
         return self._store._end(prepared, "commit", self._owns)
 
-    def commit_in(self, namespace: str, prepared: Sequence[Handle]) -> list[PutResult]:
-        """See `Store.commit_in`."""
-        return self._store._end(prepared, "commit", self._within(namespace))
-
     def rollback(self, prepared: Handle) -> None:
         """See `Store.rollback`."""
         self.rollback_batch([prepared])
@@ -170,6 +138,13 @@ class TopicsPart:
         """See `Store.rollback_batch`."""
         self._store._end(prepared, "rollback", self._owns)
 
-    def rollback_in(self, namespace: str, prepared: Sequence[Handle]) -> None:
-        """See `Store.rollback_in`."""
-        self._store._end(prepared, "rollback", self._within(namespace))
+    # --- in a namespace ---
+
+    timers_in = _in_namespace(timers)
+    transactions_in = _in_namespace(transactions)
+    timer_in = _in_namespace(timer)
+    cancel_in = _in_namespace(cancel)
+    change_delay_in = _in_namespace(change_delay)
+    prepared_in = _in_namespace(prepared)
+    commit_in = _in_namespace(commit_batch)
+    rollback_in = _in_namespace(rollback_batch)

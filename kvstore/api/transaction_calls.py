@@ -129,15 +129,7 @@ class TransactionCalls:
         """
         self._engine.log.check_writable()
         check_group(group)
-        return Transaction(
-            lambda messages, set_id: self.prepare_batch(messages, group=group, set_id=set_id),
-            self.commit_batch,
-            self._rolled_back,
-        )
-
-    def _rolled_back(self, prepared: Sequence[PutResult]) -> list[PutResult]:
-        self.rollback_batch(prepared)
-        return []
+        return Transaction(self, group)
 
     def on_check(self, group: str, checker: Ask) -> Checker:
         """Lets `checker` answer for the transactions of a producer group that nobody ended in time:

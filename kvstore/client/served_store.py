@@ -87,15 +87,7 @@ class ServedCalls(ConsumesInThreads):
     def transaction(self, *, group: str) -> Transaction:
         """See `kvstore.Store.transaction`."""
         check_group(group)
-        return Transaction(
-            lambda messages, set_id: self.prepare_batch(messages, group=group, set_id=set_id),
-            self.commit_batch,
-            self._rolled_back,
-        )
-
-    def _rolled_back(self, prepared: Sequence[PutResult]) -> list[PutResult]:
-        self.rollback_batch(prepared)
-        return []
+        return Transaction(self, group)
 
     put_batch = _sent(Store.put_batch)
     put_columns = _sent(Store.put_columns)

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, Self
 
-from kvstore.clock import Clock, SystemClock
+from kvstore.clock import SystemClock
 from kvstore.consume.consumer import STOP_WITHIN
 from kvstore.consume.consuming import ConsumerStats, Consumes, Consuming, check_within
 from kvstore.consume.hand import Hand, Held, Outcome
@@ -50,15 +50,13 @@ class AsyncConsumer:
     ...         await consumer.wait()
     """
 
-    def __init__(
-        self, store: object, plan: Consuming, handler: AsyncHandler, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, store: object, plan: Consuming, handler: AsyncHandler) -> None:
         self.plan = plan
         self.error: BaseException | None = None
         """The error that ended it."""
         self._store = store
         self._handler = handler
-        self._hand = Hand(plan, SystemClock() if clock is None else clock)
+        self._hand = Hand(plan, SystemClock())
         self._slots = asyncio.Semaphore(plan.concurrency)
         self._room = asyncio.Event()
         self._changed = asyncio.Event()

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Final, Self
 
-from kvstore.clock import Clock, SystemClock
+from kvstore.clock import SystemClock
 from kvstore.consume.consuming import (
     ConsumerStats,
     Consumes,
@@ -54,16 +54,14 @@ class Consumer:
     ...     consumer.wait()
     """
 
-    def __init__(
-        self, store: object, plan: Consuming, handler: Handler, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, store: object, plan: Consuming, handler: Handler) -> None:
         run(store, checking(plan))
         self.plan = plan
         self.error: BaseException | None = None
         """The error that ended it."""
         self._store = store
         self._handler = handler
-        self._clock = SystemClock() if clock is None else clock
+        self._clock = SystemClock()
         self._hand = Hand(plan, self._clock)
         self._jobs: SimpleQueue[Held | None] = SimpleQueue()
         self._ended = Signal()

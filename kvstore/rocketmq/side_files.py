@@ -76,18 +76,18 @@ class Unused(msgspec.Struct, frozen=True, gc=False):
     reason: Literal["unwritten", "skipped", "invalid", "partial"]
 
 
-def first_offset(path: Path, unit_size: int = QUEUE_UNIT_SIZE) -> int:
+def first_offset(path: Path) -> int:
     """The queue offset of a file's first unit, by its name.
 
     Raises FormatError if the name is not 20 digits or not a multiple of the unit's size.
     """
     start = named_position(path.name)
-    if start is None or start % unit_size:
+    if start is None or start % QUEUE_UNIT_SIZE:
         raise FormatError(
             f"{path} is not named as a consume-queue file: 20 digits, the byte of its queue at "
-            f"which it begins, a multiple of {unit_size}"
+            f"which it begins, a multiple of {QUEUE_UNIT_SIZE}"
         )
-    return start // unit_size
+    return start // QUEUE_UNIT_SIZE
 
 
 def read_batch_queue(path: Path, files: Files) -> Iterator[BatchEntry]:

@@ -12,17 +12,31 @@ to end it otherwise is refused; an exception in the block is what its caller see
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any, Protocol, Self
 
 from kvstore.errors import CallerError, MessageIllegal, StoreError, TransactionEnded, shown
 from kvstore.message import Message, PutResult
 from kvstore.timing.prepared_message import SET_MAX
 from kvstore.timing.transactions import End
 
-Prepare = Callable[[Sequence[Message], str | None], list[PutResult]]
-"""Prepares messages, as a set if the id of the first is given."""
-EndAll = Callable[[Sequence[PutResult]], list[PutResult]]
+
+class PreparesAndEnds(Protocol):
+    """The calls of a store, or of a namespace of one, that a transaction makes."""
+
+    def prepare_batch(
+        self, messages: Sequence[Message], *, group: str, set_id: str | None
+    ) -> list[PutResult]:
+        """See `kvstore.Store.prepare_batch`."""
+        ...
+
+    def commit_batch(self, prepared: Sequence[PutResult]) -> list[PutResult]:
+        """See `kvstore.Store.commit_batch`."""
+        ...
+
+    def rollback_batch(self, prepared: Sequence[PutResult]) -> None:
+        """See `kvstore.Store.rollback_batch`."""
+        ...
 
 
 class Transaction:
@@ -30,10 +44,9 @@ class Transaction:
     went, once it is committed.
     """
 
-    def __init__(self, prepare: Prepare, commit: EndAll, rollback: EndAll) -> None:
-        self._prepare = prepare
-        self._commit = commit
-        self._rollback = rollback
+    def __init__(self, calls: PreparesAndEnds, group: str) -> None:
+        self._calls = calls
+        self._group = group
         self._messages: list[Message] = []
         self._prepared: list[PutResult] | None = None
         self._ended: End | None = None
@@ -69,7 +82,7 @@ class Transaction:
             if len(messages) > 1:
                 set_id = messages[0].message_id or secrets.token_hex(16).upper()
                 messages = [messages[0].__replace__(message_id=set_id), *messages[1:]]
-            self._prepared = self._prepare(messages, set_id)
+            self._prepared = self._calls.prepare_batch(messages, group=self._group, set_id=set_id)
         return self._prepared or []
 
     def commit(self) -> list[PutResult]:
@@ -78,7 +91,7 @@ class Transaction:
         """
         prepared = self.prepare()
         if self._ended is None:
-            self.results = self._commit(prepared[:1]) if prepared else []
+            self.results = self._calls.commit_batch(prepared[:1]) if prepared else []
             self._ended = "commit"
         return self.results
 
@@ -88,7 +101,7 @@ class Transaction:
         """
         self._refuse_after("commit")
         if self._prepared and self._ended is None:
-            self._rollback(self._prepared[:1])
+            self._calls.rollback_batch(self._prepared[:1])
         self._ended = "rollback"
 
     def _refuse_after(self, end: End) -> None:

@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from kvstore.errors import CallerError, ConfigError, shown
-from kvstore.files import Files, LocalFiles
+from kvstore.files import LocalFiles
 from kvstore.opening.store_folder import CLUSTER_FILE
 from kvstore.wire.addresses import read_url
 
@@ -108,10 +108,10 @@ def _check(shard: ShardEntry) -> None:
         )
 
 
-def read_cluster(path: Path, files: Files | None = None) -> Cluster:
+def read_cluster(path: Path) -> Cluster:
     """The cluster that a file lists; `ConfigError`, with the file's name."""
     try:
-        data = (LocalFiles() if files is None else files).read(path, 0, _FILE_BYTES_MAX)
+        data = LocalFiles().read(path, 0, _FILE_BYTES_MAX)
         return msgspec.convert(tomllib.loads(data.decode()), Cluster)
     except OSError as e:
         raise ConfigError(f"the cluster file {path} can't be read: {e.strerror or e}") from e

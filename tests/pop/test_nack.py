@@ -14,12 +14,11 @@ from kvstore import (
     ReceiptExpired,
     ReceiptIllegal,
     Store,
-    StoreConfig,
 )
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.popping import bodies, offsets, put
-from tests.support.stores import Opens, settings
+from tests.support.stores import Opens
 
 REASON: Final = "DLQ_NACK_REASON"
 BACKOFF: Final = 10.0
@@ -28,11 +27,6 @@ pytestmark = [
     pytest.mark.topic(queues=1),
     pytest.mark.group(max_attempts=3, backoff=[BACKOFF]),
 ]
-
-
-@pytest.fixture
-def config(clock: VirtualClock) -> StoreConfig:
-    return settings(clock=clock)
 
 
 def popped(store: Store, limit: int = 1) -> list[Popped]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import kvstore
 import kvstore.aio
-from kvstore import CallerError, Message, Popped, QueueNotFound, Store, StoreConfig, TopicNotFound
+from kvstore import CallerError, Message, Popped, QueueNotFound, Store, TopicNotFound
 from kvstore.pop import several
 from kvstore.pop.several import matcher
 from tests.support import inside
@@ -26,11 +26,6 @@ TOPICS = ("a", "b", "c")
 LONG = 20.0
 
 pytestmark = [pytest.mark.group(backoff=[])]
-
-
-@pytest.fixture
-def config(clock: VirtualClock) -> StoreConfig:
-    return settings(clock=clock)
 
 
 @pytest.fixture

@@ -134,7 +134,7 @@ def put_timed(
     return Timed(done, seconds + clock.monotonic() - begin)
 
 
-def pull_everything(store: Store, load: Load, limit: int = 32) -> Timed:
+def pull_everything(store: Store, load: Load) -> Timed:
     """Pulls every queue to its end, bodies checked against their CRC."""
     clock = SystemClock()
     count = 0
@@ -142,7 +142,7 @@ def pull_everything(store: Store, load: Load, limit: int = 32) -> Timed:
     for topic in map(topic_of, range(load.topics)):
         for queue in range(load.queues):
             offset = 0
-            while (found := store.pull(topic, queue=queue, offset=offset, limit=limit)).messages:
+            while (found := store.pull(topic, queue=queue, offset=offset)).messages:
                 count += len(found.messages)
                 offset = found.next_offset
     return _complete(Timed(count, clock.monotonic() - begin), load.messages)

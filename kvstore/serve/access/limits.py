@@ -147,9 +147,9 @@ class ClientLimits:
         if state.is_idle:
             del self._states[client]
 
-    def charge(self, client: str, size: int, requests: int = 1) -> None:
-        """Counts requests of a client, of `size` bytes together; `LimitExceeded` says when to try
-        again, and counts nothing. `MessageTooLarge` for a request that no time makes good.
+    def charge(self, client: str, size: int) -> None:
+        """Counts a request of a client, of `size` bytes; `LimitExceeded` says when to try again,
+        and counts nothing. `MessageTooLarge` for a request that no time makes good.
         """
         limits = self._limits
         if size > limits.request_bytes:
@@ -171,7 +171,7 @@ class ClientLimits:
                 f"client {client} is above its rate; try again in {wait:.3f} s", wait
             )
         if of_requests is not None:
-            of_requests.take(requests)
+            of_requests.take(1)
         if of_bytes is not None:
             of_bytes.take(size)
 

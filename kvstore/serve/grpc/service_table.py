@@ -70,7 +70,6 @@ class Services:
         gatherer: Gatherer,
         access: AccessControl,
         client_limits: ClientLimits,
-        limits: DoorLimits | None = None,
         cluster: Membership | None = None,
     ) -> None:
         self._access = access
@@ -88,8 +87,7 @@ class Services:
         self.renewals.go_on(written)
         self._orphans = OrphanChecks(store, gatherer, self.clients, loop)
         config = store.config
-        if limits is None:
-            limits = DoorLimits(body=config.max_body, any_time=config.any_time)
+        limits = DoorLimits(body=config.max_body, any_time=config.any_time)
         self._brokers = Brokers(cluster)
         self._sending = Sending(store, gatherer, self._orphans, self._brokers, limits)
         self._receiving = Receiving(store, gatherer, self.clients, self.renewals, limits)

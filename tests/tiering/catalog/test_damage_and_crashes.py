@@ -22,7 +22,7 @@ from kvstore import (
 )
 from kvstore.api.founding import rebuild
 from kvstore.errors import ArchiveDamaged, ArchiveMissing, ArchiveUnavailable
-from tests.support import inside_tiering
+from tests.support import inside_tiering, stores
 from tests.support.clock import VirtualClock
 from tests.support.files import copy_folder
 from tests.tiering.catalog.moving import (
@@ -45,12 +45,10 @@ from tiering.errors import PlaceUnavailable
 
 
 def killed(store: Store, target: Path) -> Path:
-    """The folder as it would be had the process been killed now."""
-    for name in ("index", "commitlog", PLACE):
-        if (store.path / name).exists():
-            copy_folder(store.path / name, target / name)
-    (target / "lock").write_bytes((store.path / "lock").read_bytes())
-    return target
+    """The folder as it would be had the process been killed now, with the archives."""
+    if (store.path / PLACE).exists():
+        copy_folder(store.path / PLACE, target / PLACE)
+    return stores.killed(store, target)
 
 
 def segments(path: Path) -> list[int]:
