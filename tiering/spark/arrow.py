@@ -66,17 +66,21 @@ SCHEMA: Final = pa.schema(
         _always("headers", HEADERS),
     ]
 )
+BY_NAME: Final = pa.schema([*SCHEMA, _always("prepared_position", pa.int64())])
+"""SCHEMA, with the field of `headers` that is a column where it is asked for by name: for that no
+bodies are read.
+"""
 
 
 def columns_of(names: Sequence[str]) -> pa.Schema:
     """The schema of some columns, in that order. `ConfigError` for one that there is not."""
-    wrong = [name for name in names if name not in SCHEMA.names]
+    wrong = [name for name in names if name not in BY_NAME.names]
     if wrong or not names:
         raise ConfigError(
             f"a message has no column {', '.join(map(repr, wrong)) or 'at all'}; its columns are "
-            f"{', '.join(SCHEMA.names)}"
+            f"{', '.join(BY_NAME.names)}"
         )
-    return pa.schema([SCHEMA.field(name) for name in names])
+    return pa.schema([BY_NAME.field(name) for name in names])
 
 
 def spark_schema(names: Sequence[str]) -> StructType:
@@ -95,7 +99,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
         )
     asked = to_arrow_schema(schema, timezone="UTC")
     for field in asked:
-        part = _may_be_null(field, SCHEMA.field(field.name))
+        part = _may_be_null(field, BY_NAME.field(field.name))
         if part is not None:
             raise ConfigError(
                 f"{part} of column {field.name} is asked for as never null; there are messages "
@@ -342,6 +346,13 @@ def _headers(asked: _Asked) -> pa.Array:
     return pa.StructArray.from_arrays(children, fields=list(HEADERS))
 
 
+def _prepared_position(asked: _Asked) -> pa.Array:
+    found = asked.rows.header_fields()
+    if isinstance(found, ConstantHeaders):
+        return pa.repeat(pa.scalar(found.prepared_position, pa.int64()), asked.rows.count)
+    return pa.array(found.numbers[HEADER_NUMBERS.index("prepared_position")])
+
+
 def _header_arrays(found: HeaderFields) -> list[pa.Array]:
     """The first fields of HEADERS, of each row."""
     flags, system_flags, version, reconsume_times, prepared_position = found.numbers
@@ -413,8 +424,9 @@ _MAKERS: Final[Mapping[str, Callable[[_Asked], pa.Array]]] = {
     "position": lambda asked: pa.array(asked.rows.position),
     "body": lambda asked: _from_buffers(pa.binary(), *asked.rows.bodies()),
     "headers": _headers,
+    "prepared_position": _prepared_position,
 }
-assert list(_MAKERS) == SCHEMA.names
+assert list(_MAKERS) == BY_NAME.names
 
 
 # --- buffers --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -18,7 +19,7 @@ from kvstore.errors import ArchiveDamaged
 from tests.support.calls import calls_of
 from tests.support.clock import VirtualClock
 from tests.tiering.spark.conftest import SEGMENT, tiered
-from tiering import NothingToRestore
+from tiering import NothingToRestore, Policy, Worker
 from tiering.errors import ObjectTooShort
 from tiering.spark.arrow import SCHEMA
 from tiering.spark.listing import CountedSource, Opener, listing
@@ -223,6 +224,29 @@ def test_headers_and_columns_give_every_record_back(
             )  # fmt: skip
             assert (head["stored_body"] is not None) == bool(message.system_flags & 1)
             assert head["store_host"] == "{}:{}".format(*message.store_host)
+
+
+@pytest.mark.parametrize("is_archived", [False, True])
+def test_a_field_of_headers_is_a_column_by_name_and_no_body_is_read_for_it(
+    tmp_path: Path, clock: VirtualClock, *, is_archived: bool
+) -> None:
+    path = tmp_path / "s"
+    with kvstore.open(path, StoreConfig(segment_size=SEGMENT, clock=clock)) as store:
+        store.create_topic("t", queues=1)
+        store.put_batch([Message("t", os.urandom(400)) for _ in range(50)])
+        prepared = [store.prepare("t", os.urandom(400), group="g") for _ in range(9)]
+        store.commit_batch(prepared[::2])
+        if is_archived:
+            store.seal()
+            clock.advance(60)
+            with Worker(store, Policy(hot_for=1, warm="archive", clock_doubt=0.0)) as worker:
+                assert worker.run_once().failed == {}
+    rows, _, whole = read(path)
+    found, _, size = read(path, names=["position", "prepared_position"])
+    wanted = {row["position"]: row["headers"]["prepared_position"] for row in rows}
+    assert {row["position"]: row["prepared_position"] for row in found} == wanted
+    assert {put.position + 1 for put in prepared[::2]} <= {*wanted.values()}
+    assert size + 50 * 400 < whole or not is_archived
 
 
 def test_a_damaged_archive_fails_or_is_left_out(folder: Path, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from kvstore.core.names import (
     TRANSACTION_CHECK_MS,
     TRANSACTION_CHECKS,
     TRANSACTION_DISCARD_TOPIC,
+    TRANSACTION_FIRST_POSITION,
     TRANSACTION_HALF_TOPIC,
     TRANSACTION_ROLLBACK,
     TRANSACTION_SINCE_MS,
@@ -61,7 +62,14 @@ _COLUMNS: Final = {
     "dead_letters": ("topic", "properties", "stored_at"),
     "delays": ("topic", "born_at", "stored_at"),
     "timers": ("topic", "message_id", "properties", "stored_at"),
-    "transactions": ("topic", "message_id", "properties", "stored_at"),
+    "transactions": (
+        "topic",
+        "message_id",
+        "position",
+        "prepared_position",
+        "properties",
+        "stored_at",
+    ),
     "keys": ("topic", "keys"),
 }
 
@@ -252,9 +260,13 @@ def transactions_of(
         .otherwise(0)
     )
     stored = F.unix_millis("stored_at")
+    prepared, position = F.col("prepared_position"), F.col("position")
+    before = F.when(prepared > 0, prepared - 1).otherwise(position)
     records = messages.where(said[TRANSACTION_CHECK_MS].isNotNull()).select(
         F.when(is_own, F.col("topic")).otherwise(said[REAL_TOPIC]).alias("topic"),
         "message_id",
+        # Where the message was prepared tells transactions apart that have one id.
+        F.coalesce(_number(TRANSACTION_FIRST_POSITION), before).alias("_first"),
         said[PRODUCER_GROUP].alias("group"),
         F.struct(
             ended.alias("ended"), stored.alias("stored"), _number(TRANSACTION_CHECK_MS).alias("due")
@@ -263,7 +275,7 @@ def transactions_of(
         F.coalesce(_number(TRANSACTION_CHECKS), F.lit(0)).alias("_checks"),
     )
     # As in `timers_of`. A note of a rollback says no group and no checks; its message does.
-    each = records.groupBy("topic", "message_id").agg(
+    each = records.groupBy("topic", "message_id", "_first").agg(
         F.max("_record").alias("_last"),
         F.max("group").alias("group"),
         F.min("_since").alias("_since"),

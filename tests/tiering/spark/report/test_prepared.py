@@ -86,6 +86,41 @@ def test_each_prepared_message_counts_once_as_its_transaction_ended(
     assert (given_up.given_up, given_up.checks, given_up.max) == (1, 2, 180_000)
 
 
+@pytest.mark.parametrize("with_archives", [False, True], ids=["log", "archives"])
+def test_transactions_with_one_id_are_counted_each_as_it_ended(
+    spark: SparkSession, tmp_path: Path, *, with_archives: bool
+) -> None:
+    clock = VirtualClock()
+    config = settings(clock=clock, transaction_checks=9)
+    with kvstore.open(tmp_path / "s", config) as store:
+        store.create_topic("t", queues=1)
+        # Of each two messages with one id the first is asked about, and so moved.
+        ends = ("waits", "waits"), ("commit", "commit"), ("rollback", "commit"), ("commit", "waits")
+        put = [
+            [store.prepare("t", b"x", group="pay", immunity=i, message_id=f"{n}") for i in (1, DAY)]
+            for n in range(len(ends))
+        ]
+        store.on_check("pay", lambda message: "unknown")
+        for _ in range(3):
+            clock.advance(60)
+            inside.ask_about_transactions(store)
+        for results, how in zip(put, ends, strict=True):
+            for result, end in zip(results, how, strict=True):
+                if end != "waits":
+                    getattr(store, end)(result)
+        if with_archives:
+            store.seal()
+            clock.advance(5)
+            policy = Policy(hot_for=1.0, warm="archive", clock_doubt=0.0)
+            with Worker(store, policy) as worker:
+                assert worker.run_once().segments == [0]
+        waiting = store.transactions().count
+    (found,) = gather(spark, str(tmp_path / "s"), now_ms=clock.now_ms()).transactions
+    counts = (found.waiting, found.overdue, found.committed, found.rolled_back, found.given_up)
+    assert counts == (waiting, 0, 4, 1, 0)
+    assert (waiting, found.checks) == (3, 3 * len(ends))
+
+
 def test_the_view_counts_them_by_the_day_on_which_they_were_prepared(
     spark: SparkSession, prepared: Prepared
 ) -> None:
