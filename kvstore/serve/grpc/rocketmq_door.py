@@ -18,6 +18,7 @@ from kvstore.serve.access.exposure import check_exposure, is_loopback
 from kvstore.serve.access.limits import ClientLimits
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.service_table import Services
+from kvstore.serve.http2.grpc_call import Line
 from kvstore.serve.http2.h2_server import H2Server
 from kvstore.sharding.membership import Membership
 
@@ -94,9 +95,15 @@ class RocketmqDoor:
         )
         # Plaintext beside TLS is for clients on this machine.
         self._server = H2Server(
-            self._services.methods(), tls=self._tls, is_plain=is_loopback(self._host)
+            self._services.methods(),
+            tls=self._tls,
+            is_plain=is_loopback(self._host),
+            unsent=self._unsent,
         )
         self._server.listen(listening)
+
+    def _unsent(self, line: Line, size: int) -> None:
+        self._gatherer.rooms.of(line).hold_part(size)
 
     async def stop(self, drain: float) -> None:
         """See `serve.door.Door`."""
