@@ -32,13 +32,15 @@ from kvstore.serve.replies.reply_room import REPLY_BYTES, SHARE
 from kvstore.serve.sessions import ClientSession, UnderWay
 from kvstore.serve.tier_jobs import Tells, TierJob
 from kvstore.wire.call_table import HAVE_MESSAGES, HAVE_PROGRESS, REPEATS, TIER
-from kvstore.wire.column_values import SentColumns, pulled_columns, sent_columns
+from kvstore.wire.column_values import SentColumns, packed_bytes, pulled_columns, sent_columns
 from kvstore.wire.failures import pack_error
 from kvstore.wire.frames import EVENT, FAILURE, LENGTH, REPLY, REPLY_MAX
 from kvstore.wire.values import frame_of_result, read_arguments, read_batch
 
 _LARGE: Final = 256 << 10
 """Bytes of messages from which on a thread makes the frame of their reply."""
+_OBJECT: Final = 512
+"""Bytes that a message takes as an object, beside its body."""
 _PROGRESS_EVERY: Final = 0.1
 """Seconds between two events of one call's progress."""
 _CUT_SHORT: Final = frozenset({"pop", TIER})
@@ -238,13 +240,15 @@ class Request:
         if error is not None:
             self._reply(FAILURE, pack_error(error))
             return
-        size = _messages_size(call.result())
+        size, count = _size_and_count(call.result())
         if size < _LARGE:
             self._reply(REPLY, call.result())
         else:
-            self._session.room.hold(size)
+            objects = size + count * _OBJECT
+            self._session.room.hold(objects)
+            self._session.room.frame(size)
             framing = self._gatherer.run(partial(self._framed, REPLY, call.result()))
-            framing.add_done_callback(partial(self._is_framed, size))
+            framing.add_done_callback(partial(self._is_framed, size, objects))
 
     def _reply(self, kind: int, value: Any) -> None:
         self._send(self._framed(kind, value))
@@ -265,15 +269,16 @@ class Request:
         self._session.ended(self._number)
         self._session.send(framed)
 
-    def _is_framed(self, size: int, framing: OpenCall[bytes]) -> None:
+    def _is_framed(self, size: int, objects: int, framing: OpenCall[bytes]) -> None:
         """A thread has made the frame of the reply, whose messages were held meanwhile."""
+        self._session.room.frame(-size)
         if self._session.requests.get(self._number) is self._under_way:
             error = framing.exception()
             if error is None:
                 self._send(framing.result())
             else:
                 self._reply(FAILURE, pack_error(error))
-        self._session.room.hold(-size)
+        self._session.room.hold(-objects)
 
     def _event(self, value: Any) -> None:
         if self._session.requests.get(self._number) is self._under_way:
@@ -328,15 +333,15 @@ class Request:
         return call
 
 
-def _messages_size(result: Any) -> int:
-    """The bytes of the messages of a result, about, which are held until its frame is made."""
+def _size_and_count(result: Any) -> tuple[int, int]:
+    """The bytes of a result's messages, about, and how many objects these are."""
     kind = type(result)
     if kind is PulledBatch:
-        return _LARGE  # it was asked for as columns because it is large
+        return packed_bytes(result.columns), 0
     messages = result.messages if kind is PullResult else result if kind is list else ()
     if not messages or type(messages[0]) not in (StoredMessage, Popped):
-        return 0
-    return body_bytes(messages)
+        return 0, 0
+    return body_bytes(messages), len(messages)
 
 
 _HANDS: Final[dict[str, Callable[..., OpenCall[Any] | None]]] = {

@@ -100,7 +100,7 @@ class Gatherer:
         self._behind: list[Callable[[], None]] = []
         lane = partial(Lane, loop, self._lane_threads, released=self._release, around=self._give)
         told = counts.gathered
-        puts, acks, pops = told("put_batch"), told("ack_batch"), partial(_noted, told("pop"))
+        puts, acks, pops = told("put_batch"), told("ack_batch"), partial(self._noted, told("pop"))
         self._puts: Lane = lane(self._put_all, now=self._put_now, ordered=True, told=puts)
         self._acks: Lane = lane(self._ack_all, now=self._ack_now, ordered=True, told=acks)
         self._changes: Lane = lane(self._change_all, ordered=True, told=told("change_invisible"))
@@ -424,6 +424,19 @@ class Gatherer:
             results += [found] * len(alike) if isinstance(found, Exception) else found
         return results
 
+    # --- steps of looks that were made, in the loop ---
+
+    def _noted(self, told: Callable[[Sequence[Any]], None], results: Sequence[Any]) -> None:
+        """The loop has the results of looks: the doors that get the messages hold them."""
+        has_found = False
+        for seen in results:
+            if isinstance(seen, Seen) and seen.size:
+                seen.room.found(-seen.size)
+                has_found = True
+        if has_found and self.rooms.is_waited_for:
+            self._loop.call_soon(self.rooms.go_on)
+        told([one for one in results if not isinstance(one, Seen) or one.looked is not None])
+
     # --- the end ---
 
     def end_polls(self) -> None:
@@ -474,14 +487,6 @@ def _found(room: ReplyRoom, looked: Looked) -> Seen:
     size = body_bytes(looked[0])
     room.found(size)
     return Seen(room, size, looked)
-
-
-def _noted(told: Callable[[Sequence[Any]], None], results: Sequence[Any]) -> None:
-    """The loop has the results of looks: the doors that get the messages hold them."""
-    for seen in results:
-        if isinstance(seen, Seen) and seen.size:
-            seen.room.found(-seen.size)
-    told([one for one in results if not isinstance(one, Seen) or one.looked is not None])
 
 
 def _abandon(abandoned: Callable[[Looked], None], seen: Seen) -> None:

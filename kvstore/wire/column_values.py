@@ -86,6 +86,13 @@ def pulled_columns(found: PulledBatch) -> PulledBatch:
     return msgspec.structs.replace(found, columns=_packed(found.columns))
 
 
+def packed_bytes(packed: Any) -> int:
+    """The bytes of the buffers of packed columns, or of a list of such."""
+    if type(packed) is bytes:
+        return len(packed)
+    return sum(map(packed_bytes, packed)) if type(packed) is list else 0
+
+
 def _packed(columns: ColumnBatch) -> Any:
     """Packed columns, in the place of columns: they are made in the thread that makes the call."""
     return pack_columns(columns)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,9 +14,11 @@ from pathlib import Path
 import pytest
 
 import kvstore
+from kvstore import Message
 from tests.cli.conftest import Kvmq
 from tests.support.certificates import make_certificate
 from tests.support.private_files import private_file
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -55,6 +59,26 @@ def test_verbs_use_the_server_of_a_folder(served: Path, kvmq: Kvmq) -> None:
         assert ran.code == 0, (words, ran.err)
     with kvstore.connect(served) as store:
         assert store.group_stats("g", "t")[0].lag == 0
+
+
+def test_a_server_gives_back_the_memory_of_large_replies(served: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(served / "kvmq.sock"))
+        pid, *_ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+
+    def memory() -> int:
+        status = Path(f"/proc/{pid}/status").read_text()
+        return int(status.partition("RssAnon:")[2].split()[0]) << 10
+
+    count, body = 24, bytes(1 << 20)
+    with kvstore.connect(served) as client:
+        client.create_topic("t", queues=1)
+        for _ in range(count):
+            client.put_batch([Message("t", body, queue=0)])
+        before = memory()
+        for _ in range(6):
+            assert len(client.pull("t", 0, 0, count).messages) == count
+    until(lambda: memory() < before + count * len(body) // 2)
 
 
 def test_a_second_start_and_a_verb_that_needs_the_store_say_who_serves(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,10 @@ from kvstore import Message, Store, StoreConfig
 from kvstore.serve.grpc import pulling, receiving
 from kvstore.serve.grpc.protocol.protocol_tables import MESSAGING
 from kvstore.serve.grpc.protocol.wire import message_class
+from kvstore.serve.http2.grpc_call import PREFIX
 from kvstore.serve.replies import reply_room
 from kvstore.serve.replies.reply_room import SHARE, HeldReply, ReplyRoom, ReplyRooms, Turn
-from kvstore.wire.frames import RECEIVED, framed
+from kvstore.wire.frames import HELLO, NAME, RECEIVED, VERSION, framed
 from tests.serve.test_frames import HELLO_FRAME, Raw, request
 from tests.support.grpc_doors import OpenDoor
 from tests.support.h2_client import DATA, END_STREAM, GOAWAY, HEADERS, Answer, RawClient, window
@@ -120,6 +122,45 @@ def test_what_is_held_piece_by_piece_is_let_go_once() -> None:
     assert rooms.held == 0
 
 
+def test_no_reply_begins_while_the_server_holds_too_much_and_all_go_on_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reply_room, "HELD_MAX", SHARE)
+    log: list[str] = []
+    rooms = ReplyRooms()
+    finder, a, b = (ReplyRoom(rooms, lambda: None) for _ in range(3))
+    finder.found(SHARE + 1)
+    assert a.is_full, "no pop looks"
+    assert not a.take(1)
+    asked(a, log, "small", 1)
+    asked(b, log, "large", 2 * SHARE)
+    assert (log, rooms.is_waited_for) == ([], True)
+    finder.found(-SHARE)
+    rooms.go_on()
+    assert (log, a.is_full, rooms.is_waited_for) == (["small", "large"], False, False)
+
+
+def test_those_that_hold_most_end_one_after_the_other_until_the_rest_has_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reply_room, "HELD_MAX", 100)
+    ended: list[int] = []
+    rooms = ReplyRooms()
+    held = [ReplyRoom(rooms, partial(ended.append, n)) for n in range(4)]
+    for room, size in zip(held, (20, 60, 15, 3), strict=True):
+        room.hold(size)
+    held[2].frame(70)
+    assert ended == [1], "its replies are let go soon"
+    held[3].hold(1)
+    held[1].hold(-30)
+    assert ended == [1]
+    held[1].hold(-30)
+    assert ended == [1, 0]
+    held[0].hold(-20)
+    held[2].frame(-70)
+    assert (ended, rooms.held) == ([1, 0], 19)
+
+
 # --- the local protocol ---
 
 
@@ -208,6 +249,47 @@ def test_pops_of_a_client_that_reads_nothing_take_no_more_than_its_room(store: S
         raw.socket.close()
 
 
+@pytest.mark.parametrize("method", ["pull", "pull_columns"])
+@pytest.mark.parametrize("most", [REPLY + REPLY // 2, 3 * REPLY])
+def test_a_reply_counts_with_its_frame_while_that_is_made(
+    filled: Store, monkeypatch: pytest.MonkeyPatch, method: str, most: int
+) -> None:
+    monkeypatch.setattr(reply_room, "HELD_MAX", most)
+    with serving(filled) as server:
+        raw = Raw(server)
+        raw.send(HELLO_FRAME + request(1, method, "t", 0, 0, COUNT))
+        assert raw.next()[0] == 0
+        if most > 2 * REPLY:
+            assert raw.next()[:2] == [1, 1]
+        else:
+            name, text = raw.goodbye()
+            assert (name, "too many replies" in text) == ("StoreBusy", True)
+        raw.socket.close()
+
+
+def test_clients_that_pop_and_read_nothing_cost_the_server_its_bound_and_others_are_served(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply_room, "HELD_MAX", ROOM)
+    clients = 10
+    with serving(store) as server, kvstore.connect(server.url) as other:
+        for n in range(clients):
+            store.create_group(f"slow-{n}")
+        other.put_batch([Message("t", BODY, queue=0) for _ in range(COUNT)])
+        raws = []
+        for n in range(clients):
+            raws.append(Raw(server))
+            raws[-1].send(framed(HELLO, NAME, VERSION, bytes(15) + bytes([n]), 0, None))
+            raws[-1].send(b"".join(request(k, "pop", f"slow-{n}", "t", 8) for k in (1, 2)))
+        for _ in range(COUNT):
+            (found,) = other.pop("g", "t", 1, wait=30.0)
+            assert found.message.body == BODY
+            assert server.held <= BOUND
+        until(lambda: server.held <= ROOM)
+        for raw in raws:
+            raw.socket.close()
+
+
 # --- RocketMQ's door ---
 
 
@@ -270,6 +352,25 @@ def test_a_connection_for_which_the_server_holds_too_much_is_told_so_and_ends(
             window(0, 1 << 20), client.call(1, MESSAGING + name, asked.SerializeToString(), HEAD)
         )
         assert client.answer(1).messages, "others are served"
+
+
+def test_answers_of_any_kind_that_a_client_does_not_take_count_for_the_server(
+    door: OpenDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms = door.gatherer.rooms
+    asked = request_of("QueryRoute").SerializeToString()
+    port = int(door.endpoint.rpartition(":")[2])
+    with RawClient(port, {4: 0}) as client, RawClient(port, {4: 0}) as taker:
+        for n in range(20):
+            client.send(client.call(2 * n + 1, MESSAGING + "QueryRoute", asked, HEAD))
+        taker.send(taker.call(1, MESSAGING + "QueryRoute", asked, HEAD))
+        taker.send(window(1, 1 << 20))
+        (answer,) = taker.answer(1).messages
+        until(lambda: rooms.held == 20 * (PREFIX + len(answer)))
+        monkeypatch.setattr(reply_room, "HELD_MAX", rooms.held)
+        client.send(client.call(41, MESSAGING + "QueryRoute", asked, HEAD))
+        assert b"answers not yet taken" in client.until_kind(GOAWAY).payload
+        until(lambda: rooms.held == 0)
 
 
 @pytest.mark.parametrize("name", ["PullMessage", "ReceiveMessage"])

@@ -14,7 +14,6 @@ is raised in its place.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import os
@@ -33,6 +32,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.clock import Clock, SystemClock
 from kvstore.errors import StoreError
+from kvstore.process.freed_memory import keep_freed
 from tiering.errors import ExtraMissing, SparkFailed, SparkUnsuitable
 from tiering.worker.store_protocols import Progress
 
@@ -396,14 +396,10 @@ def error_line(text: str) -> str:
 # --- workers --------------------------------------------------------------------------------------
 
 
-_TRIM_THRESHOLD: Final = -1
-_MMAP_THRESHOLD: Final = -3
-"""Options of mallopt(3): the free bytes that are kept, and the size from which on a piece is taken
-from the system by itself."""
 _KEPT: Final = 64 << 20
 """64 MiB: some batches of messages, which a task has in several forms."""
 _LARGEST: Final = 32 << 20
-"""32 MiB, the most that mallopt takes."""
+"""32 MiB, the most that `keep_freed` takes."""
 
 
 @cache
@@ -417,8 +413,4 @@ def tune_process() -> None:
     and having them cleared anew, reading takes a tenth less time.
     """
     gc.freeze()
-    # Only the GNU C library has it; others do without.
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_TRIM_THRESHOLD, _KEPT)
-        mallopt(_MMAP_THRESHOLD, _LARGEST)
+    keep_freed(_KEPT, _LARGEST)

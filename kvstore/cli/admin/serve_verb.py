@@ -43,6 +43,7 @@ from kvstore.config import StoreConfig
 from kvstore.errors import CallerError, ConfigError, StoreLocked, StoreServed
 from kvstore.opening.recovery import Progress
 from kvstore.process.ending import end_within
+from kvstore.process.freed_memory import keep_freed
 from kvstore.process.signals import on_signal
 from kvstore.serve.access.access_control import AccessControl
 from kvstore.serve.door import Door
@@ -56,6 +57,10 @@ _END_WITHIN: Final = 9.5
 _TLS_BUFFER: Final = 32 << 10
 _YOUNG: Final = 50_000
 """Objects after which Python looks for garbage: what calls make goes by itself."""
+_FREED: Final = 8 << 20
+"""Freed bytes that a thread keeps: the messages and the reply of a usual call."""
+_LARGE: Final = 1 << 20
+"""Bytes of a body or a frame that goes back to the system when it is freed."""
 
 
 class _JsonFormatter(logging.Formatter):
@@ -178,6 +183,7 @@ async def _serve(
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, 20, 100)
+    keep_freed(_FREED, _LARGE)
     await server.run(partial(_ready, out, store))
 
 

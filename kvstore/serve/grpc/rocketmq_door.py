@@ -18,6 +18,7 @@ from kvstore.serve.access.exposure import check_exposure, is_loopback
 from kvstore.serve.access.limits import ClientLimits
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc.service_table import Services
+from kvstore.serve.http2.grpc_call import Line
 from kvstore.serve.http2.h2_limits import H2Limits
 from kvstore.serve.http2.h2_server import H2Server
 from kvstore.sharding.membership import Membership
@@ -111,8 +112,12 @@ class RocketmqDoor:
             _limits_for(self._store.config.max_body),
             self._tls,
             is_plain=is_loopback(self._host),
+            unsent=self._unsent,
         )
         self._server.listen(listening)
+
+    def _unsent(self, line: Line, size: int) -> None:
+        self._gatherer.rooms.of(line).hold_part(size)
 
     async def stop(self, drain: float) -> None:
         """See `serve.door.Door`."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from kvstore.core.transport.h2_frames import read_head, split_frames
 from kvstore.core.transport.hpack import HeaderDecoder
 from kvstore.errors import FormatError
-from kvstore.serve.http2.grpc_call import Bidirectional, Call, Fields, Method
+from kvstore.serve.http2.grpc_call import Bidirectional, Call, Fields, Line, Method
 from kvstore.serve.http2.grpc_status import CallFailed, Code, timeout_seconds
 from kvstore.serve.http2.h2_limits import (
     ACK,
@@ -68,6 +68,7 @@ class Hub(Protocol):
     limits: H2Limits
     methods: dict[str, Method]
     buffer: memoryview
+    unsent: Callable[[Line, int], None]
 
     def opened(self, connection: H2Connection) -> None:
         """The connection is there."""
@@ -100,7 +101,9 @@ class H2Connection(asyncio.BufferedProtocol):
         self.when_lost: dict[str, Callable[[], None]] = {}
         self.calls: dict[int, Call] = {}
         self._hub = hub
-        self._sender = H2Sender(hub.limits, self._to_write, self._answered)
+        self._sender = H2Sender(
+            hub.limits, self._to_write, self._answered, lambda size: hub.unsent(self, size)
+        )
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._decoder = HeaderDecoder()
@@ -425,9 +428,8 @@ class H2Connection(asyncio.BufferedProtocol):
 
     def _begin(self, stream: int, fields: Fields | None, flags: int) -> None:
         sender, limits = self._sender, self.limits
-        if len(self.calls) >= limits.streams or sender.unsent > limits.unsent_bytes:
-            raise _Fault(_REFUSED_STREAM)
-        if self._has_left:
+        is_full = len(self.calls) >= limits.streams or sender.unsent > limits.unsent_bytes
+        if is_full or self._has_left:
             raise _Fault(_REFUSED_STREAM)
         name, path, metadata = ("", "", {}) if fields is None else read_head(fields, False)
         method = self._hub.methods.get(path)

@@ -36,11 +36,16 @@ _SENT_MAX: Final = 65_536
 
 class H2Sender:
     """The answers and other frames of a connection. `to_write` asks for a `flush` at the turn's
-    end; `ended` is told of each call whose answer is whole.
+    end; `ended` is told of each call whose answer is whole, and `keeps` how many bytes more or less
+    are unsent.
     """
 
     def __init__(
-        self, limits: H2Limits, to_write: Callable[[], None], ended: Callable[[Call], None]
+        self,
+        limits: H2Limits,
+        to_write: Callable[[], None],
+        ended: Callable[[Call], None],
+        keeps: Callable[[int], None],
     ) -> None:
         self.unsent = 0
         """Bytes of answers that wait for their windows."""
@@ -52,6 +57,9 @@ class H2Sender:
         self._to_write = to_write
         self._ended = ended
         self._begin = _NO_TABLE
+        self._keeps = keeps
+        self._told = 0
+        """The unsent bytes of which `keeps` was told."""
         self._window = WINDOW
         self._frame_max = FRAME_MAX
         self._out: list[bytes] = []
@@ -76,10 +84,20 @@ class H2Sender:
             while self._waiting and self._window > 0 and not self._is_full():
                 self._send_piece(next(iter(self._waiting.values())))
             if not self._out:
-                return
+                break
             transport.write(self._out[0] if len(self._out) == 1 else b"".join(self._out))
             self._out.clear()
             self._out_size = 0
+        self._tell()
+
+    def _tell(self) -> None:
+        """Says how many bytes are unsent. It may end the connection, so it stands behind the rest
+        of a step.
+        """
+        change = self.unsent - self._told
+        if change:
+            self._told = self.unsent
+            self._keeps(change)
 
     def _is_full(self) -> bool:
         return not self.is_writable or self._out_size > self._limits.written_bytes
@@ -113,6 +131,7 @@ class H2Sender:
         call.has_head = call.is_over = True
         call.rest, call.trailers = text.encode(), b""
         self._wait(call, len(call.rest))
+        self._tell()
 
     def _begun(self, block: bytes) -> bytes:
         """The first header block of an answer, as the connection sends it."""
@@ -126,6 +145,7 @@ class H2Sender:
                 call.answers = deque()
             call.answers.append(message)
             self._wait(call, size)
+            self._tell()
 
     def _wait(self, call: Call, size: int) -> None:
         call.answers_size += size
@@ -163,9 +183,11 @@ class H2Sender:
     def drop(self, call: Call) -> None:
         """Forgets the answers that a call still has."""
         self._waiting.pop(call.stream, None)
-        self.unsent -= call.answers_size
-        call.answers_size = 0
+        size, call.answers_size = call.answers_size, 0
         call.answers, call.rest, call.rest_at = None, b"", 0
+        if size:
+            self.unsent -= size
+            self._tell()
 
     # --- windows ---
 

@@ -16,7 +16,7 @@ import errno
 import logging
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Final
 
 from kvstore.process.background import traced
@@ -24,6 +24,7 @@ from kvstore.serve.http2.grpc_call import (
     Bidirectional,
     Call,
     Gathered,
+    Line,
     Method,
     ServerStream,
     Unary,
@@ -66,9 +67,11 @@ class H2Server:
         tls: ssl.SSLContext | None = None,
         *,
         is_plain: bool = True,
+        unsent: Callable[[Line, int], None] = lambda line, size: None,
     ) -> None:
         """`methods` by path (`/package.Service/Method`); `tls` from `server_tls`, None for none;
-        `is_plain`: whether plaintext is served, too.
+        `is_plain`: whether plaintext is served, too; `unsent` is told how many bytes of answers
+        more, or less, wait for a connection's client.
         """
         self.methods = dict(methods)
         self.limits = limits or H2Limits()
@@ -76,6 +79,7 @@ class H2Server:
         self.connections: dict[H2Connection, None] = {}
         self._tls = tls
         self._is_plain = is_plain
+        self.unsent = unsent
         self._loop = asyncio.get_running_loop()
         self._doors: list[socket.socket] = []
         self._coming: dict[socket.socket, float] = {}

@@ -7,6 +7,9 @@ side by side: 15, or 64 where the last ones were small. One that may weigh more 
 that each has room in the end. A pop can't say what it will find, and most find little: it looks
 while the room is not full, and what it found is held from then on.
 
+All rooms are one for the server: beyond `HELD_MAX` bytes the connection that holds most ends, and
+until it has, no read and no pop begins. So clients that read nothing cost the server no more.
+
 Invariants:
 
 - A connection holds `ROOM` bytes, and beside them only replies that began to be made before it was
@@ -14,8 +17,8 @@ Invariants:
 - Calls whose replies are small (puts, acks and so on) ask for no room, and wait for none.
 - `LARGE_MAX` large replies are made at a time in a server. Connections get these places in the
   order in which they asked: each waits for the making of others' replies, for no other's client.
-- All connections of a server hold `HELD_MAX` bytes at most; beyond that the one that holds most
-  ends.
+- All connections of a server hold `HELD_MAX` bytes at most, and replies that began before; that
+  counts a reply twice while its frame is made.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ SHARE: Final = (4 << 20) + (256 << 10)
 """Bytes of a reply that is made beside others: a message of the usual greatest size, and all that
 belongs to it.
 """
-REPLY_BYTES: Final = 256 << 20
+REPLY_BYTES: Final = 64 << 20
 """Bytes of the messages of a reply that a door asks the store for."""
 _SMALL: Final = 1 << 20
 _USUAL: Final = 16
@@ -42,8 +45,10 @@ _LOST: Final = " replies"
 LOOKS: Final = 2
 """Pops of one connection that read messages at a time."""
 LARGE_MAX: Final = 4
-HELD_MAX: Final = (1 << 30) + (256 << 20)
-"""Bytes that a server holds for all connections: the largest reply, and 256 MiB."""
+HELD_MAX: Final = 512 << 20
+"""Bytes that a server holds for all connections: four of the largest replies while their frames are
+made.
+"""
 
 
 class RoomyLine(Protocol):
@@ -112,7 +117,6 @@ class ReplyRoom:
         self._has_large = False
         self._turns: deque[Turn] = deque()
         self._goes_on = False
-        self._lock = threading.Lock()
         self._found = 0
         """Bytes that looks have found and the loop has not heard of."""
 
@@ -161,6 +165,8 @@ class ReplyRoom:
         return ROOM - self.held - self._found - self._making
 
     def _take(self, weight: int) -> int:
+        if self._rooms.has_to_wait(self):
+            return 0
         takes = max(min(weight, _SMALL) if self._small >= _USUAL else weight, 1)
         free = self._free
         if takes > free and free < ROOM:
@@ -197,23 +203,34 @@ class ReplyRoom:
     # --- replies that are made ---
 
     def hold(self, size: int) -> None:
-        """Holds so many bytes more, or less."""
-        self.held += size
+        """Holds so many bytes of a reply more, or less."""
         if size > 0:
             self._small = self._small + 1 if size < _SMALL else 0
+        self.hold_part(size)
+
+    def hold_part(self, size: int) -> None:
+        """Holds bytes that are no reply by themselves."""
+        self.held += size
         self._rooms.hold(self, size)
         if size < 0:
             self.go_on()
 
+    def frame(self, size: int) -> None:
+        """A frame of so many bytes is being made, or is made, then below 0. The server counts it
+        beside the reply itself, which the room holds.
+        """
+        self._rooms.hold(self, size)
+
     @property
     def is_full(self) -> bool:
         """Whether a pop may not look."""
-        return self.held + self._found >= ROOM
+        return self.held + self._found >= ROOM or self._rooms.are_full
 
     def found(self, size: int) -> None:
         """A look has found so many bytes more; or less, when the loop holds them, if anybody."""
-        with self._lock:
+        with self._rooms.lock:
             self._found += size
+            self._rooms.found += size
 
 
 class HeldReply:
@@ -237,14 +254,22 @@ class HeldReply:
 
 
 class ReplyRooms:
-    """The rooms of all connections of a server; see the module. Used in the loop's thread."""
+    """The rooms of all connections of a server; see the module. Used in the loop's thread, but for
+    `are_full`, and `found` under `lock`.
+    """
 
     def __init__(self) -> None:
         self.held = 0
         """Bytes of all rooms."""
+        self.found = 0
+        """Bytes that looks have found and the loop has not heard of."""
+        self.lock = threading.Lock()
         self._holding: dict[ReplyRoom, None] = {}
         self._large = 0
+        self._ending: ReplyRoom | None = None
+        """The one that was given up last."""
         self._wait_for_large: dict[ReplyRoom, None] = {}
+        self._wait_for_all: dict[ReplyRoom, None] = {}
         self._by_line: dict[RoomyLine, ReplyRoom] = {}
 
     def of(self, line: RoomyLine) -> ReplyRoom:
@@ -258,9 +283,28 @@ class ReplyRooms:
     def _lost(self, line: RoomyLine) -> None:
         del self._by_line[line]
 
+    @property
+    def are_full(self) -> bool:
+        """Whether no reply may begin. It lasts until the loop has heard of all that was found, and
+        the connections that held most have ended.
+        """
+        return self.held + self.found > HELD_MAX
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether rooms wait until they are not full."""
+        return bool(self._wait_for_all or self._wait_for_large)
+
+    def has_to_wait(self, room: ReplyRoom) -> bool:
+        """Whether no reply may begin now; the room is told then when to ask again."""
+        if self.are_full:
+            self._wait_for_all[room] = None
+            return True
+        return False
+
     def begin_large(self, room: ReplyRoom) -> bool:
         """Whether a large reply may be made now; if not, the room is told when to ask again."""
-        if self._large >= LARGE_MAX:
+        if self._large >= LARGE_MAX or self.are_full:
             self._wait_for_large[room] = None
             return False
         self._large += 1
@@ -269,10 +313,14 @@ class ReplyRooms:
     def end_large(self) -> None:
         """A large reply is made."""
         self._large -= 1
-        while self._wait_for_large and self._large < LARGE_MAX:
-            room = next(iter(self._wait_for_large))
-            del self._wait_for_large[room]
-            room.go_on()
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Has those ask again that waited for others' replies."""
+        while self._wait_for_all and not self.are_full:
+            _first(self._wait_for_all).go_on()
+        while self._wait_for_large and self._large < LARGE_MAX and not self.are_full:
+            _first(self._wait_for_large).go_on()
 
     def hold(self, room: ReplyRoom, size: int) -> None:
         """See `ReplyRoom.hold`, which tells this."""
@@ -281,8 +329,17 @@ class ReplyRooms:
             self._holding[room] = None
         else:
             self._holding.pop(room, None)
-        while size > 0 and self.held > HELD_MAX and self._holding:
-            most = max(self._holding, key=lambda one: one.held)
-            most.give_up()
-            if most.held:
+        while self.held > HELD_MAX and self._holding:
+            if self._ending is not None and self._ending.held:
                 return  # it ends soon
+            self._ending = max(self._holding, key=lambda one: one.held)
+            self._ending.give_up()
+        if size < 0:
+            self.go_on()
+
+
+def _first(waiting: dict[ReplyRoom, None]) -> ReplyRoom:
+    """Takes the first one out."""
+    room = next(iter(waiting))
+    del waiting[room]
+    return room
