@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from kvstore.errors import IndexDamaged
 
 SPAN: Final = 256
-"""Offsets a row can name: receipts give a message's place in its row one byte."""
+"""Offsets a row can name: receipts give a message's bit in its row one byte."""
 
 _HEAD: Final = Struct(">BIIQ")  # flags, attempts, recoveries, nonce
 _HAS_ATTEMPT_ID: Final = 1
