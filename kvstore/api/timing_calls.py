@@ -82,7 +82,8 @@ class TimingCalls:
         self, topic: str | None = None, *, limit: int = 64, after: tuple[int, int] | None = None
     ) -> DelayedPage:
         """Delayed messages that wait, of a topic or of all, the next due first, and how many there
-        are. `after` is the `next` of the page before. Also of a store that is open read-only.
+        are. `after` is the `next` of the page before; without one there are no more. A page may
+        have fewer messages than `limit`, see `DelayedPage`. Also of a store that is open read-only.
         `TopicNotFound`, `CallerError`.
 
         >>> store.timers("orders").count  # doctest: +SKIP

@@ -287,12 +287,14 @@ def _page(pages: Sequence[Any], limit: Any) -> Any:
         return due, one.message.position
 
     messages = sorted((one for page in pages for one in page.messages), key=place)
-    kept = messages[:limit]
-    kept += [one for one in messages[limit:] if place(one) == place(kept[-1])]
-    is_last = len(kept) == len(messages) and not any(page.next for page in pages)
+    # Behind that a shard may have messages that its page lacks.
+    reached = min((tuple(page.next) for page in pages if page.next), default=None)
+    known = [one for one in messages if reached is None or place(one) <= reached]
+    kept = known[:limit]
+    kept += [one for one in known[limit:] if place(one) == place(kept[-1])]
     summed = ("count", "damaged") if isinstance(pages[0], DelayedPage) else ("count",)
     sums = {name: sum(getattr(page, name) for page in pages) for name in summed}
-    following = None if is_last else place(kept[-1])
+    following = reached if len(kept) == len(known) else place(kept[-1])
     return msgspec.structs.replace(pages[0], messages=kept, next=following, **sums)
 
 

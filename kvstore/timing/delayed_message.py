@@ -28,7 +28,8 @@ class DelayedMessage(msgspec.Struct, frozen=True):
 class DelayedPage(msgspec.Struct, frozen=True):
     """Messages that wait, the next due first. `count` is how many wait in all, in the topic that
     was asked for; `next` is what the next page is asked for with, None if this is the last.
-    `damaged` are not in `count`, see `DelayStats`.
+    A page that is not the last may have fewer messages than were asked for, or none: a call looks
+    at 10,000 messages, of whatever topics. `damaged` are not in `count`, see `DelayStats`.
     """
 
     messages: list[DelayedMessage]

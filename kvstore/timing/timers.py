@@ -76,6 +76,10 @@ _DAMAGED: Final = f"{TIMER_DELETE_REASON}\x01damaged\x02".encode()
 _DAMAGED_MAX: Final = 1000
 """So many damaged messages are looked for where nobody delivers, in looks of `_FEW` rows."""
 _FEW: Final = 8
+_LOOKED_MAX: Final = 10_000
+"""Messages that a page is looked for in, however many wait to other topics; the first look is for
+as many as are asked for, each other one for `_FEW` times as many.
+"""
 _TOPIC_DELETED: Final = f"{TIMER_DELETE_REASON}\x01topic deleted\x02".encode()
 
 
@@ -153,38 +157,39 @@ class WaitingList:
         number = None if topic is None else context.topics.get(topic).id
         names = {} if owns is None else {n: context.topics.name_of(n) for n in self._rows.counts()}
         owned = {n for n, name in names.items() if owns is not None and name and owns(name)}
-        messages = list[DelayedMessage]()
-        while len(messages) < limit:
-            found = self._rows.page(place, context.log.end, limit - len(messages), number)
-            if not found:
-                return self._page(messages, number, owned if owns else None, None)
-            for due, position, its_topic, _ in found:
-                place = due, position
-                if owns is not None and its_topic not in owned:
-                    continue
-                shown_message = self.at(position)
-                if shown_message is not None:
-                    messages.append(shown_message)
-        return self._page(messages, number, owned if owns else None, place)
-
-    def _page(
-        self,
-        messages: list[DelayedMessage],
-        topic: int | None,
-        owned: Collection[int] | None,
-        place: Place | None,
-    ) -> DelayedPage:
-        """A page with the counts of a topic, or of all, of those that are `owned`."""
 
         def is_asked(its_topic: int) -> bool:
-            return topic in (None, its_topic) and (owned is None or its_topic in owned)
+            return number in (None, its_topic) and (owns is None or its_topic in owned)
 
+        messages, following = self._page(place, limit, is_asked)
         damaged = sum(is_asked(row[2]) for row in self.damaged())
-        if topic is not None:
-            count = self._rows.count(topic) if is_asked(topic) else 0
+        if number is not None:
+            count = self._rows.count(number) if is_asked(number) else 0
         else:
-            count = sum(n for number, n in self._rows.counts().items() if is_asked(number))
-        return DelayedPage(messages, max(0, count - damaged), place, damaged)
+            count = sum(n for its_topic, n in self._rows.counts().items() if is_asked(its_topic))
+        return DelayedPage(messages, max(0, count - damaged), following, damaged)
+
+    def _page(
+        self, place: Place, limit: int, is_asked: Callable[[int], bool]
+    ) -> tuple[list[DelayedMessage], Place | None]:
+        """The messages of a page, and where the next one begins: behind the last that was looked
+        at. None: there are no more.
+        """
+        messages: list[DelayedMessage] = []
+        left, count = _LOOKED_MAX, limit
+        while left:
+            rows = self._rows.page(place, self._context.log.end, min(count, left), None)
+            if not rows:
+                return messages, None
+            for due, position, topic, _ in rows:
+                place = due, position
+                found = self.at(position) if is_asked(topic) else None
+                messages += () if found is None else (found,)
+                if len(messages) == limit:
+                    return messages, place
+            left -= len(rows)
+            count *= _FEW
+        return messages, place
 
     def at(self, position: int) -> DelayedMessage | None:
         """The message at a position; None if it is damaged, which `verify` reports."""

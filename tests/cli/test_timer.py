@@ -35,6 +35,23 @@ def listed(kvmq: Kvmq, folder: Path, *words: object) -> Any:
     return kvmq("timer", "list", folder, *words, "--json").json
 
 
+def test_a_list_goes_on_behind_messages_to_other_topics_until_it_has_as_many_as_asked_for(
+    kvmq: Kvmq, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.timing.timers._LOOKED_MAX", 10)
+    with kvstore.open(folder) as store:
+        store.create_topic("others")
+        store.put_batch([Message("others", b"x", delay=600 + n) for n in range(100)])
+        for n in range(4):
+            store.put("orders", b"%d" % n, delay=605 + 30 * n)
+    first = listed(kvmq, folder, "orders", "--limit", 3)
+    assert [m["body"] for m in first["messages"]] == ["0", "1", "2"]
+    last = listed(kvmq, folder, "orders", "--limit", 3, "--after", first["next"])
+    assert [m["body"] for m in last["messages"]] == ["3"]
+    assert last["next"] is None
+    assert (first["count"], last["count"]) == (4, 4)
+
+
 # --- put ---
 
 

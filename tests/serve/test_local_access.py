@@ -695,6 +695,7 @@ def test_a_checker_is_asked_about_its_own_topics_and_holds_up_no_others(
             clock.advance(store.config.transaction_check_interval + 10)
             inside.look_for_questions(store)
         until(lambda: len(asked) == 1)
+        until(lambda: store.transactions().count == 3)  # the answer came
         waiting = store.transactions().messages
         assert [(one.message.body, one.checks) for one in waiting] == [
             (b"0", 0), (b"1", 0), (b"2", 0)

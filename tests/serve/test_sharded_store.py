@@ -492,6 +492,29 @@ def test_delayed_messages_are_listed_page_by_page_and_changed_by_their_ids(
         store.cancel("0" * 32)
 
 
+def test_pages_that_have_less_than_was_asked_for_lose_nothing(
+    store: ShardedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One shard may have looked further than another."""
+    monkeypatch.setattr("kvstore.timing.timers._LOOKED_MAX", 7)
+    store.create_topic("u", queues=QUEUES)
+    puts = []
+    for n in range(60):
+        queue = n % QUEUES if n % 3 else 0
+        store.put("u", b"x", queue=queue, delay=1000 + n)
+        if n % 4 == 0:
+            puts.append(store.put("t", b"x", queue=n % QUEUES, delay=1000 + n))
+    listed, after = [], None
+    while True:
+        page = store.timers("t", limit=5, after=after)
+        assert len(page.messages) <= 5
+        listed += [one.message_id for one in page.messages]
+        after = page.next
+        if after is None:
+            break
+    assert listed == [put.message_id for put in puts]
+
+
 def test_a_result_ends_its_own_transaction_where_two_shards_have_one_id(
     store: ShardedStore,
 ) -> None:

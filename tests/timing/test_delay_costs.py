@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from kvstore.timing.timer_rows import Looks, TimerRows
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.costs import Costs
-from tests.support.stores import settings
+from tests.support.stores import opened, settings
 
 
 @pytest.fixture
@@ -28,6 +29,46 @@ def test_rows_of_cancelled_messages_are_read_once_and_not_in_each_look(store: St
     with inside.rows_read("timers") as rows:
         inside.deliver_due(store)
     assert len(rows) < 10
+
+
+@pytest.mark.parametrize("of_topic", [False, True], ids=["namespace", "topic"])
+@pytest.mark.parametrize("is_put_before", [True, False], ids=["checkpoint", "tail"])
+def test_a_page_costs_the_same_however_many_messages_of_others_wait(
+    tmp_path: Path,
+    config: StoreConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    of_topic: bool,
+    is_put_before: bool,
+) -> None:
+    """The next page goes on where the call ended, so all are found in the end."""
+    monkeypatch.setattr("kvstore.timing.timers._LOOKED_MAX", 200)
+    most: list[int] = []
+    for others in (500, 2000, 8000):
+        with opened(tmp_path / str(others), config) as store:
+            view = store.namespace("own")
+            view.create_topic("t", queues=1)
+            store.put_batch([Message("t", b"x", delay=100 + n) for n in range(others)])
+            for delay in (99, 100 + others // 2, 101 + others):
+                view.put("t", b"%d" % delay, delay=delay)
+            if is_put_before:
+                store.checkpoint()
+            found, costs, after = list[bytes](), list[int](), None
+            while True:
+                with inside.rows_read("timers") as rows:
+                    page = view.timers("t" if of_topic else None, limit=2, after=after)
+                assert page.count == 3
+                assert len(page.messages) <= 2
+                costs.append(len(rows))
+                found += [one.message.body for one in page.messages]
+                after = page.next
+                if after is None:
+                    break
+            assert found == [b"99", b"%d" % (100 + others // 2), b"%d" % (101 + others)]
+            assert len(costs) <= others / 200 + 4
+            most.append(max(costs))
+    # Rows are read in pieces, of which the last is not needed whole.
+    assert max(most) < 5 * 200
 
 
 def test_a_cancel_looks_for_one_key_whose_neighbours_are_known(

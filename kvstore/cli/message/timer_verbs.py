@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+import msgspec
 
 from kvstore import DelayedMessage
 from kvstore.cli.terminal.message_text import body_text, delayed_value, show_delayed
@@ -49,6 +50,10 @@ def list_delayed(
     """
     with store.reading() as calls:
         page = calls.timers(topic, limit=limit, after=after)
+        while page.next is not None and len(page.messages) < limit:
+            # Those behind are many to other topics.
+            more = calls.timers(topic, limit=limit - len(page.messages), after=page.next)
+            page = msgspec.structs.replace(more, messages=[*page.messages, *more.messages])
     columns = ("due", "topic", "queue", "message id", "tag", "keys", "body")
     are = "wait" if topic is None else f"to {topic} wait"
     show_page(store.out, page, delayed_value, columns, _row, are)
