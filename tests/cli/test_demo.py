@@ -12,6 +12,7 @@ from kvstore.cli.trial import demo as module
 from kvstore.cli.trial import killed_writer
 from kvstore.cli.trial.demo_source import Source
 from tests.cli.conftest import Kvmq
+from tests.support.raising import raising
 from tiering.catalog.tiers import Tiers
 
 STEPS = ["put", "pull", "get, find, query", "pop", "archive", "read archives", "kill -9",
@@ -93,11 +94,8 @@ def test_each_check_that_fails_says_what_was_wrong_and_the_rest_goes_on(
             found.body = b"another"
         return found
 
-    def fail(*_: Any) -> Any:
-        raise kvstore.IndexDamaged("no such run")
-
     monkeypatch.setattr(kvstore.Store, "get", wrong)
-    monkeypatch.setattr(module, "pop_topic", fail)
+    monkeypatch.setattr(module, "pop_topic", raising(kvstore.IndexDamaged("no such run")))
     monkeypatch.setattr(Tiers, "record", lambda *_: None)
     ran = kvmq("demo", "--dir", tmp_path / "demo", "--limit", 100)
     assert ran.code == 1

@@ -31,6 +31,7 @@ from kvstore.index.keys import CHECKPOINT, META, checkpoint_value, read_checkpoi
 from tests.support import inside
 from tests.support.contents import bodies, read_around
 from tests.support.files import Effect, WatchedFiles, copy_folder
+from tests.support.raising import raising
 from tests.support.stores import (
     SEGMENT,
     SMALL,
@@ -582,12 +583,10 @@ def test_an_index_that_may_not_be_read_is_not_set_aside(
     tmp_path: Path, placed: list[PutResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Permissions, or too many open files: an index made anew would be without its groups."""
-
-    def refused(*_: object, **__: object) -> None:
-        raise Exception("IO error: While opening a file: CURRENT: Permission denied")
-
     with monkeypatch.context() as broken:
-        inside.database_opening(Families).replace(refused, broken)
+        inside.database_opening(Families).replace(
+            raising(Exception("IO error: While opening a file: CURRENT: Permission denied")), broken
+        )
         for work in (kvstore.open, kvstore.rebuild):
             with pytest.raises(IndexUnavailable):
                 work(tmp_path / "a")

@@ -17,6 +17,7 @@ from kvstore.log import segments as log_segments
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_whole, bodies
 from tests.support.files import Effect, WatchedFiles, none
+from tests.support.raising import raising
 from tests.support.stores import SEGMENT, body, message, opened, put, segment, settings
 
 WAIT = 20.0
@@ -263,12 +264,12 @@ def test_a_put_is_never_refused_after_it_was_written(
 
     config = settings(checkpoint_bytes=20_000, write_mode=mode, clock=VirtualClock())
     with opened(tmp_path / "a", config) as store:
-
-        def refuse(*_: object, **__: object) -> None:
-            raise IndexDamaged("RocksDB refused a write: No space left on device")
-
         with monkeypatch.context() as broken:
-            broken.setattr(Families, "write", refuse)
+            broken.setattr(
+                Families,
+                "write",
+                raising(IndexDamaged("RocksDB refused a write: No space left on device")),
+            )
             refused: list[int] = []
             for n in range(300):
                 try:

@@ -10,6 +10,7 @@ from kvstore import Message, Store, StoreClosed, StoreConfig
 from kvstore.engine import upkeep
 from kvstore.index import key_lookup, key_merge
 from tests.support import inside
+from tests.support.raising import raising
 from tests.support.segment_files import batch, bodies
 from tests.support.stores import SEGMENT, Opens
 
@@ -66,12 +67,8 @@ def test_a_checkpoint_that_was_struck_behind_its_write_puts_no_key_twice(
     owner: object = inside.engine(store)
     for part in way:
         owner = getattr(owner, part)
-
-    def strike(*given: object, **named: object) -> None:
-        raise MemoryError
-
     with monkeypatch.context() as patched:
-        patched.setattr(type(owner), name, strike)
+        patched.setattr(type(owner), name, raising(MemoryError))
         with pytest.raises(MemoryError):
             store.checkpoint()
     assert store.stats().tail_entries == 0, "it was written: nothing is left for the next one"
@@ -127,12 +124,8 @@ def test_what_came_behind_a_checkpoint_that_failed_is_in_the_next(
     part: object = inside.engine(store)
     for step in way:
         part = getattr(part, step)
-
-    def strike(*given: object, **named: object) -> None:
-        raise MemoryError
-
     with monkeypatch.context() as patched:
-        patched.setattr(type(part), name, strike)
+        patched.setattr(type(part), name, raising(MemoryError))
         with pytest.raises(MemoryError):
             store.checkpoint()
     store.put_batch(batch("t", 2, keys=["k"]))

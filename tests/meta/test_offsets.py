@@ -28,6 +28,7 @@ from kvstore.meta.groups import GroupInfo
 from kvstore.meta.topics import Topic
 from tests.support import inside
 from tests.support.clock import START_MS, VirtualClock
+from tests.support.raising import raising
 from tests.support.segment_files import batch
 from tests.support.stores import SEGMENT, SMALL, Opens
 
@@ -529,14 +530,11 @@ def test_what_is_hung_on_a_reset_is_in_its_batch_and_told_how_it_ended(
             raise
         told.append("done")
 
-    def full(*_: object, **__: object) -> None:
-        raise OSError("no")
-
     inside.offsets(filled).resetting.append(hook)
     families = inside.families(filled)
     if fails:
         with monkeypatch.context() as patch:
-            patch.setattr(families, "write", full)
+            patch.setattr(families, "write", raising(OSError("no")))
             with pytest.raises(OSError, match="no"):
                 filled.reset_offset("g", "t", to="end", queue=0)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, NoReturn
+from typing import Final
 
 import pytest
 
@@ -14,6 +14,7 @@ from kvstore.index.keys import LockKey
 from kvstore.pop.inflight.lock_rows import Lock, offsets_of
 from tests.support import inside
 from tests.support.clock import VirtualClock
+from tests.support.raising import raising
 
 Call = Callable[[Store, list[str]], object]
 
@@ -21,12 +22,10 @@ Call = Callable[[Store, list[str]], object]
 @contextmanager
 def no_room(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every write of rows fails meanwhile."""
-
-    def refuse(*_: Any) -> NoReturn:
-        raise DiskFull("there is no room for a row")
-
     with monkeypatch.context() as patched:
-        patched.setattr(inside.families(store), "write_rows", refuse)
+        patched.setattr(
+            inside.families(store), "write_rows", raising(DiskFull("there is no room for a row"))
+        )
         yield
 
 
@@ -89,7 +88,7 @@ def test_a_write_that_fails_changes_no_row_and_nothing_that_is_known_of_rows(
                 assert taken.isdisjoint(offsets_of(key.first, lock.locked))
 
 
-def raising(body: bytes) -> kvstore.SqlFilter:
+def failing_at(body: bytes) -> kvstore.SqlFilter:
     """A filter that fails at a certain message."""
 
     def matches(message: kvstore.StoredMessage) -> bool:
@@ -113,7 +112,7 @@ def test_a_filter_that_raises_changes_nothing(store: Store, clock: VirtualClock,
     before = store.lag("g", "t")
     for body in (b"0", b"3", b"4"):
         with pytest.raises(RuntimeError, match="the filter's own"):
-            store.pop("g", "t", 10, filter=raising(body))
+            store.pop("g", "t", 10, filter=failing_at(body))
         assert store.lag("g", "t") == before
     found = store.pop("g", "t", 20)
     assert len(found) == 10

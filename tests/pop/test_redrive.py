@@ -23,6 +23,7 @@ from tests.pop.test_costs import locks_read
 from tests.support import inside, inside_pops
 from tests.support.clock import VirtualClock
 from tests.support.popping import bodies, put
+from tests.support.raising import raising
 from tests.support.stores import Opens, settings
 
 HOT_FOR: Final = 3600.0
@@ -211,12 +212,12 @@ def test_a_letter_that_was_put_before_a_crash_is_not_put_again(
 ) -> None:
     put(store, 1)
     lose(store, clock)
-
-    def crash(*_: object, **__: object) -> None:
-        raise KeyError("between the copy and the offset")
-
     with monkeypatch.context() as patched:
-        patched.setattr(inside.offsets(store), "put_offset", crash)
+        patched.setattr(
+            inside.offsets(store),
+            "put_offset",
+            raising(KeyError("between the copy and the offset")),
+        )
         with pytest.raises(KeyError):
             store.redrive("g")
     assert store.bounds("t", 0) == (1, 2)

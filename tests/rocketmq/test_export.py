@@ -30,6 +30,7 @@ from kvstore.rocketmq.config_values import Configuration, backoff_of
 from kvstore.rocketmq.configuration import read_configuration
 from tests.fixtures import NAMES, Fixture, unpack_fixture
 from tests.support import inside
+from tests.support.raising import raising
 from tests.support.stores import openings
 
 SMALL = StoreConfig(segment_size=64 << 10)
@@ -271,12 +272,10 @@ def test_an_import_that_fails_half_way_makes_nothing(
     store.create_group("g")
     store.export_rocketmq(tmp_path / "out")
     other = opens("two")
-
-    def refuse(*_: object) -> None:
-        raise TopicExists("as if somebody had been quicker")
-
     with monkeypatch.context() as patch:
-        patch.setattr(inside.groups(other), "put_new", refuse)
+        patch.setattr(
+            inside.groups(other), "put_new", raising(TopicExists("as if somebody had been quicker"))
+        )
         with pytest.raises(TopicExists):
             other.import_rocketmq_config(tmp_path / "out")
     assert (other.topics(), other.groups()) == ([], [])

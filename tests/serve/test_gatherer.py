@@ -22,6 +22,7 @@ from kvstore.serve import lanes
 from kvstore.serve.gatherer import QUEUED_MAX, Gatherer
 from tests.support import inside
 from tests.support.popping import bodies
+from tests.support.raising import raising
 
 pytestmark = pytest.mark.group()
 Served = Callable[[Callable[[Gatherer], Awaitable[Any]]], Any]
@@ -289,12 +290,8 @@ def no_threads(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put("t", b"first", queue=0)
     (popped,) = store.pop("g", "t")
     store.ack(popped.receipt)
-
-    def fail(*given: Any) -> Any:
-        raise AssertionError("a thread makes this call")
-
     for call in ("put_batch", "ack_batch", "_begin_pop"):
-        monkeypatch.setattr(store, call, fail)
+        monkeypatch.setattr(store, call, raising(AssertionError("a thread makes this call")))
 
 
 @pytest.mark.usefixtures("no_threads")

@@ -20,6 +20,7 @@ from kvstore.wire.column_values import sendable
 from kvstore.wire.frames import FAILURE, REPLY, REQUEST, WELCOME, framed
 from kvstore.wire.values import COLUMNS
 from tests.serve.test_frames import HELLO_FRAME, Raw
+from tests.support.raising import raising
 from tests.support.served import ServerThread
 
 ROWS = pa.table({"body": [b"a", b"b", b"c"], "queue": [0, 0, 0], "tag": ["x", None, "y"]})
@@ -41,11 +42,8 @@ def packed(**changes: Any) -> list[Any]:
 def test_neither_side_makes_messages_of_rows(
     client: ServedStore, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise AssertionError("rows became messages")
-
     for call in ("put_batch", "pull"):
-        monkeypatch.setattr(store, call, refuse)
+        monkeypatch.setattr(store, call, raising(AssertionError("rows became messages")))
     assert client.put_columns("t", ROWS).count == 3
     found = pa.record_batch(client.pull_columns("t", 0, 0, columns=["body", "tag"]).columns)
     assert found.to_pydict() == {"body": [b"a", b"b", b"c"], "tag": ["x", None, "y"]}

@@ -16,6 +16,7 @@ from kvstore import Retention, Store
 from kvstore.timing import pending_messages
 from tests.support import inside
 from tests.support.clock import FineClock, VirtualClock
+from tests.support.raising import raising
 from tests.support.stores import cut_to, killed, opened, settings
 from tests.support.waiting import until
 
@@ -75,12 +76,10 @@ def test_a_list_has_no_message_that_was_cancelled_amid_a_checkpoint(
     store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put = [store.put("t", b"", delay=n) for n in (5, 6)]
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError("the disk has gone")
-
     with monkeypatch.context() as patch:
-        patch.setattr(inside.index(store), "write_checkpoint", fail)
+        patch.setattr(
+            inside.index(store), "write_checkpoint", raising(OSError("the disk has gone"))
+        )
         with pytest.raises(OSError, match="has gone"):
             store.checkpoint()
     assert store.cancel(put[0].message_id)

@@ -15,6 +15,7 @@ from kvstore.serve.grpc.held_file import NAME, HeldFile, HeldLocks
 from kvstore.serve.grpc.protocol.answers import Refusal
 from tests.support.clock import VirtualClock
 from tests.support.grpc_doors import OpenDoor
+from tests.support.raising import raising
 from tests.support.rocketmq_client import RocketmqClient
 from tests.support.rocketmq_requests import KINDS, answer, code_of, request_of
 from tests.support.waiting import until
@@ -125,14 +126,14 @@ def test_sends_are_refused_for_now_while_too_many_messages_wait(
 def test_a_message_that_can_not_be_prepared_for_any_reason_is_answered(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*given: object, **named: object) -> None:
-        raise RuntimeError("of no kind that the store has")
-
     request = request_of("SendMessage")
     system = request.messages[0].system_properties
     system.message_type, system.message_id = 4, "id"
     with OpenDoor(store) as door, RocketmqClient(door.endpoint, tmp_path) as client:
-        monkeypatch.setattr("kvstore.serve.gatherer.Gatherer.call", fails)
+        monkeypatch.setattr(
+            "kvstore.serve.gatherer.Gatherer.call",
+            raising(RuntimeError("of no kind that the store has")),
+        )
         assert code_of(client, "SendMessage", request) == "INTERNAL_SERVER_ERROR"
         monkeypatch.undo()
 

@@ -25,6 +25,7 @@ from kvstore.errors import ArchiveDamaged, ArchiveMissing, ArchiveUnavailable
 from tests.support import inside_tiering, stores
 from tests.support.clock import VirtualClock
 from tests.support.files import copy_folder
+from tests.support.raising import raising
 from tests.tiering.catalog.moving import (
     PLACE,
     SEGMENT,
@@ -246,10 +247,7 @@ class Silent:
     """A place that is gone for now."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        def fail(*args: Any, **named: Any) -> Any:
-            raise PlaceUnavailable("it does not answer", "x")
-
-        return fail
+        return raising(PlaceUnavailable("it does not answer", "x"))
 
 
 @pytest.mark.parametrize("lost", ["derived", "index", "index and new places"])

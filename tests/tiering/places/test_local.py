@@ -12,6 +12,7 @@ import pytest
 from tests.support.children import Child, Teller
 from tests.support.clock import VirtualClock
 from tests.support.files import WatchedFiles
+from tests.support.raising import raising
 from tiering.errors import (
     ObjectExists,
     ObjectNameIllegal,
@@ -142,10 +143,7 @@ def test_a_file_in_the_place_of_the_folder_is_no_place(place: Place, root: Path)
 def test_a_file_system_without_hard_links_is_unsuitable(
     place: Place, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_links(*_: object, **__: object) -> None:
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-
-    monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr(os, "link", raising(PermissionError(errno.EPERM, os.strerror(errno.EPERM))))
     with pytest.raises(PlaceUnsuitable, match="hard links"):
         place.check()
     assert names(root) == []

@@ -15,6 +15,7 @@ from kvstore.errors import ArchiveDamaged, StoreError
 from kvstore.files import LocalFiles
 from tests.support import inside
 from tests.support.clock import VirtualClock
+from tests.support.raising import raising
 from tests.tiering.places.lying import Lie, LyingFiles
 from tests.tiering.stores import fill, filled, held
 from tiering import Policy, TieringBusy, TieringStopped, Worker
@@ -437,12 +438,8 @@ def test_what_an_erasure_has_replaced_goes_with_the_next_run_if_it_could_not_go_
     with Worker(store, policy, executor=Inline()) as worker:
         worker.run_once()
         count = len(worker.archives())
-
-        def refuse(*_: object) -> None:
-            raise StoreError("not now")
-
         with monkeypatch.context() as patch:
-            patch.setattr(WorkContext, "overwrite", refuse)
+            patch.setattr(WorkContext, "overwrite", raising(StoreError("not now")))
             report = worker.erase(key="k3")
         assert not report.is_proven
         assert len(report.failed) == count
@@ -579,11 +576,8 @@ def test_an_archive_that_readers_could_not_be_told_of_is_in_no_figure(
 def test_a_worker_that_could_not_be_made_leaves_its_turn_to_the_next(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> None:
-        raise OSError(5, "struck")
-
     with monkeypatch.context() as struck:
-        struck.setattr(Tiers, "use", fails)
+        struck.setattr(Tiers, "use", raising(OSError(5, "struck")))
         with pytest.raises(OSError, match="struck"):
             Worker(store, WARM, executor=Inline())
     with Worker(store, WARM, executor=Inline()) as worker:

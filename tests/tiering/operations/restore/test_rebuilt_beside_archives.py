@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 import pytest
@@ -11,9 +10,9 @@ import pytest
 import kvstore
 from kvstore import Message, Store
 from kvstore.errors import IndexDamaged, RecordDamaged
-from kvstore.index.families import Families
 from kvstore.opening.rebuild import drop_derived
 from tests.support.clock import VirtualClock
+from tests.support.raising import raising
 from tests.tiering.stores import config
 from tiering import Policy, Worker
 
@@ -92,12 +91,10 @@ def test_an_index_that_is_copied_without_its_places_gets_those_of_archives_from_
             assert worker.run_once().failed == {}
         assert store.segments() == []
         store.put("a", b"in the log", queue=0)
-
-    def damaged(_: Families) -> NoReturn:
-        raise IndexDamaged("a block of the places")
-
     monkeypatch.setattr("kvstore.opening.rebuild.drop_derived", lambda *_: False)
-    monkeypatch.setattr("kvstore.opening.rebuild.kept_locations", damaged)
+    monkeypatch.setattr(
+        "kvstore.opening.rebuild.kept_locations", raising(IndexDamaged("a block of the places"))
+    )
     kvstore.rebuild(path, config(clock))
     with kvstore.open(path, config(clock)) as store:
         assert offsets(store) == [0, 1, 2, 3, 4]

@@ -14,6 +14,7 @@ import tiering
 from kvstore import ConfigError, StoredMessage
 from kvstore.errors import FormatTooNew, FormatTooOld
 from tests.support.contents import read_all
+from tests.support.raising import raising
 from tests.tiering.spark.conftest import SEGMENT, by_position
 from tests.tiering.spark.sink.jobs import JOB, Job, Row, Watched, bodies, made_up, objects, write
 from tests.tiering.spark.test_reading import read
@@ -125,12 +126,8 @@ def test_an_overwrite_that_is_cut_off_shows_the_new_rows_and_is_finished_later(
 ) -> None:
     out = tmp_path / "out"
     write(out, made_up("a", 3))
-
-    def cut_off(*_: Any) -> None:
-        raise PlaceError("the network is gone")
-
     with monkeypatch.context() as patched:
-        patched.setattr(jobs, "clear_overwritten", cut_off)
+        patched.setattr(jobs, "clear_overwritten", raising(PlaceError("the network is gone")))
         job = write(out, made_up("b", 2), name="cd", overwrite=True)
     assert len(objects(out)) == 2
     assert bodies(out) == [b"0 of b", b"1 of b"]
@@ -144,12 +141,8 @@ def test_what_was_replaced_twice_over_never_counts_again(
 ) -> None:
     out = tmp_path / "out"
     write(out, placed(0, 1, text=b"first"), name="ab")
-
-    def unreachable(*_: object) -> None:
-        raise PlaceError("no answer")
-
     with monkeypatch.context() as patched:
-        patched.setattr(jobs, "clear_overwritten", unreachable)
+        patched.setattr(jobs, "clear_overwritten", raising(PlaceError("no answer")))
         write(out, placed(0, 1, text=b"second"), name="cd", overwrite=True)
     write(out, placed(0, 1, text=b"third"), name="ef", overwrite=True)
     assert bodies(out) == [b"third1"]
