@@ -63,7 +63,7 @@ cdef object _timer_topic = TIMER_TOPIC, _half_topic = TRANSACTION_HALF_TOPIC
 
 @cython.final
 cdef class Encoder:
-    def __init__(
+    def __cinit__(
         self, routes, UniqueIds ids not None, compress, bytes host not None, *,
         frozenset reserved not None, bytes transient not None, max_body, max_record,
         max_properties, compress_above, compression, property_crc, any_time, cut_ms,

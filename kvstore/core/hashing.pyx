@@ -80,13 +80,16 @@ def xxh32(bytes data not None):
 
 
 cdef int64_t java_hash_of(const uint8_t *at, Py_ssize_t size) noexcept nogil:
-    # Of a text's UTF-16, as a number with a sign. The bytes are UTF-8, halves of pairs included.
+    # Of a text's UTF-16, as a number with a sign. The bytes are UTF-8, halves of pairs included; a
+    # character that they cut ends it.
     cdef const uint8_t *end = at + size
     cdef uint32_t found = 0, unit
     while at < end:
         unit = at[0]
         if unit < 0x80:
             at += 1
+        elif end - at < 2 + (unit >= 0xE0) + (unit >= 0xF0):
+            break
         elif unit < 0xE0:
             unit = (unit & 0x1F) << 6 | at[1] & 0x3F
             at += 2

@@ -413,7 +413,7 @@ cdef class QueueReader:
     cdef bint _check_crc
     cdef bint _property_crc
 
-    def __init__(
+    def __cinit__(
         self, DecodedRuns runs not None, dict maps not None, int64_t segment_size, span,
         bint check_crc=True, unpack=None, bint property_crc=False,
     ):

@@ -25,7 +25,7 @@ cdef enum:
 
 @cython.final
 cdef class QueueOffsets:
-    def __init__(self, end):
+    def __cinit__(self, end):
         self._end = end
         self._next = NumberMap()
 

@@ -42,7 +42,7 @@ cdef int64_t _month_start_ms(int64_t now_ms) noexcept nogil:
 
 @cython.final
 cdef class UniqueIds:
-    def __init__(self, bytes address not None, pid, token):
+    def __cinit__(self, bytes address not None, pid, token):
         if len(address) not in (4, 16):
             raise ValueError(f"an address takes 4 or 16 bytes, not {len(address)}")
         self.prefix = f"{address.hex()}{pid & 0xFFFF:04x}{token & 0xFFFFFFFF:08x}".upper()

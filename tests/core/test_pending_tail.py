@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.core.pending.pending_records import prepare_copies, prepare_notes
 from kvstore.core.queue_offsets import QueueOffsets
+from kvstore.core.scan import scan
 from kvstore.core.tail import PendingTail, Tail
 from kvstore.index.keys import read_timer, timer_key
 from kvstore.message import Message
@@ -165,3 +166,17 @@ def test_messages_that_are_added_while_others_are_taken_are_taken_too() -> None:
             taken += [position for _, position, *_ in found]
     taken += [position for _, position, *_ in tail.take_due(1000, 1000, END, None)]
     assert sorted(taken) == added
+
+
+@pytest.mark.parametrize(
+    "tag", [b"abc\xc3", b"ab\xe2\x82", b"a\xf0\x9f\x98", b"\xf0abc", b"\xff|||"]
+)
+def test_the_copy_of_a_tag_that_is_no_text_has_the_hash_that_a_scan_finds(tag: bytes) -> None:
+    tail, offsets, made = Tail(0), QueueOffsets(lambda queue: 0), encoder()
+    batch = made.prepare([Message("t", b"x", tag="1234", delay=1)], BORN)
+    [(_, data)] = Tail(0).add(batch, offsets, 0, 1 << 40, BORN)
+    held = [(data.replace(b"\x011234\x02", b"\x01" + tag + b"\x02"), 0, len(data), 0, 1, "t", 2)]
+    copies = prepare_copies(made, held, [0], check_crc=True)
+    [(_, copy)] = tail.add(copies, offsets, 0, 1 << 40, BORN)
+    found = scan(copy, 0, len(copy), 0, 1, with_names=True)
+    assert tail.entry_columns()[4].tolist() == found.tag_hashes.tolist()

@@ -85,7 +85,7 @@ cdef int _untrue(str name) except -1:
 
 @cython.final
 cdef class GivenColumns:
-    def __init__(self, batch):
+    def __cinit__(self, batch):
         self._inner = []
         if hasattr(batch, "__arrow_c_array__"):
             schema, array = batch.__arrow_c_array__()

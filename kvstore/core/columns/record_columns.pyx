@@ -85,7 +85,7 @@ cdef class _Forms:
     cdef Py_ssize_t *firsts
     cdef Py_ssize_t shapes, width
 
-    def __cinit__(self, list shapes not None, dict columns not None):
+    def __cinit__(self, tuple shapes not None, dict columns not None):
         cdef Py_ssize_t n = 0, i
         cdef Texts texts
         cdef tuple shape, names
@@ -177,7 +177,8 @@ cdef class _Forms:
 
 
 def join_fields(list shapes not None, shape_of, dict columns not None):
-    cdef _Forms forms = _Forms(shapes, columns)
+    # A copy: nobody changes it between its measure and its use.
+    cdef _Forms forms = _Forms(tuple(shapes), columns)
     cdef View which = numbers_of(shape_of)
     bounds = _empty(which.count + 1, _int64)
     cdef View room = room_of(bounds)

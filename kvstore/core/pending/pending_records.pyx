@@ -18,11 +18,13 @@ from libc.string cimport memchr, memcmp
 from kvstore.core.buffers cimport View, load_be32, load_be64, view_of
 from kvstore.core.encoding cimport Encoder, PreparedBatch, PutRoute, Row
 from kvstore.core.expiry cimport EXPIRY_SIZE, expiry_of
+from kvstore.core.hashing cimport java_hash_of
 from kvstore.core.put_fields cimport DUE_DIGITS, QUEUE_DIGITS
 from kvstore.core.records cimport (
     BORN_V6, FLAGS_AT, Kind, Parts, RECORD, Span, check_body, damaged, left_of, measure, next_pair,
     number_of,
 )
+from kvstore.core.texts cimport is_utf8
 
 from kvstore.errors import RecordDamaged
 
@@ -252,12 +254,22 @@ cdef int _copy_properties(
         batch.add(b"\x01", 1)
         batch.add(<const char *>value.at, value.size)
         if _is(&name, b"TAGS", 4):
-            batch.end_tag(row, batch.properties_size - value.size)
+            _end_tag(batch, row, &value)
         elif _is(&name, b"__SHARDINGKEY", 13):
             batch.end_group(row, batch.properties_size - value.size)
         else:
             batch.add(b"\x02", 1)
     row.hashes_end = batch.hashes_count
+    return 0
+
+
+cdef int _end_tag(PreparedBatch batch, Row *row, const Span *tag) except -1:
+    cdef bytes text
+    batch.end_tag(row, batch.properties_size - tag.size)
+    if not is_utf8(tag.at, tag.size):
+        # As a scan of the log sees it.
+        text = PyUnicode_DecodeUTF8(<const char *>tag.at, tag.size, "replace").encode()
+        row.tag_hash = java_hash_of(<const uint8_t *><const char *>text, len(text))
     return 0
 
 

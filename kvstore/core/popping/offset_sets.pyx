@@ -58,7 +58,7 @@ cdef object _bits_of(const uint64_t *words):
 
 
 cdef class Shelf:
-    def __init__(self):
+    def __cinit__(self):
         self.values, self._order, self._empty = {}, [], 0
 
     cpdef put(self, number, value):
@@ -147,7 +147,7 @@ cdef class Page:
 
 
 cdef class OffsetSet:
-    def __init__(self):
+    def __cinit__(self):
         self.count, self.pages = 0, Shelf()
 
     cpdef add(self, int64_t first, bits):
@@ -238,7 +238,7 @@ cdef class OffsetSet:
 
 
 cdef class QueueLocks:
-    def __init__(self):
+    def __cinit__(self):
         self.rows, self.dues, self.gone_below = 0, None, 0
         self.locked, self.redelivered, self.parked = OffsetSet(), OffsetSet(), OffsetSet()
 

@@ -136,7 +136,7 @@ cdef tuple _row_of(const uint8_t *last):
 @cython.no_gc
 @cython.auto_pickle(False)
 cdef class Receipts:
-    def __init__(self, bytes secret not None):
+    def __cinit__(self, bytes secret not None):
         if not 0 < len(secret) <= SECRET_MAX:
             raise ValueError(f"a secret takes 1 to {SECRET_MAX} bytes, not {len(secret)}")
         self._secret = secret
