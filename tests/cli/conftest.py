@@ -126,6 +126,14 @@ def old(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def policy(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A file with the policy of the test's module."""
+    path = tmp_path / "policy.toml"
+    path.write_text(request.module.POLICY)
+    return path
+
+
 def order(number: int) -> Message:
     """Message `number` of the store: odd ones are paid, every fourth is of customer 4."""
     return Message(

@@ -11,6 +11,8 @@ from kvstore import Message, StoreConfig
 from tests.cli.conftest import Kvmq
 from tests.support.clock import VirtualClock
 
+POLICY = 'hot_for = "1d"\nwarm = "archive"\nclock_doubt = 0\n'
+
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
@@ -25,13 +27,6 @@ def old(tmp_path: Path) -> Path:
             body = b"%d" % number + bytes(1000)
             store.put_batch([Message(topic, body, queue=0, keys=(f"k{number % 5}",))])
         store.seal()
-    return path
-
-
-@pytest.fixture
-def policy(tmp_path: Path) -> Path:
-    path = tmp_path / "policy.toml"
-    path.write_text('hot_for = "1d"\nwarm = "archive"\nclock_doubt = 0\n')
     return path
 
 

@@ -23,13 +23,6 @@ POLICY = 'hot_for = "1d"\nwarm = "old/archive"\n'
 
 
 @pytest.fixture
-def policy(tmp_path: Path) -> Path:
-    path = tmp_path / "policy.toml"
-    path.write_text(POLICY)
-    return path
-
-
-@pytest.fixture
 def tiered(kvmq: Kvmq, old: Path, policy: Path) -> Path:
     ran = kvmq("tier", "run", old, "--policy", policy, "--json")
     assert ran.code == 0, ran.err

@@ -27,13 +27,6 @@ Serves = Callable[..., AbstractContextManager[None]]
 
 
 @pytest.fixture
-def policy(tmp_path: Path) -> Path:
-    path = tmp_path / "policy.toml"
-    path.write_text(POLICY)
-    return path
-
-
-@pytest.fixture
 def serves(old: Path) -> Serves:
     """Serves the store for a block, with the given options."""
 
