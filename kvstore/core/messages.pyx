@@ -379,14 +379,17 @@ def decode_rows(
     buffer, bounds, positions, Py_ssize_t start, Py_ssize_t stop, bint check_crc=True, unpack=None,
 ):
     cdef View view = view_of(buffer), ends = numbers_of(bounds), stated = numbers_of(positions)
-    cdef Py_ssize_t row, at, left
+    cdef Py_ssize_t row, at, end, left
     cdef const uint8_t *record
     cdef list out = []
     if not 0 <= start <= stop <= min(stated.count, ends.count - 1):
         raise ValueError(f"there are no rows {start} to {stop} among {stated.count}")
     for row in range(start, stop):
         at = index_of(ends.numbers[row], ends.numbers[0])
-        left = left_of(view, at, index_of(ends.numbers[row + 1], ends.numbers[0]))
+        end = index_of(ends.numbers[row + 1], ends.numbers[0])
+        if end < 0 and ends.numbers[row + 1] >= ends.numbers[0]:
+            end = view.size  # 2**63 or more behind
+        left = left_of(view, at, end)
         record = view.bytes + at if left else NULL
         out.append(_decoded(record, left, stated.numbers[row], check_crc, unpack, False))
     return out

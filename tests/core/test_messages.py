@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.core.messages import QueueReader, StoredMessage, decode, unpack_host
+from kvstore.core.messages import QueueReader, StoredMessage, decode, decode_rows, unpack_host
 from kvstore.core.names import RESERVED
 from kvstore.core.packed_runs import DecodedRuns
 from kvstore.core.tail import Tail
@@ -254,3 +254,12 @@ def test_a_whole_record_is_held_to_its_own_crc_if_asked() -> None:
 def test_a_message_that_was_not_made_is_refused() -> None:
     with pytest.raises(TypeError, match="no properties"):
         print(StoredMessage.__new__(StoredMessage).tag)
+
+
+def test_a_bound_however_far_behind_ends_a_row_where_its_buffer_ends() -> None:
+    data, positions = encode_record(message()), np.array([3], np.int64)
+    for begin in (-1, -(1 << 63)):
+        bounds = np.array([begin, (1 << 63) - 1], np.int64)
+        assert decode_rows(data, bounds, positions, 0, 1, False) == [
+            decode(data, 0, len(data), 3, False)
+        ]
