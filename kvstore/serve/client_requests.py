@@ -29,7 +29,7 @@ from kvstore.serve.questions import Answer, Questions
 from kvstore.serve.repeated import prepare_again, put_again, put_columns_again
 from kvstore.serve.replies.bounded_reads import pull_within, read_within, weight_of
 from kvstore.serve.replies.open_calls import OpenCall
-from kvstore.serve.replies.reply_room import REPLY_BYTES, SHARE
+from kvstore.serve.replies.reply_room import ASKED_BYTES, REPLY_BYTES, SHARE
 from kvstore.serve.sessions import ClientSession, UnderWay
 from kvstore.serve.tier_jobs import Tells, TierJob
 from kvstore.wire.call_table import HAVE_MESSAGES, HAVE_PROGRESS, REPEATS, TIER
@@ -244,8 +244,9 @@ class Request:
             return 0  # the store refuses it
         if limit * self._store.config.max_body <= REPLY_BYTES:
             return limit
-        if most is None or (type(most) is int and most > REPLY_BYTES):
-            named["max_bytes"] = REPLY_BYTES
+        asked = min(ASKED_BYTES, REPLY_BYTES)
+        if most is None or (type(most) is int and most > asked):
+            named["max_bytes"] = asked
         return limit
 
     # --- replies ---
