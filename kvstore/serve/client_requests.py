@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from kvstore.api.store import Store
+from kvstore.api.topics_part import TopicsPart
 from kvstore.clock import SystemClock
 from kvstore.core.arrow.column_batch import ColumnBatch
 from kvstore.core.popping.receipts import Popped, body_bytes
@@ -22,13 +23,13 @@ from kvstore.errors import (
     StoreError,
     shown,
 )
-from kvstore.message import PulledBatch, PullResult, PutResult, StoredMessage
+from kvstore.message import Message, PulledBatch, PullResult, PutResult, StoredMessage
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.questions import Answer, Questions
 from kvstore.serve.repeated import prepare_again, put_again, put_columns_again
 from kvstore.serve.replies.bounded_reads import pull_within, read_within, weight_of
 from kvstore.serve.replies.open_calls import OpenCall
-from kvstore.serve.replies.reply_room import REPLY_BYTES, SHARE
+from kvstore.serve.replies.reply_room import ASKED_BYTES, REPLY_BYTES, SHARE
 from kvstore.serve.sessions import ClientSession, UnderWay
 from kvstore.serve.tier_jobs import Tells, TierJob
 from kvstore.wire.call_table import HAVE_MESSAGES, HAVE_PROGRESS, REPEATS, TIER
@@ -38,7 +39,8 @@ from kvstore.wire.frames import EVENT, FAILURE, LENGTH, REPLY, REPLY_MAX
 from kvstore.wire.values import frame_of_result, read_arguments, read_batch
 
 _LARGE: Final = 256 << 10
-"""Bytes of messages from which on a thread makes the frame of their reply."""
+"""Bytes of messages from which on a thread makes the frame of their reply, or reads them to be put.
+"""
 _OBJECT: Final = 512
 """Bytes that a message takes as an object, beside its body."""
 _PROGRESS_EVERY: Final = 0.1
@@ -87,25 +89,34 @@ class Request:
         try:
             if self._session.guard is not None:
                 self._session.guard.charge(size)
-            read = read_batch if under_way.method in HAVE_MESSAGES else read_arguments
-            arguments, by_name = read(given), read_arguments(named)
-            if type(arguments) is not list or type(by_name) is not dict:
-                raise FormatError(f"the arguments are {shown(arguments)}, {shown(by_name)}")
-            under_way.call = self._call(under_way.method, arguments, by_name, again)
+            if under_way.method == "put_batch" and size > _LARGE:
+                under_way.call = self._put_large(size, given, named, again)
+            else:
+                arguments, by_name, part = self._read(given, named)
+                under_way.call = self._call(part, arguments, by_name, again)
         except (StoreError, TypeError, ValueError, AttributeError) as e:
             self._reply(FAILURE, pack_error(e))
             return
         if under_way.call is not None:
             under_way.call.add_done_callback(self._made)
 
-    def _call(
-        self, method: str, given: list[Any], named: dict[str, Any], again: bool
-    ) -> OpenCall[Any] | None:
-        hand = _HANDS.get(method)
-        if hand is None and method not in REPEATS:
+    def _read(self, given: Any, named: Any) -> tuple[list[Any], dict[str, Any], TopicsPart | None]:
+        """The arguments, and the part of the store for the call: the client may make it."""
+        method, guard = self._under_way.method, self._session.guard
+        read = read_batch if method in HAVE_MESSAGES else read_arguments
+        arguments, by_name = read(given), read_arguments(named)
+        if type(arguments) is not list or type(by_name) is not dict:
+            raise FormatError(f"the arguments are {shown(arguments)}, {shown(by_name)}")
+        if method not in _HANDS and method not in REPEATS:
             raise CallerError(f"a served store has no call {shown(method)}")
-        guard = self._session.guard
-        part = None if guard is None else guard.check(self._store, method, given, named)
+        part = None if guard is None else guard.check(self._store, method, arguments, by_name)
+        return arguments, by_name, part
+
+    def _call(
+        self, part: TopicsPart | None, given: list[Any], named: dict[str, Any], again: bool
+    ) -> OpenCall[Any] | None:
+        method = self._under_way.method
+        hand = _HANDS.get(method)
         if hand is not None:
             return hand(self, given, named, again)
         if method in HAVE_PROGRESS and "progress" in named:
@@ -131,11 +142,23 @@ class Request:
     def _put(
         self, given: list[Any], named: dict[str, Any], again: bool
     ) -> OpenCall[list[PutResult]]:
-        if len(given) != 1 or named:
-            raise TypeError("put_batch takes one argument, the messages")
+        messages = _messages_of(given, named)
         if again:
-            return self._gatherer.run(partial(put_again, self._store, given[0]))
-        return self._gatherer.put(given[0], self._under_way.size)
+            return self._gatherer.run(partial(put_again, self._store, messages))
+        return self._gatherer.put(messages, self._under_way.size)
+
+    def _put_large(
+        self, size: int, given: Any, named: Any, again: bool
+    ) -> OpenCall[list[PutResult]]:
+        """As `_put`; a thread reads the messages, too: of 50,000 the loop would be held up."""
+
+        def read() -> list[Message]:
+            arguments, by_name, _ = self._read(given, named)
+            return _messages_of(arguments, by_name)
+
+        if again:
+            return self._gatherer.run(lambda: put_again(self._store, read()))
+        return self._gatherer.put_read(read, size)
 
     def _put_columns(
         self, given: list[Any], named: dict[str, Any], again: bool
@@ -221,8 +244,9 @@ class Request:
             return 0  # the store refuses it
         if limit * self._store.config.max_body <= REPLY_BYTES:
             return limit
-        if most is None or (type(most) is int and most > REPLY_BYTES):
-            named["max_bytes"] = REPLY_BYTES
+        asked = min(ASKED_BYTES, REPLY_BYTES)
+        if most is None or (type(most) is int and most > asked):
+            named["max_bytes"] = asked
         return limit
 
     # --- replies ---
@@ -331,6 +355,13 @@ class Request:
         call: OpenCall[Any] = OpenCall(self._loop)
         call.set_result(None)
         return call
+
+
+def _messages_of(given: list[Any], named: dict[str, Any]) -> list[Message]:
+    if len(given) != 1 or named:
+        raise TypeError("put_batch takes one argument, the messages")
+    messages: list[Message] = given[0]
+    return messages
 
 
 def _size_and_count(result: Any) -> tuple[int, int]:

@@ -119,6 +119,12 @@ class Gatherer:
         self._queued += size
         return self._puts.join(messages, size)
 
+    def put_read(
+        self, read: Callable[[], Sequence[Message]], size: int
+    ) -> OpenCall[list[PutResult]]:
+        """As `put`, of messages that are read first, by the thread that puts them."""
+        return self.put_in_turn(lambda: self._store.put_batch(read()), size)
+
     def put_in_turn(self, put: Callable[[], T], size: int) -> OpenCall[T]:
         """Makes another kind of put in its turn among the puts; `size` as above."""
         self._queued += size

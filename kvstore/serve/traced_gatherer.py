@@ -9,7 +9,7 @@ Invariant: the calls are made as by the gatherer without spans.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -61,6 +61,25 @@ class TracedGatherer(Gatherer):
         """See `Gatherer.put`."""
         span = self._sent("put", messages)
         return self._ending(span, super().put(messages, size))
+
+    def put_read(
+        self, read: Callable[[], Sequence[Message]], size: int
+    ) -> OpenCall[list[PutResult]]:
+        """See `Gatherer.put_read`."""
+        spans: list[Span] = []
+
+        def traced_read() -> Sequence[Message]:
+            messages = read()
+            spans.append(self._sent("put", messages))
+            return messages
+
+        def ended(call: OpenCall[list[PutResult]]) -> None:
+            for span in spans:
+                _ended(span, call)
+
+        call = super().put_read(traced_read, size)
+        call.add_done_callback(ended)
+        return call
 
     def ack(self, receipts: Sequence[str]) -> OpenCall[list[AckResult]]:
         """See `Gatherer.ack`."""

@@ -6,7 +6,10 @@ import threading
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import kvstore
 from kvstore import Message, Problem, Store, StoreConfig
@@ -300,3 +303,12 @@ def test_a_schedule_whose_row_is_garbage_or_has_no_topic_is_found(store: Store) 
     )
     assert "the row of schedule 'a' can't be read" in garbage.message
     assert (lost.message, lost.topic) == ("schedule 'b' puts to a topic that there is not", "u")
+
+
+_NUMBERS: Final = st.lists(st.integers(-3, 3) | st.sampled_from([-(1 << 63), (1 << 63) - 1]))
+
+
+@given(_NUMBERS, _NUMBERS)
+def test_values_are_among_others_as_numpy_says(values: list[int], others: list[int]) -> None:
+    columns = np.array(values, np.int64), np.array(others, np.int64)
+    assert verify_waits.are_among(*columns).tolist() == np.isin(*columns).tolist()

@@ -27,7 +27,7 @@ from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.local_connection import Connection, LocalParts
 from kvstore.serve.sessions import Sessions
 from kvstore.wire.frames import framed
-from kvstore.wire.values import frame_of_result
+from kvstore.wire.values import frame_of_result, read_batch
 from tests.serve.test_frames import HELLO_FRAME, Raw, request
 from tests.support.served import serving
 
@@ -121,6 +121,30 @@ def test_the_frame_of_a_large_reply_is_made_by_a_thread(
     assert [name.startswith("kvmq-call") for _, name in sorted(threads.items())] == [
         True, True, True, False
     ]  # fmt: skip
+
+
+def test_the_messages_of_a_large_put_are_read_by_a_thread_and_put_in_their_turn(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(data: bytes) -> object:
+        threads.append(threading.current_thread().name)
+        return read_batch(data)
+
+    threads: list[str] = []
+    monkeypatch.setattr(client_requests, "read_batch", read)
+    puts = [[["t", b"large", 0]] * 30_000, [["t", b"small", 0]], [["t", "wrong", 0]] * 30_000]
+    with serving(store) as server:
+        raw = Raw(server)
+        raw.send(HELLO_FRAME + b"".join(request(n, "put_batch", puts[n - 1]) for n in (1, 2, 3)))
+        assert raw.next()[0] == 0
+        found = {number: (kind, value) for kind, number, value in (raw.next() for _ in puts)}
+        raw.socket.close()
+    assert [found[n][0] for n in (1, 2, 3)] == [1, 1, 2]
+    assert found[3][1][0][0] == "MessageIllegal"
+    assert sorted(name.startswith("kvmq-lane") for name in threads) == [False, True, True]
+    assert store.get("t", 0, 29_999).body == b"large"
+    assert store.get("t", 0, 30_000).body == b"small"
+    assert store.bounds("t", 0).next_offset == 30_001
 
 
 @pytest.mark.parametrize("limit", [80, 200])

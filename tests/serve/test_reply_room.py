@@ -1,6 +1,6 @@
 """The room for replies: many large calls at once, clients that read nothing, and both doors.
 
-Named here: LARGE_MAX, REPLY_BYTES, ROOM.
+Named here: LARGE_MAX, LOOKS, REPLY_BYTES, ROOM.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import pytest
 import kvstore
 import kvstore.aio
 from kvstore import Message, Store, StoreConfig
+from kvstore.read.sql import sql
+from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.grpc import pulling, receiving
 from kvstore.serve.grpc.protocol.protocol_tables import MESSAGING
 from kvstore.serve.grpc.protocol.wire import message_class
@@ -159,6 +161,27 @@ def test_those_that_hold_most_end_one_after_the_other_until_the_rest_has_room(
     held[0].hold(-20)
     held[2].frame(-70)
     assert (ended, rooms.held) == ([1, 0], 19)
+
+
+def test_so_many_pops_of_a_connection_read_at_a_time_and_those_of_others_pass_them(
+    filled: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply_room, "LOOKS", 1)
+
+    async def main() -> None:
+        gatherer = Gatherer(filled)
+        one, other = (ReplyRoom(gatherer.rooms, lambda: None) for _ in range(2))
+        wanted = sql("a IS NULL")  # so that a thread looks
+        assert one.looks.acquire(blocking=False), "a look of the connection is under way"
+        waits = gatherer.pop("g", "t", 1, filter=wanted, room=one)
+        await asyncio.sleep(0)
+        assert len(await gatherer.pop("g", "t", 1, filter=wanted, room=other)) == 1
+        assert not waits.done()
+        one.looks.release()
+        assert len(await waits) == 1
+        await gatherer.close()
+
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 # --- the local protocol ---

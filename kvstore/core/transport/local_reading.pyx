@@ -27,6 +27,8 @@ from kvstore.core.put_values import PutStatus
 cdef enum:
     # Arrays and maps in one another, in a field.
     DEPTH_MAX = 4
+    # Messages between two moments at which other threads may go on: a millisecond.
+    TURN_MESSAGES = 1024
 
 cdef dict _statuses = {status.value: status for status in PutStatus}
 
@@ -80,8 +82,13 @@ def read_messages(data not None):
     cdef Message message
     cdef object topic = None
     cdef list found = []
+    cdef Py_ssize_t number
     expect_array(&given, 1)
-    for _ in range(read_count(&given)):
+    for number in range(read_count(&given)):
+        if number % TURN_MESSAGES == TURN_MESSAGES - 1:
+            # Another thread that waits for Python's lock has its turn.
+            with nogil:
+                pass
         expect_array(&given, MESSAGE_FIELDS)
         message = Message.__new__(Message)
         message.topic = topic = read_shared_text(&given, topic)

@@ -28,7 +28,12 @@ from kvstore.core.names import PREPARED, ROLLBACK, SCHEDULE_TOPIC, TRANSACTION_M
 from kvstore.core.records import facts, property_crc_faults, property_crc_problem
 from kvstore.core.scan import Scan
 from kvstore.engine.engine_context import EngineContext
-from kvstore.engine.verification.verify_waits import WaitsCheck, verify_schedules, verify_sets
+from kvstore.engine.verification.verify_waits import (
+    WaitsCheck,
+    are_among,
+    verify_schedules,
+    verify_sets,
+)
 from kvstore.errors import (
     ArchiveDamaged,
     ArchiveUnavailable,
@@ -462,7 +467,7 @@ class _Segment:
             return
         # A pair as one number: 40 bits of hash do not fit beside 32 of position, 31 and 32 do.
         mixed = (hashes & 0x7FFFFFFF) << 32 | there
-        missing = ~np.isin((wanted & 0x7FFFFFFF) << 32 | positions - self._base, mixed)
+        missing = ~are_among((wanted & 0x7FFFFFFF) << 32 | positions - self._base, mixed)
         for position in positions[missing].tolist():
             what = "a key of the record is not in the index"
             self._report.add(Problem("index", what, position))

@@ -286,7 +286,9 @@ def _parameters(method: str) -> tuple[str, ...]:
 
 
 class CallGuard:
-    """The rights and limits of a client of the file of credentials. Used in the loop's thread."""
+    """The rights and limits of a client of the file of credentials. Used in the loop's thread, but
+    for `check`, which any thread may call.
+    """
 
     def __init__(self, access: AccessControl, limits: ClientLimits, client: Client) -> None:
         self._access = access

@@ -35,8 +35,14 @@ SHARE: Final = (4 << 20) + (256 << 10)
 """Bytes of a reply that is made beside others: a message of the usual greatest size, and all that
 belongs to it.
 """
-REPLY_BYTES: Final = 64 << 20
-"""Bytes of the messages of a reply that a door asks the store for."""
+REPLY_BYTES: Final = 256 << 20
+"""Bytes of the messages of a reply, at most. Pops that could not have more are not told so: the
+store makes these faster.
+"""
+ASKED_BYTES: Final = 64 << 20
+"""Bytes of messages for which the local protocol's door asks where a reply could have more than
+`REPLY_BYTES`.
+"""
 _SMALL: Final = 1 << 20
 _USUAL: Final = 16
 """Behind so many replies below `_SMALL`, a read of up to a share takes no more than that."""
@@ -44,11 +50,9 @@ _LOST: Final = " replies"
 """The name among what a lost connection ends; no client has such a name."""
 LOOKS: Final = 2
 """Pops of one connection that read messages at a time."""
-LARGE_MAX: Final = 4
-HELD_MAX: Final = 512 << 20
-"""Bytes that a server holds for all connections: four of the largest replies while their frames are
-made.
-"""
+LARGE_MAX: Final = 2
+HELD_MAX: Final = 768 << 20
+"""Bytes that a server holds for all connections: the largest reply with its frame, and 256 MiB."""
 
 
 class RoomyLine(Protocol):
