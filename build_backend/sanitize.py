@@ -61,7 +61,7 @@ def _build(compiler: str) -> None:
     # Shared: clang's sanitizer is otherwise one for programs, not for libraries.
     flags = f"{FLAGS} -shared-libasan" if compiler == "clang" else FLAGS
     subprocess.run(
-        [sys.executable, "-c", "import setuptools; setuptools.setup()", "-q", "build_ext", "-i"],
+        [sys.executable, "setup.py", "-q", "build_ext", "-i"],
         cwd=PLACE,
         env={**os.environ, "CC": compiler, "CFLAGS": flags, "LDFLAGS": flags},
         check=True,
