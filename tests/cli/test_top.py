@@ -216,6 +216,29 @@ def test_a_screen_that_is_left_as_it_was(store: Path, end: bytes | signal.Signal
         assert word in drawn.replace(b"\x1b[1;36m", b"").replace(b"\x1b[0m", b""), drawn[-3000:]
 
 
+_STRUCK = """
+import gc, signal, sys
+from kvstore.cli import main
+
+def collected(phase, info):
+    # Python passes over an exception that comes here.
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        gc.callbacks.clear()
+        signal.raise_signal(signal.SIGINT)
+
+gc.set_threshold(100, 2, 2)
+gc.callbacks.append(collected)
+sys.argv = ["kvmq", "top", sys.argv[1], "--interval", "0.1", "--json"]
+main()
+"""
+
+
+def test_an_interrupt_that_python_passes_over_ends_it_at_its_next_pause(store: Path) -> None:
+    command = [sys.executable, "-c", _STRUCK, str(store)]
+    ran = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr.count(b"Exception ignored")) == (0, 1), ran.stderr
+
+
 def test_no_store_is_an_error(kvmq: Kvmq, tmp_path: Path) -> None:
     assert kvmq("top", tmp_path, "--once").code == 1
     assert kvmq("top", tmp_path, "--interval", 0).code == 2

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import select
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -303,13 +304,16 @@ def _draw(
 def _terminal(live: bool) -> Iterator[Callable[[float], bool]]:
     """A function that lets seconds pass and says whether to go on. Ctrl-C ends it quietly."""
     restore = _take_keys() if live and sys.stdin.isatty() else None
+    pause = _SystemPause(keys=restore is not None)
+    before = signal.signal(signal.SIGINT, pause.interrupt)
     if live:
         click.echo(_SCREEN, nl=False)
     try:
-        yield _SystemPause(keys=restore is not None)
+        yield pause
     except KeyboardInterrupt:
         pass  # the way to end it
     finally:
+        signal.signal(signal.SIGINT, before)
         if restore is not None:
             restore()
         if live:
@@ -328,13 +332,23 @@ def _take_keys() -> Callable[[], None]:
 
 
 class _SystemPause:
-    """Lets seconds pass; False if a key ended the verb."""
+    """Lets seconds pass; False if a key or an interrupt ended the verb."""
 
     def __init__(self, *, keys: bool) -> None:
         self._keys = keys
         self._clock = SystemClock()
+        self._is_over = False
+
+    def interrupt(self, *_: object) -> None:
+        """Handles SIGINT. Python passes over an exception that comes amid the clearing up of an
+        object, so it is noted as well.
+        """
+        self._is_over = True
+        raise KeyboardInterrupt
 
     def __call__(self, seconds: float) -> bool:
+        if self._is_over:
+            return False
         if not self._keys:
             self._clock.sleep(seconds)
             return True
