@@ -185,8 +185,7 @@ class MessageKeys:
         """Log positions of records with a key hash from `low` to `high`, newest first, each once.
         All those in segments `first` to `last`, from position `since` on, are among them.
         """
-        if self._written is None:
-            self.parts()
+        self.parts()
         begin = max(first * self._segment_size, since)
         end = (last + 1) * self._segment_size
         asked: dict[int, bool] = {}

@@ -23,6 +23,14 @@ from tiering.spark.report.gather import gather
 DAY: Final = 86_400
 
 
+def archive_all(store: kvstore.Store, clock: VirtualClock) -> None:
+    """Makes the one segment, which holds all messages, archives."""
+    store.seal()
+    clock.advance(5)
+    with Worker(store, Policy(hot_for=1.0, warm="archive", clock_doubt=0.0)) as worker:
+        assert worker.run_once().segments == [0]
+
+
 class Prepared:
     """A store with transactions of two groups, over two days. With archives, all that ended is in
     them.
@@ -52,11 +60,7 @@ class Prepared:
                 inside.ask_about_transactions(store)
             store.put("t", b"plain")
             if with_archives:
-                store.seal()
-                clock.advance(5)
-                policy = Policy(hot_for=1.0, warm="archive", clock_doubt=0.0)
-                with Worker(store, policy) as worker:
-                    assert worker.run_once().segments == [0]
+                archive_all(store, clock)
             clock.advance(DAY)
             store.prepare("t", b"w", group="pay", immunity=5)
             store.prepare("t", b"w", group="pay", immunity=3 * DAY)
@@ -109,11 +113,7 @@ def test_transactions_with_one_id_are_counted_each_as_it_ended(
                 if end != "waits":
                     getattr(store, end)(result)
         if with_archives:
-            store.seal()
-            clock.advance(5)
-            policy = Policy(hot_for=1.0, warm="archive", clock_doubt=0.0)
-            with Worker(store, policy) as worker:
-                assert worker.run_once().segments == [0]
+            archive_all(store, clock)
         waiting = store.transactions().count
     (found,) = gather(spark, str(tmp_path / "s"), now_ms=clock.now_ms()).transactions
     counts = (found.waiting, found.overdue, found.committed, found.rolled_back, found.given_up)
