@@ -426,7 +426,9 @@ def test_a_run_ends_before_a_record_that_was_changed_anywhere(
     found = run(bytes(raw), messages)
     assert len(found) >= sum(m.position - BASE + m.size <= at for m in messages)
     for message in found:
-        assert message == decode(bytes(raw), message.position - BASE, len(raw), message.position)
+        at = message.position - BASE
+        # The change may be the bit that calls the body compressed, and a run is of stored bodies.
+        assert message == decode(bytes(raw), at, len(raw), message.position, raw_body=True)
         assert (message.topic, message.queue) == ("t", 3)
 
 
