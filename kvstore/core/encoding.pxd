@@ -117,10 +117,10 @@ cdef class PreparedBatch:
     cdef uint32_t *hashes
     cdef Py_ssize_t hashes_count
     cdef Py_ssize_t _hashes_room
-    cdef list topics
-    cdef list bodies
-    cdef list routes
-    cdef list _ids
+    # Of each row: its topic, its route, its body, and its id, unless that is made here.
+    cdef list _objects
+    # How many rows have no route.
+    cdef Py_ssize_t unrouted
     # The numbers that the rows had before some were dropped; None: none was.
     cdef list _given
     cdef readonly int64_t stored_at
@@ -141,6 +141,13 @@ cdef class PreparedBatch:
     # The records' bytes; nobody else has them before they are whole.
     cdef readonly bytes records
     cdef int begin(self, Py_ssize_t count, Encoder encoder) except -1
+    cdef object topic(self, Py_ssize_t i)
+    cdef PutRoute route(self, Py_ssize_t i)
+    cdef int set_route(self, Py_ssize_t i, object topic, PutRoute route) except -1
+    cdef int set_body(self, Row *row, bytes body) except -1
+    cdef object message_id(self, Py_ssize_t i)
+    cdef int set_id(self, Row *row, object message_id) except -1
+    cdef int keep(self, list kept) except -1
     cdef int _reserve(self, Py_ssize_t size) except -1 nogil
     cdef int add(self, const char *text, Py_ssize_t size) except -1 nogil
     cdef int add_text(self, const uint8_t *at, Py_ssize_t size, bint blanks) except -1 nogil

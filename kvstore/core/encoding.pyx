@@ -54,6 +54,12 @@ cdef enum:
     LONG = 1 << 16
     # Bytes of a dedup id's property: 8 of its name, 255 of the id.
     DEDUP_MAX = 263
+    # The objects of a row, and how many there are.
+    TOPIC = 0
+    ROUTE = 1
+    BODY = 2
+    ID = 3
+    OBJECTS = 4
 
 # Callers know it as a part of encoding.
 globals()["PutRoute"] = PutRoute
@@ -107,8 +113,7 @@ cdef class Encoder:
             if route is None or message.topic is not topic:
                 topic = message.topic
                 route = self.route(topic)
-            batch.topics[i] = topic
-            batch.routes[i] = route
+            batch.set_route(i, topic, route)
             self._add_body(batch, &batch.rows[i], message.body, route)
             batch.rows[i].queue = number_or_none(message.queue, 0xFFFFFFFF)
             batch.rows[i].flags = <uint32_t>number_within(message.flags, 0xFFFFFFFF)
@@ -148,16 +153,21 @@ cdef class Encoder:
         # Routes and sizes of a batch's checked messages, then their records.
         cdef Py_ssize_t i
         cdef PutRoute route, held = None
-        if None in batch.routes:
+        if batch.unrouted:
+            batch.unrouted = 0
             named = [batch.rows[i].queue for i in range(batch.count)]
             queues = [None if queue < 0 else queue for queue in named]
             sizes = [batch.rows[i].size for i in range(batch.count)]
-            found = self.routes.make_missing(batch.topics, queues, sizes, self.limits.record)
-            batch.routes = list(found)
-            if len(batch.routes) != batch.count:
+            topics = [batch.topic(i) for i in range(batch.count)]
+            found = list(self.routes.make_missing(topics, queues, sizes, self.limits.record))
+            if len(found) != batch.count:
+                refuse("not each message has a route")
+            for i in range(batch.count):
+                batch.set_route(i, topics[i], <PutRoute?>found[i])
+            if batch.unrouted:
                 refuse("not each message has a route")
         for i in range(batch.count):
-            route = <PutRoute?>batch.routes[i]
+            route = batch.route(i)
             if route.host_size != len(self._host):
                 refuse("a route for hosts of another size")
             if route.holds_pending and not batch.rows[i].ends:
@@ -188,7 +198,7 @@ cdef class Encoder:
         row.target = row.queue_key
         write_digits(<uint32_t>row.target, QUEUE_DIGITS, batch.properties + end - 1 - QUEUE_DIGITS)
         row.queue_key = held.base
-        batch.routes[i] = held
+        batch.set_route(i, batch.topic(i), held)
         if not row.is_prepared and (batch.first_due == 0 or row.due < batch.first_due):
             batch.first_due = row.due
         return 0
@@ -209,9 +219,7 @@ cdef class Encoder:
             if PyUnicode_Check(body):
                 refuse("the body is a text")
             body = bytes(body if isinstance(body, (bytes, bytearray)) else memoryview(body))
-        batch.bodies.append(body)
-        row.body = <const uint8_t *>PyBytes_AS_STRING(body)
-        row.body_size = PyBytes_GET_SIZE(body)
+        batch.set_body(row, body)
         if row.body_size > self.limits.body:
             refuse("the body is too large")
         if row.body_size > self.compress_above(route):
@@ -230,10 +238,8 @@ cdef class Encoder:
         cdef bytes packed
         codec = self._compression if route is None else route.compression or self._compression
         packed, flags = self._compress(body, codec)
-        if len(packed) < row.body_size:
-            batch.bodies.append(packed)
-            row.body = <const uint8_t *>PyBytes_AS_STRING(packed)
-            row.body_size = PyBytes_GET_SIZE(packed)
+        if len(packed) < len(body):
+            batch.set_body(row, packed)
             row.system_flags |= <uint32_t>flags
         return 0
 
@@ -253,7 +259,7 @@ cdef class PreparedBatch:
 
     cdef int begin(self, Py_ssize_t count, Encoder encoder) except -1:
         self.count = count
-        self.topics, self.routes, self.bodies, self._ids = [None] * count, [None] * count, [], []
+        self._objects = [None] * (OBJECTS * count)
         self._encoder, self.closings = encoder, encoder.closings
         self.limits = encoder.limits
         self._reserved = encoder._reserved
@@ -261,6 +267,43 @@ cdef class PreparedBatch:
         self.rows = <Row *>calloc(max(count, 1), sizeof(Row))
         if self.rows == NULL:
             raise MemoryError()
+        return 0
+
+    # --- the objects of a row ---
+
+    cdef object topic(self, Py_ssize_t i):
+        return self._objects[OBJECTS * i + TOPIC]
+
+    cdef PutRoute route(self, Py_ssize_t i):
+        return <PutRoute>self._objects[OBJECTS * i + ROUTE]
+
+    cdef int set_route(self, Py_ssize_t i, object topic, PutRoute route) except -1:
+        self._objects[OBJECTS * i + TOPIC] = topic
+        self._objects[OBJECTS * i + ROUTE] = route
+        self.unrouted += route is None
+        return 0
+
+    cdef int set_body(self, Row *row, bytes body) except -1:
+        self._objects[OBJECTS * (row - self.rows) + BODY] = body
+        row.body = <const uint8_t *>PyBytes_AS_STRING(body)
+        row.body_size = PyBytes_GET_SIZE(body)
+        return 0
+
+    cdef object message_id(self, Py_ssize_t i):
+        # Without its number, if it was made here.
+        if self.rows[i].id_number >= 0:
+            return self._encoder.ids.prefix
+        return self._objects[OBJECTS * i + ID]
+
+    cdef int set_id(self, Row *row, object message_id) except -1:
+        self._objects[OBJECTS * (row - self.rows) + ID] = message_id
+        return 0
+
+    cdef int keep(self, list kept) except -1:
+        # Of these rows alone, which rise.
+        self._objects = [
+            self._objects[i] for row in kept for i in range(OBJECTS * row, OBJECTS * (row + 1))
+        ]
         return 0
 
     # --- properties ---
@@ -337,12 +380,11 @@ cdef class PreparedBatch:
         self.add(b"UNIQ_KEY\x01", 9)
         row.id_at = self.properties_size
         if message_id is None:
-            message_id = ids.prefix
             row.id_number = <int64_t>ids.take(now_ms)
             self.add_made_id(row)
         else:
             self._add_str(message_id, False)
-        self._ids.append(message_id)
+            self.set_id(row, message_id)
         return self.end_id(row)
 
     cdef int add_made_id(self, Row *row) except -1 nogil:
@@ -470,7 +512,7 @@ cdef class PreparedBatch:
         self.records = PyBytes_FromStringAndSize(NULL, total)
         out = <uint8_t *>PyBytes_AS_STRING(self.records)
         for i in range(self.count):
-            self._write_around(out, &self.rows[i], <PutRoute>self.routes[i])
+            self._write_around(out, &self.rows[i], self.route(i))
         if total < LONG:
             for i in range(self.count):
                 _write_body(out, &self.rows[i], host)
@@ -517,8 +559,8 @@ cdef class PreparedBatch:
         for i in range(self.count):
             end = self.rows[i].hashes_end
             mine = end - begin
-            if (<PutRoute>self.routes[i]).key_level < ALL_KEYS:
-                mine = (<PutRoute>self.routes[i]).key_level + (self.rows[i].dedup_size > 0)
+            if self.route(i).key_level < ALL_KEYS:
+                mine = self.route(i).key_level + (self.rows[i].dedup_size > 0)
             memmove(self.hashes + kept, self.hashes + begin, mine * sizeof(uint32_t))
             kept += mine
             begin = end
@@ -568,11 +610,11 @@ cdef class PreparedBatch:
         cdef list found = []
         cdef Py_ssize_t i
         cdef PutResult result
-        for i, message_id in enumerate(self._ids):
+        for i in range(self.count):
             result = PutResult.__new__(PutResult)
-            result._id = message_id
+            result._id = self.message_id(i)
             result._number = self.rows[i].id_number
-            result.topic = self.topics[i]
+            result.topic = self.topic(i)
             result.queue = <uint32_t>self.rows[i].queue_key
             result.offset = self.rows[i].offset
             if self.rows[i].due:
@@ -589,8 +631,10 @@ cdef class PreparedBatch:
         return self.rows[i].position
 
     def forget_bodies(self):
+        cdef Py_ssize_t i
         self.records = b""
-        self.bodies = []
+        for i in range(self.count):
+            self._objects[OBJECTS * i + BODY] = None
 
 
 cdef void _write_body(uint8_t *out, Row *row, Py_ssize_t host) noexcept nogil:

@@ -47,6 +47,9 @@ from kvstore.record.put.put_routes import PutRoutes
 if TYPE_CHECKING:
     from kvstore.core.dedup.known_ids import Found
 
+_WRITTEN: Final = PutStatus.WRITTEN
+_FLUSHED: Final = PutStatus.FLUSHED
+"""A member of an Enum takes 0.1 us to look up."""
 _LOOK_MS: Final = 1000
 _LOOK_BYTES: Final = 1 << 20
 """A put looks at the disk once in so long a time, and once for so many bytes of the log: a small
@@ -115,9 +118,9 @@ class Writer:
         self._tail_due = config.checkpoint_bytes
         self._tail_max = 2 * config.checkpoint_bytes
         self.last_stored = last_stored
-        self._status = PutStatus.WRITTEN
+        self._status = _WRITTEN
         if config.flush == "sync":
-            self._status = PutStatus.FLUSHED
+            self._status = _FLUSHED
         elif context.log.staging is not None:
             self._status = PutStatus.STAGED
         self._look_from = self._look_until = self._look_at = 0
@@ -152,7 +155,7 @@ class Writer:
         """
         log, now = self._log, self._clock.now_ms()
         if (
-            self._status is not PutStatus.WRITTEN
+            self._status is not _WRITTEN
             or log.closed
             or log.failure is not None
             or log.end >= self._look_at
@@ -184,7 +187,7 @@ class Writer:
             with suppress(TopicNotFound):
                 if batch.deduped:
                     return ColumnsPut(batch, *self._put_once(batch, now))
-                return ColumnsPut(batch, self.put(batch, now) if len(batch) else PutStatus.WRITTEN)
+                return ColumnsPut(batch, self.put(batch, now) if len(batch) else _WRITTEN)
 
     def _while_nobody_puts(self, close: Callable[[], None]) -> None:
         """Closes queues between two puts; batches that were encoded before look whether theirs are
@@ -235,7 +238,7 @@ class Writer:
                 status = self._settle(batch, end)
                 break
             firsts |= self._repeats.take_out(batch, found, max(now, self.last_stored))
-        if firsts and status is PutStatus.FLUSHED:
+        if firsts and status is _FLUSHED:
             self._flusher.wait(end_of(firsts))
         return status, firsts
 
@@ -317,7 +320,7 @@ class Writer:
         """
         if end >= self._due_at:
             self._wake_housekeeper(end)
-        if self._status is not PutStatus.WRITTEN:
+        if self._status is not _WRITTEN:
             self._finish(end)
         first_due = batch.first_due
         if first_due:
@@ -367,7 +370,7 @@ class Writer:
 
     def _finish(self, end: int) -> None:
         """Waits for the disk, or wakes the flusher for a full staging buffer."""
-        if self._status is PutStatus.FLUSHED:
+        if self._status is _FLUSHED:
             self._flusher.wait(end)
         elif self._log.staging is not None and self._log.staging.full():
             self._flusher.wake()

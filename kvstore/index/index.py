@@ -335,12 +335,12 @@ class Index:
     def next_offset(self, queue: int, end: int) -> int:
         """A queue's next offset."""
         oldest = None
-        for tail in reversed(self.tails.oldest_first()):
-            found = tail.bounds(queue, end)
+        for tail in self.tails:
+            found = None if tail is None else tail.bounds(queue, end)
             if found is not None:
-                if found[1] > found[0]:
-                    return found[1]
-                oldest = found[0]
+                oldest, behind = found
+                if behind > oldest:
+                    return behind
         return self.checkpointed_end(queue).next_offset if oldest is None else oldest
 
     def min_offset(self, queue: int, first_segment: int, end: int) -> int:

@@ -251,14 +251,20 @@ class CommitLog:
             self._append_over_segments(pieces, count)
             return
         [(end, data)] = pieces
-        size, length = self.segment_size, len(data)
-        at = end % size
-        segment = self.segments.map(end // size)
-        if at + length > segment.reserved:
-            self.segments.reserve(end // size, at + length)
+        number, at = divmod(end, self.segment_size)
+        behind = at + len(data)
+        segments = self.segments
+        segment = segments.maps.get(number)
+        if segment is None:
+            segment = segments.map(number)
+        if behind > segment.reserved:
+            segments.reserve(number, behind)
         try:
-            self._write(segment, end, data, count)
-            self.end = end + length
+            if self.staging is None and behind - at < _WRITTEN_FROM:
+                segment.buffer[at:behind] = data
+            else:
+                self._write(segment, end, data, count)
+            self.end = end + behind - at
         except BaseException:
             self._undo(pieces, end)
             raise

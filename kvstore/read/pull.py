@@ -46,6 +46,7 @@ from kvstore.read.cold import READ_ERRORS, UNAVAILABLE_ERRORS, Messages, with_ne
 from kvstore.read.filters import Filter
 from kvstore.read.reader import Reader
 
+_FOUND: Final = PullStatus.FOUND  # a member of an Enum takes 0.1 us to look up
 SCAN_MAX: Final = 800
 """Messages a filtered pull looks at (RocketMQ's limit)."""
 LIMIT_MAX: Final = 1 << 20
@@ -128,7 +129,7 @@ def _pull(
         # Most queues have no message that ever expires: theirs need no look at the time.
         lasting = reader.lasting(topic, queue, offset, count, max_bytes)
         if lasting is not None:
-            return PullResult(lasting, offset + count, low, high, PullStatus.FOUND)
+            return PullResult(lasting, offset + count, low, high, _FOUND)
     check, messages = ExpiryCheck(reader.now_ms(), max(SCAN_MAX, limit), high), []
     if wanted is not None:
         return _filtered(reader, topic, queue, offset, limit, max_bytes, wanted, check)
@@ -139,7 +140,7 @@ def _pull(
         messages = fetch(reader, topic, queue, offset, count, max_bytes, check)
         found, last = len(messages), messages[-1].offset if messages else -1
     last = max([last, *check.offsets[-1:]])
-    status = PullStatus.FOUND if found else PullStatus.NO_MATCHED_MESSAGE
+    status = _FOUND if found else PullStatus.NO_MATCHED_MESSAGE
     following = high if last < 0 else last + 1
     return PullResult(messages, following, low, high, status, len(check.offsets))
 
@@ -314,7 +315,7 @@ def _pulled(
 ) -> PullResult:
     """The result of a pull that goes on at `following`, whatever else was read."""
     check.forget_from(following)
-    status = PullStatus.FOUND if messages else PullStatus.NO_MATCHED_MESSAGE
+    status = _FOUND if messages else PullStatus.NO_MATCHED_MESSAGE
     return PullResult(messages, following, low, high, status, len(check.offsets))
 
 

@@ -42,10 +42,8 @@ def prepare_columns(
     name.at = <const uint8_t *>PyUnicode_AsUTF8AndSize(topic, &name.size)
     batch.begin(given.count, encoder)
     route = encoder.route(topic)
-    batch.topics = [topic] * batch.count
-    batch.routes = [route] * batch.count
-    # The bodies are in the arrays.
-    batch.bodies.append(given)
+    for i in range(batch.count):
+        batch.set_route(i, topic, route)
     cdef Py_ssize_t above = encoder.compress_above(route)
     cdef int64_t window = window_of(route)
     for number in range(given._chunk_count):
@@ -106,11 +104,10 @@ def result_columns(PreparedBatch batch not None):
 def row_results(PreparedBatch batch not None, status):
     cdef Span text
     cdef Py_ssize_t i
-    if not batch._ids:
-        for i in range(batch.count):
-            text = _id_of(batch, &batch.rows[i])
-            batch._ids.append(PyUnicode_DecodeUTF8(<const char *>text.at, text.size, NULL))
-            batch.rows[i].id_number = -1
+    for i in range(batch.count):
+        text = _id_of(batch, &batch.rows[i])
+        batch.set_id(&batch.rows[i], PyUnicode_DecodeUTF8(<const char *>text.at, text.size, NULL))
+        batch.rows[i].id_number = -1
     return batch.results(status)
 
 

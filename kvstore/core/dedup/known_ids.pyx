@@ -223,7 +223,7 @@ cdef class KnownIds:
                 position = _position(&self._old, row.dedup_hash)
             if (
                 position == NONE
-                and now - (<PutRoute>batch.routes[i]).dedup_window >= self.since
+                and now - batch.route(i).dedup_window >= self.since
             ):
                 return 0
             # A hint at no record is another one than the record that comes there.
@@ -234,7 +234,7 @@ cdef class KnownIds:
         dedup_id = at[:row.dedup_size - NAME_SIZE].decode()
         if before != NONE:
             before = _given_row(batch, before)
-        found.append((_given_row(batch, i), before, position, batch.topics[i], dedup_id))
+        found.append((_given_row(batch, i), before, position, batch.topic(i), dedup_id))
         return 0
 
     def add(self, PreparedBatch batch not None):
@@ -248,7 +248,7 @@ cdef class KnownIds:
                     self._turn_over(batch.stored_at, row.position)
                     is_first = False
                 self._new.window = max(
-                    self._new.window, (<PutRoute>batch.routes[i]).dedup_window
+                    self._new.window, batch.route(i).dedup_window
                 )
                 _put(&self._new, row.dedup_hash, row.position)
 
@@ -284,7 +284,7 @@ def drop_rows(PreparedBatch batch not None, rows):
     # The numbers first: what the caller's collection runs must not find a batch half done.
     cdef set gone = {int(i) for i in rows}
     cdef Py_ssize_t i, hashed = 0, kept = 0, hashes = 0, size = 0, first
-    cdef list records = [], topics = [], routes = [], ids = [], given = []
+    cdef list records = [], left = [], given = []
     cdef Row *row = batch.rows + batch.count - 1
     if not batch.deduped or not gone:
         return
@@ -298,10 +298,7 @@ def drop_rows(PreparedBatch batch not None, rows):
             continue
         given.append(_given_row(batch, i))
         records.append(batch.records[row.at:row.at + row.size])
-        topics.append(batch.topics[i])
-        routes.append(batch.routes[i])
-        if batch._ids:
-            ids.append(batch._ids[i])
+        left.append(i)
         for first in range(first, hashed):
             batch.hashes[hashes] = batch.hashes[first]
             hashes += 1
@@ -310,5 +307,6 @@ def drop_rows(PreparedBatch batch not None, rows):
         batch.rows[kept] = row[0]
         kept += 1
     batch.records = b"".join(records)
-    batch.topics, batch.routes, batch._ids, batch._given = topics, routes, ids, given
+    batch.keep(left)
+    batch._given = given
     batch.count, batch.hashes_count = kept, hashes

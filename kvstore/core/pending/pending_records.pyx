@@ -180,12 +180,10 @@ def prepare_copies(
         if route is None or one[5] is not topic:
             topic = one[5]
             route = encoder.route(topic)
-        batch.topics[i] = topic
-        batch.routes[i] = route
+        batch.set_route(i, topic, route)
         row = &batch.rows[i]
         body = PyBytes_FromStringAndSize(<const char *>record + p.body_at, p.body_size)
-        batch.bodies.append(body)
-        row.body, row.body_size = <const uint8_t *>PyBytes_AS_STRING(body), p.body_size
+        batch.set_body(row, body)
         row.queue = _number(&wait.queue, QUEUE_DIGITS)
         if route is not None and row.queue >= route.write_queues:
             # The topic has fewer queues than when the message was put.
@@ -275,9 +273,9 @@ cdef int _end_tag(PreparedBatch batch, Row *row, const Span *tag) except -1:
 
 cdef int _add_id(PreparedBatch batch, Row *row, const Wait *wait) except -1:
     row.id_number = -1
-    batch._ids.append(
-        PyUnicode_DecodeUTF8(<const char *>wait.unique_id.at, wait.unique_id.size, "replace")
-    )
+    batch.set_id(row, PyUnicode_DecodeUTF8(
+        <const char *>wait.unique_id.at, wait.unique_id.size, "replace"
+    ))
     batch.add(b"UNIQ_KEY\x01", 9)
     row.id_at = batch.properties_size
     batch.add(<const char *>wait.unique_id.at, wait.unique_id.size)
@@ -316,10 +314,9 @@ def prepare_notes(
     cdef View view
     cdef PutRoute route = encoder.pending_route(is_prepared)
     batch.begin(len(held), encoder)
-    batch.topics = [one[5] for one in held]
-    batch.routes = [route] * batch.count
     for i in range(batch.count):
         one = held[i]
+        batch.set_route(i, one[5], route)
         if ids is not None and ids[i] is not None:
             # The record can't be read.
             _read_wait(&wait, NULL, 0)

@@ -74,7 +74,7 @@ class H2Sender:
         self._out.append(frames)
         self._out_size += len(frames)
 
-    def put_frame(self, kind: FrameKind, flags: int, stream: int, payload: bytes) -> None:
+    def put_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         """Sends one such frame."""
         self.put(frame_of(kind, flags, stream, payload))
 

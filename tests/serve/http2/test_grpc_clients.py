@@ -226,15 +226,17 @@ class Waiting:
             "/test.Echo/gathered": Gathered(self.gathered),
         }
 
-    def begin(self, channel: grpc.Channel, name: str, timeout: float | None) -> Any:
-        """Begins a call, and waits until its handler has."""
+    def call(self, channel: grpc.Channel, name: str, timeout: float | None = None) -> Any:
         if name in ("unary", "gathered"):
-            call = one(channel, name).future(b"", timeout=timeout)
-        elif name == "stream":
-            call = channel.unary_stream(f"/test.Echo/{name}", same, same)(b"", timeout=timeout)
-        else:
-            silent: Iterator[bytes] = iter(threading.Event().wait, True)  # type: ignore[arg-type] # it never ends
-            call = channel.stream_stream(f"/test.Echo/{name}", same, same)(silent, timeout=timeout)
+            return one(channel, name).future(b"", timeout=timeout)
+        if name == "stream":
+            return channel.unary_stream(f"/test.Echo/{name}", same, same)(b"", timeout=timeout)
+        silent: Iterator[bytes] = iter(threading.Event().wait, True)  # type: ignore[arg-type] # it never ends
+        return channel.stream_stream(f"/test.Echo/{name}", same, same)(silent, timeout=timeout)
+
+    def begin(self, channel: grpc.Channel, name: str) -> Any:
+        """Begins a call, and waits until its handler has."""
+        call = self.call(channel, name)
         assert self.begun.acquire(timeout=_PATIENCE)
         return call
 
@@ -249,7 +251,7 @@ def test_a_call_that_the_client_takes_back_ends_its_handler(name: str) -> None:
         serving(waiting.methods) as made,
         grpc.insecure_channel(f"127.0.0.1:{made.port}") as channel,
     ):
-        waiting.begin(channel, name, None).cancel()
+        waiting.begin(channel, name).cancel()
         until(lambda: waiting.ended == [name])
 
 
@@ -260,9 +262,13 @@ def test_a_deadline_ends_the_handler_too(name: str) -> None:
         serving(waiting.methods) as made,
         grpc.insecure_channel(f"127.0.0.1:{made.port}") as channel,
     ):
-        call = waiting.begin(channel, name, 0.2)
-        assert call.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-        until(lambda: waiting.ended == [name])
+        # On a machine with other work a handler may not begin before a short deadline.
+        for seconds in (0.2, 2, 20):
+            call = waiting.call(channel, name, seconds)
+            assert call.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            if waiting.begun.acquire(blocking=False):
+                break
+        until(lambda: {*waiting.ended} == {name})
 
 
 @pytest.mark.parametrize("name", ["unary", "gathered"])
@@ -270,7 +276,7 @@ def test_a_lost_connection_ends_its_calls(name: str) -> None:
     waiting = Waiting()
     with serving(waiting.methods) as made:
         with grpc.insecure_channel(f"127.0.0.1:{made.port}") as channel:
-            waiting.begin(channel, name, None)
+            waiting.begin(channel, name)
         until(lambda: waiting.ended == [name])
         until(lambda: not made.server.connections)
 
@@ -281,7 +287,7 @@ def test_a_server_that_closes_fails_its_calls_as_unavailable() -> None:
         serving(waiting.methods) as made,
         grpc.insecure_channel(f"127.0.0.1:{made.port}") as channel,
     ):
-        call = waiting.begin(channel, "unary", None)
+        call = waiting.begin(channel, "unary")
         made.run(made.server.close())
         assert call.code() == grpc.StatusCode.UNAVAILABLE
         assert waiting.ended == ["unary"]
