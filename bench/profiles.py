@@ -47,7 +47,7 @@ WORKS: Final = {
     "put": Work(("put_batch",), ("Calls.put_batch",)),
     "put, one by one": Work(("put",), ("Calls.put",)),
     "pull": Work(("pull",), ("Calls.pull",)),
-    "pop and ack": Work(("pop",), ("Calls.pop", "Calls.ack_batch")),
+    "pop and ack": Work(("pop",), ("PopCalls.pop", "PopCalls.ack_batch")),
     "checkpoint": Work(("index_many",), ("Upkeep.checkpoint",)),
     "tier": Work(("archive_size", "--topics", "8"), ("segment_task",)),
 }

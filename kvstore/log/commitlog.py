@@ -185,7 +185,8 @@ class CommitLog:
                 f"{self.folder.parent} was opened read-only; open it without read_only=True to "
                 "write"
             )
-        self.check_failure()
+        if self.failure is not None:
+            self.check_failure()
 
     def check_going_on(self) -> None:
         """`StoreClosed` for a call of many steps, between two of them, if the store is closed or

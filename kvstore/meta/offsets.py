@@ -35,7 +35,7 @@ from contextlib import AbstractContextManager
 from functools import lru_cache
 from itertools import chain
 from struct import Struct
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -127,15 +127,6 @@ class Commit(NamedTuple):
     topic: int
     queue: int
     offset: int
-
-
-class PopProgress(Protocol):
-    """The part of an in-flight table that offsets need."""
-
-    group: int
-    topic: int
-    passed: dict[int, int]
-    expired: dict[int, int]
 
 
 Resetting = Callable[[Batch, GroupInfo, Topic, Mapping[int, int]], AbstractContextManager[None]]
@@ -399,26 +390,26 @@ class Offsets:
         self._last_rows.pop(key, None)
         self._put(batch, key, offset)
 
-    def pop_row(
-        self, flight: PopProgress, queue: int, offset: int, passed: int, expired: int
-    ) -> KeyValue:
-        """The row that says where a pop's queue goes on, and that its filter refused `passed`
-        messages more than are known, and `expired` more had expired. No `written` follows: the
-        in-flight table has these values.
+    def pop_rows(
+        self, group: int, topic: int, positions: Iterable[tuple[int, int, int, int]]
+    ) -> list[KeyValue]:
+        """The rows that say where a group's pops go on in queues of a topic: for each a queue, its
+        next offset, and how many of its messages filters have refused, and how many had expired. No
+        `written` follows: the in-flight table has these values.
         """
-        key = offset_key(flight.group, flight.topic, queue)
-        if self._last_rows:
-            self._last_rows.pop(key, None)
         if self.history_rows.is_on:
-            self.moved[flight.group, flight.topic] = True
+            self.moved[group, topic] = True
         self._unsynced = True
-        if flight.passed:
-            passed += flight.passed.get(queue, 0)
-        if flight.expired:
-            expired += flight.expired.get(queue, 0)
-        if passed or expired:
-            return key, _packed(Committed(offset, self.recoveries, passed, expired))
-        return key, _ROW.pack(offset, self.recoveries)
+        rows: list[KeyValue] = []
+        for queue, offset, passed, expired in positions:
+            key = offset_key(group, topic, queue)
+            if self._last_rows:
+                self._last_rows.pop(key, None)
+            if passed or expired:
+                rows.append((key, _packed(Committed(offset, self.recoveries, passed, expired))))
+            else:
+                rows.append((key, _ROW.pack(offset, self.recoveries)))
+        return rows
 
     def written(self) -> None:
         """Notes that a batch with offsets was written: it is to be synced."""

@@ -153,6 +153,10 @@ class Topics:
             )
         return found
 
+    def known(self, name: str) -> Topic | None:
+        """A topic in use that is in memory; None takes a look with `find`. No pattern has one."""
+        return self._cache.get(name)
+
     def of_callers(self, name: str) -> Topic:
         """A topic that callers may read, alter and delete; `CallerError` for one in which messages
         wait: nobody reads these before their time, and all of them are found again.

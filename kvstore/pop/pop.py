@@ -23,6 +23,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from types import NoneType
 from typing import Any, Final, NamedTuple
 
 from kvstore.core.popping.receipts import Delivery, Popped
@@ -57,11 +58,33 @@ _PAUSE: Final = 0.02
 """Seconds until another look where a row stays due that is not for this poll."""
 _log = logging.getLogger("kvmq")
 _CHECKED_MAX: Final = 1024
+_QUEUE_TYPES: Final = (NoneType, int)
 _LOOKED_MAX: Final = 8 * SCAN_MAX
 """Messages that a pop with a filter looks at before it says that it found none: some 30 ms."""
 _free: Final = nullcontext()
 _NOTHING: Final = Wanted(0, UNLIMITED, 0, None, None, b"")
 """Asks for nothing: a claim by it only sends rows to the dead letters."""
+
+
+def _is_usual(
+    limit: object,
+    max_bytes: object,
+    invisible_for: object,
+    queue: object,
+    filter: object,
+    attempt_id: object,
+) -> bool:
+    """Whether right arguments of a pop will come again, and are told from wrong ones that equal
+    them by their types alone.
+    """
+    return (
+        attempt_id is None
+        and max_bytes is None
+        and type(limit) is int
+        and type(invisible_for) is float
+        and type(queue) in _QUEUE_TYPES
+        and (filter is None or isinstance(filter, str | SqlFilter))
+    )
 
 
 class _Stand(NamedTuple):
@@ -202,33 +225,34 @@ class Pop:
         invisible_for, queue, filter and attempt_id of `Store.pop`.
         """
         # The same few arguments come again and again: finding them costs a third of checking them.
-        limit, max_bytes, invisible_for, queue, filter, attempt_id = asked
+        limit, _, invisible_for, queue, _, _ = asked
+        usual = id(group), id(topic), asked
         # True equals 1, but only one of the two types is right.
-        is_usual = (
-            attempt_id is None
-            and max_bytes is None
-            and type(limit) is int
-            and type(invisible_for) is float
-            and (queue is None or type(queue) is int)
-            and (filter is None or isinstance(filter, str | SqlFilter))
-        )
-        if not is_usual:
-            return Claimant(self._context, group, topic, check_wanted(topic, *asked))
-        usual = id(group), id(topic), limit, invisible_for, queue, filter
-        known = self._checked.get(usual)
-        if known is None or known.table.gone or known.table.dead:
-            known = Claimant(self._context, group, topic, check_wanted(topic, *asked))
+        if type(limit) is int and type(invisible_for) is float and type(queue) in _QUEUE_TYPES:
+            try:
+                known = self._checked.get(usual)
+            except TypeError:
+                known = None  # a filter of a wrong type
+            if known is not None and not (known.table.gone or known.table.dead):
+                return known
+        made = Claimant(self._context, group, topic, check_wanted(topic, *asked))
+        if _is_usual(*asked):
             if len(self._checked) >= _CHECKED_MAX:
                 self._checked.clear()
-            self._checked[usual] = known
-        return known
+            self._checked[usual] = made
+        return made
 
     def asking(
         self, group: GroupInfo, topic: str | Sequence[str], asked: tuple[Any, ...]
     ) -> Claimant | Several:
         """Who pops one topic, or several: as `claimant`, for a name, a pattern or a list."""
-        if isinstance(topic, str) and not is_pattern(topic):
-            return self.claimant(group, self._context.topics.get(topic), asked)
+        if isinstance(topic, str):
+            # Mostly it is in memory, and then it is no pattern.
+            known = self._context.topics.known(topic)
+            if known is not None:
+                return self.claimant(group, known, asked)
+            if not is_pattern(topic):
+                return self.claimant(group, self._context.topics.get(topic), asked)
         check_wanted(None, *asked)
         topics = self._sets.get(group, topic)
         return Several(

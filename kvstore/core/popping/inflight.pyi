@@ -41,15 +41,9 @@ class Change:
     """Queue -> how many of its messages were passed over because they have expired."""
 
     def __init__(self) -> None: ...
-    def passed_in(self, queue: int) -> int:
-        """How many of a queue's messages a filter has refused."""
-
     @property
     def has_expired(self) -> bool:
         """Whether any message was passed over because it has expired."""
-
-    def expired_in(self, queue: int) -> int:
-        """How many of a queue's messages were passed over because they have expired."""
 
     def park(self, key: Key, lock: Row) -> None:
         """Sets a row of parked messages as it is from now on; it goes if it has none."""
@@ -170,6 +164,11 @@ class InflightRows:
 
     def redeliver(self, key: Key, locked: int) -> None:
         """Counts messages of a row as handed out before."""
+
+    def positions(self, change: Change) -> list[tuple[int, int, int, int]]:
+        """The queues whose next offsets a change sets, with these, and how many of their messages
+        filters will have refused, and how many will have expired, once it is written.
+        """
 
     def apply(self, change: Change) -> None:
         """Counts a change that was written."""

@@ -134,15 +134,9 @@ cdef class Change:
             self._expired = {}
         return self._expired
 
-    def passed_in(self, queue):
-        return 0 if self._passed is None else self._passed.get(queue, 0)
-
     @property
     def has_expired(self):
         return bool(self._expired)
-
-    def expired_in(self, queue):
-        return 0 if self._expired is None else self._expired.get(queue, 0)
 
     cdef _add(self, key, lock, bytes packed):
         if not self.added:
@@ -365,6 +359,20 @@ cdef class InflightRows:
     def redeliver(self, key, locked):
         self._held(key[3]).redelivered.add(key[4], locked)
 
+    def positions(self, Change change not None):
+        cdef dict passed = change._passed or _NO_ROWS, expired = change._expired or _NO_ROWS
+        if not (passed or expired or self.passed or self.expired):
+            return [(queue, at, 0, 0) for queue, at in change.next.items()]
+        return [
+            (
+                queue,
+                at,
+                self.passed.get(queue, 0) + passed.get(queue, 0),
+                self.expired.get(queue, 0) + expired.get(queue, 0),
+            )
+            for queue, at in change.next.items()
+        ]
+
     def apply(self, Change change not None):
         for key, lock, _ in change.removed:
             self.known.pop(key, None)
@@ -385,12 +393,14 @@ cdef class InflightRows:
             self.known.clear()
         for key, parked in change.parked:
             self.park(key, parked)
-        if change.next:
-            self.next.update(change.next)
-        for queue, count in (change._passed or _NO_ROWS).items():
-            self.passed[queue] = self.passed.get(queue, 0) + count
-        for queue, count in (change._expired or _NO_ROWS).items():
-            self.expired[queue] = self.expired.get(queue, 0) + count
+        for queue, at in change.next.items():
+            self.next[queue] = at
+        if change._passed:
+            for queue, count in change._passed.items():
+                self.passed[queue] = self.passed.get(queue, 0) + count
+        if change._expired:
+            for queue, count in change._expired.items():
+                self.expired[queue] = self.expired.get(queue, 0) + count
 
     def note_attempt(self, attempt_id, key):
         self.attempts.setdefault(attempt_id, []).append(_key(key))

@@ -352,13 +352,7 @@ class InflightTables:
         A write that raised has changed nothing.
         """
         if change.next:
-            offsets = []
-            for queue, offset in change.next.items():
-                offsets.append(  # mostly one, for which a comprehension is dear
-                    self._offsets.pop_row(
-                        table, queue, offset, change.passed_in(queue), change.expired_in(queue)
-                    )
-                )
+            offsets = self._offsets.pop_rows(table.group, table.topic, table.positions(change))
             self._families.write_rows((LOCKS, change.rows), (OFFSETS, offsets))
         else:
             self._families.write_rows((LOCKS, change.rows))
