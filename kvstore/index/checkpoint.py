@@ -313,7 +313,10 @@ class TagCodes:
         if not len(tag_hashes):
             return tag_hashes
         low = int(tag_hashes.min())
-        different = np.array([low]) if low == int(tag_hashes.max()) else np.unique(tag_hashes)
+        different = np.array([low])
+        if low != int(tag_hashes.max()):
+            # For the values alone numpy imports its masked arrays, a megabyte, and is no faster.
+            different, _ = np.unique(tag_hashes, return_counts=True)
         room = CODES_MAX - len(self._hashes)
         fresh = different[~np.isin(different, self._hashes)][:room]
         if len(fresh):
