@@ -51,7 +51,7 @@ which no other thread runs.
 """
 
 
-Rows = tuple[str, list[bytes], list[bytes]]
+Rows = tuple[str, Sequence[bytes], Sequence[bytes]]
 """Family, keys and values of rows."""
 
 
