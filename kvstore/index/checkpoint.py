@@ -90,6 +90,10 @@ class CutValues(Sequence[bytes]):
         starts, ends = self._starts[at], self._ends[at]
         return CutValues(self._data, starts, ends) if type(at) is slice else self._data[starts:ends]
 
+    def sizes(self) -> I64:
+        """The bytes of each."""
+        return self._ends - self._starts
+
     def __iter__(self) -> Iterator[bytes]:
         for at in range(0, len(self), _CUT_AT_ONCE):
             behind = at + _CUT_AT_ONCE
@@ -100,6 +104,8 @@ class CutValues(Sequence[bytes]):
 
 KeysValues = tuple[Sequence[bytes], Sequence[bytes]]
 """Keys and values of rows."""
+CutRows = tuple[CutValues, CutValues]
+"""Keys and values that are cut."""
 
 
 def _rows_of(table: NDArray[np.void]) -> CutValues:
@@ -151,9 +157,7 @@ class Ranges(NamedTuple):
         return queues, ends, segments
 
 
-def run_rows(
-    tail: Tail, segment_size: int, coded: Callable[[I64], I64]
-) -> tuple[KeysValues, Ranges]:
+def run_rows(tail: Tail, segment_size: int, coded: Callable[[I64], I64]) -> tuple[CutRows, Ranges]:
     """The rows of `runs` for a tail that gets no more entries, and the ranges they make up;
     `coded` puts codes for tag hashes.
     """
@@ -179,7 +183,7 @@ def run_rows(
 
 def pack_rows(
     columns: Columns, starts: I64, segments: I64, queues: NDArray[np.uint64], firsts: I64
-) -> KeysValues:
+) -> CutRows:
     """Keys and values of `runs` for columns cut at `starts`; the other arguments have one value a
     run.
     """
