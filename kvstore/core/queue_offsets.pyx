@@ -77,6 +77,8 @@ cdef class QueueHeads:
         cdef Py_ssize_t i
         cdef uint64_t queue
         cdef int64_t next
+        if not len(queues) == len(next_offsets) == len(segments):
+            raise ValueError("a queue has one next offset and one segment")
         for i in range(len(queues)):
             queue, next = queues[i], next_offsets[i]
             # The offset comes last: who finds it finds the segment.

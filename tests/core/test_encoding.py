@@ -401,6 +401,8 @@ def test_the_heads_of_queues_are_known_until_they_are_forgotten() -> None:
     heads.note([queues[3]], [9], [-1])
     assert (heads.next_offset(queues[3]), heads.segment(queues[3])) == (9, -1)
     assert len(heads) == 400
+    with pytest.raises(ValueError, match="one next offset"):
+        heads.note([queues[3], queues[4]], [9], [-1, -1])
     heads.forget_all()
     assert (len(heads), heads.next_offset(queues[0]), heads.segment(queues[0])) == (0, None, None)
 
