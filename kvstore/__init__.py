@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kvstore.api.founding import ImportReport, RebuildReport, import_rocketmq, rebuild
 from kvstore.api.namespace_view import Namespace
 from kvstore.api.store import Store
-from kvstore.client.served_store import ServedStore
 from kvstore.config import ArchiveAccess, Retention, StoreConfig
 from kvstore.consume.consumer import Consumer
 from kvstore.consume.consuming import ConsumerStats
@@ -111,7 +110,6 @@ from kvstore.pop.nack import Nack
 from kvstore.pop.progress import GroupStats
 from kvstore.read.sql import SqlFilter, sql
 from kvstore.rocketmq.export import ExportReport
-from kvstore.sharding.connecting import connect
 from kvstore.timing.checks import Checker
 from kvstore.timing.delayed_message import DelayedMessage, DelayedPage, DelayStats
 from kvstore.timing.prepared_message import PreparedMessage, PreparedPage
@@ -144,15 +142,23 @@ def open(
 
 
 if TYPE_CHECKING:
+    from kvstore.client.served_store import ServedStore
+    from kvstore.sharding.connecting import connect
     from kvstore.sharding.sharded_store import ShardedStore
+
+_ELSEWHERE: Final = {
+    "ServedStore": "kvstore.client.served_store",
+    "ShardedStore": "kvstore.sharding.sharded_store",
+    "connect": "kvstore.sharding.connecting",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # Who needs no asyncio doesn't wait for it.
+    # Who needs no asyncio and no connection doesn't wait for their modules, or keep them in memory.
     if name == "aio":
         return importlib.import_module("kvstore.aio")
-    if name == "ShardedStore":
-        return importlib.import_module("kvstore.sharding.sharded_store").ShardedStore
+    if name in _ELSEWHERE:
+        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
     raise AttributeError(f"module 'kvstore' has no attribute {name!r}")
 
 

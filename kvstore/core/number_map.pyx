@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, binding=False
 """Number maps: whole numbers by whole numbers, for look-ups without objects of Python.
 
-The idea: open addressing, at most half full, with the next place tried first. Key and value stand
-side by side, so that a look-up reads one line of the processor's cache. The key is multiplied by an
-odd constant whose high bits choose the place (Knuth, The Art of Computer Programming, volume 3,
-6.4).
+The idea: open addressing, at most two thirds full, with the next place tried first. Key and value
+stand side by side, so that a look-up reads one line of the processor's cache. The key is multiplied
+by an odd constant, and the high bits of the product choose the place (Knuth, The Art of Computer
+Programming, volume 3, 6.4): lower ones don't know the high bits of the key, where topics differ.
 
 Invariant: a place whose value is `NONE` has no key, so nobody puts that value.
 """
@@ -23,7 +23,7 @@ cdef uint64_t _SPREAD = 0x9E3779B97F4A7C15
 
 cdef inline Pair *_place(Pair *pairs, Py_ssize_t room, uint64_t key) noexcept nogil:
     # The key's place, or the empty one where it would be.
-    cdef Py_ssize_t at = <Py_ssize_t>(key * _SPREAD >> 20) & (room - 1)
+    cdef Py_ssize_t at = <Py_ssize_t>((key * _SPREAD >> 32) * <uint64_t>room >> 32)
     while pairs[at].value != NONE and pairs[at].key != key:
         at = (at + 1) & (room - 1)
     return pairs + at
@@ -49,7 +49,7 @@ cdef class NumberMap:
 
     cdef int put(self, uint64_t key, int64_t value) except -1:
         cdef Pair *at
-        if 2 * self.count >= self._room:
+        if 3 * self.count >= 2 * self._room:
             self._grow()
         at = _place(self._pairs, self._room, key)
         self.count += at.value == NONE

@@ -12,3 +12,9 @@ cdef class QueueOffsets:
     cdef NumberMap _next
     cdef int64_t take(self, uint64_t queue) except -1
     cdef int set(self, uint64_t queue, int64_t next) except -1
+
+
+@cython.final
+cdef class QueueHeads:
+    cdef NumberMap _next
+    cdef NumberMap _segments

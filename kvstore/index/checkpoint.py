@@ -24,10 +24,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import repeat
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +46,6 @@ from kvstore.index.keys import (
     TIMERS_END,
     TRANSACTIONS,
     U64,
-    location_key,
-    location_value,
     read_timer,
     segment_range,
     timer_count_key,
@@ -58,6 +56,10 @@ I64 = NDArray[np.int64]
 RUN_KEY: Final = np.dtype(
     [("segment", ">u4"), ("topic", ">u4"), ("queue", ">u4"), ("first", ">u8")]
 )
+LOCATION_KEY: Final = np.dtype([("topic", ">u4"), ("queue", ">u4"), ("first", ">u8")])
+LOCATION_VALUE: Final = np.dtype([("segment", ">u4"), ("stored_at", ">u8")])
+_CUT_AT_ONCE: Final = 1024
+"""Values whose ends are objects at a time."""
 _REPACKED_FROM: Final = 1.5
 """Repacking is done from this many runs for each resulting run on."""
 _BATCH_ENTRIES: Final = 1 << 18
@@ -67,8 +69,49 @@ _CODE_0: Final = -(1 << 40)
 """The value of code 0; code n is this plus n."""
 
 
-KeysValues = tuple[list[bytes], list[bytes]]
+class CutValues(Sequence[bytes]):
+    """Values that lie in one piece of bytes, by where they begin and end. Each is an object only
+    while somebody has it: rows of many queues take megabytes as objects.
+    """
+
+    __slots__ = ("_data", "_ends", "_starts")
+
+    def __init__(self, data: bytes, starts: I64, ends: I64) -> None:
+        self._data, self._starts, self._ends = data, starts, ends
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, at: int) -> bytes: ...
+    @overload
+    def __getitem__(self, at: slice) -> CutValues: ...
+    def __getitem__(self, at: int | slice) -> bytes | CutValues:
+        starts, ends = self._starts[at], self._ends[at]
+        return CutValues(self._data, starts, ends) if type(at) is slice else self._data[starts:ends]
+
+    def sizes(self) -> I64:
+        """The bytes of each."""
+        return self._ends - self._starts
+
+    def __iter__(self) -> Iterator[bytes]:
+        for at in range(0, len(self), _CUT_AT_ONCE):
+            behind = at + _CUT_AT_ONCE
+            starts, ends = self._starts[at:behind].tolist(), self._ends[at:behind].tolist()
+            for a, b in zip(starts, ends, strict=True):
+                yield self._data[a:b]
+
+
+KeysValues = tuple[Sequence[bytes], Sequence[bytes]]
 """Keys and values of rows."""
+CutRows = tuple[CutValues, CutValues]
+"""Keys and values that are cut."""
+
+
+def _rows_of(table: NDArray[np.void]) -> CutValues:
+    """The bytes of each row."""
+    starts = np.arange(len(table)) * table.itemsize
+    return CutValues(table.tobytes(), starts, starts + table.itemsize)
 
 
 class Ranges(NamedTuple):
@@ -99,10 +142,12 @@ class Ranges(NamedTuple):
         before = np.roll(self.segments, 1)
         before[is_first] = last_segments(self.queues[is_first].tolist())
         new = before != self.segments
-        begins = zip(self.queues[new].tolist(), self.firsts[new].tolist(), strict=True)
-        keys = [location_key(queue >> 32, queue & QUEUE_MASK, first) for queue, first in begins]
-        values = map(location_value, self.segments[new].tolist(), self.stored_at[new].tolist())
-        return keys, list(values)
+        keys = np.empty(int(new.sum()), LOCATION_KEY)
+        values = np.empty(len(keys), LOCATION_VALUE)
+        queues, keys["first"] = self.queues[new], self.firsts[new]
+        keys["topic"], keys["queue"] = queues >> np.uint64(32), queues & np.uint64(QUEUE_MASK)
+        values["segment"], values["stored_at"] = self.segments[new], self.stored_at[new]
+        return _rows_of(keys), _rows_of(values)
 
     def heads(self) -> tuple[list[int], list[int], list[int]]:
         """The queues, and the offsets and segments in which they end."""
@@ -112,9 +157,7 @@ class Ranges(NamedTuple):
         return queues, ends, segments
 
 
-def run_rows(
-    tail: Tail, segment_size: int, coded: Callable[[I64], I64]
-) -> tuple[KeysValues, Ranges]:
+def run_rows(tail: Tail, segment_size: int, coded: Callable[[I64], I64]) -> tuple[CutRows, Ranges]:
     """The rows of `runs` for a tail that gets no more entries, and the ranges they make up;
     `coded` puts codes for tag hashes.
     """
@@ -140,7 +183,7 @@ def run_rows(
 
 def pack_rows(
     columns: Columns, starts: I64, segments: I64, queues: NDArray[np.uint64], firsts: I64
-) -> KeysValues:
+) -> CutRows:
     """Keys and values of `runs` for columns cut at `starts`; the other arguments have one value a
     run.
     """
@@ -148,9 +191,8 @@ def pack_rows(
     table = np.empty(len(starts), dtype=RUN_KEY)
     table["segment"], table["first"] = segments, firsts
     table["topic"], table["queue"] = queues >> np.uint64(32), queues & np.uint64(QUEUE_MASK)
-    raw, width, data = table.tobytes(), RUN_KEY.itemsize, packed.data
-    keys = [raw[at : at + width] for at in range(0, len(raw), width)]
-    return keys, [data[a:b] for a, b in zip(packed.starts, packed.ends, strict=True)]
+    starts_ends = np.array((packed.starts, packed.ends), np.int64)
+    return _rows_of(table), CutValues(packed.data, *starts_ends)
 
 
 def key_pairs(tail: Tail, segment_size: int, topic_bytes: bytes) -> dict[int, tuple[I64, I64]]:
@@ -313,7 +355,10 @@ class TagCodes:
         if not len(tag_hashes):
             return tag_hashes
         low = int(tag_hashes.min())
-        different = np.array([low]) if low == int(tag_hashes.max()) else np.unique(tag_hashes)
+        different = np.array([low])
+        if low != int(tag_hashes.max()):
+            # For the values alone numpy imports its masked arrays, a megabyte, and is no faster.
+            different, _ = np.unique(tag_hashes, return_counts=True)
         room = CODES_MAX - len(self._hashes)
         fresh = different[~np.isin(different, self._hashes)][:room]
         if len(fresh):

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kvstore.core.queue_offsets import QueueOffsets
+from kvstore.core.queue_offsets import QueueHeads, QueueOffsets
 from kvstore.core.tail import Tail
 from kvstore.index import handover
 from kvstore.index.archived import Arriving, Queue, Row
@@ -99,8 +99,8 @@ class Index:
         self.set_segment_size(segment_size)
         self.tails = Tails(Tail(0), None)
         self.tags = TagCodes(None)
-        self._heads: dict[int, Head] = {}
-        self.offsets = QueueOffsets(lambda queue: self.checkpointed_end(queue).next_offset)
+        self._heads = QueueHeads()
+        self.offsets = QueueOffsets(self.checkpointed_end)
         """The offsets that the next puts get; under the log's lock. It knows each queue that has
         entries in a tail: a store begins to put with an empty one.
         """
@@ -193,32 +193,33 @@ class Index:
             found = tail.bounds(queue, POSITION_MAX)
             if found is not None:
                 return found[1]
-        return self.checkpointed_end(queue).next_offset
+        return self.checkpointed_end(queue)
 
-    def checkpointed_end(self, queue: int) -> Head:
-        """A queue's end as of the last checkpoint."""
-        found = self._heads.get(queue)
-        if found is None:
-            if queue >> 32 >= self._fresh_from:
-                return Head(0, -1)
-            version = self._version
-            found = self.locations.head(queue)
-            with self._heads_lock:
-                # A value that was read while a checkpoint was being written may be old: it is used,
-                # but not kept.
-                if version == self._version:
-                    self._cache_heads([queue], [found])
+    def checkpointed_end(self, queue: int) -> int:
+        """A queue's next offset as of the last checkpoint."""
+        found = self._heads.next_offset(queue)
+        return self._read_head(queue).next_offset if found is None else found
+
+    def _read_head(self, queue: int) -> Head:
+        if queue >> 32 >= self._fresh_from:
+            return Head(0, -1)
+        version = self._version
+        found = self.locations.head(queue)
+        with self._heads_lock:
+            # One that was read while a checkpoint was written may be old: it is not kept.
+            if version == self._version:
+                self._cache_heads([queue], [found.next_offset], [found.segment])
         return found
 
-    def _cache_heads(self, queues: Sequence[int], heads: Iterable[Head]) -> None:
+    def _cache_heads(self, queues: list[int], ends: list[int], segments: list[int]) -> None:
         if len(self._heads) + len(queues) > HEADS_CACHED_MAX:
             self._forget_heads()
-        self._heads.update(zip(queues, heads, strict=True))
+        self._heads.note(queues, ends, segments)
 
     def _forget_heads(self) -> None:
         # From here on the queues of a new topic may have entries in RocksDB.
         self._fresh_from = 1 << 32
-        self._heads.clear()
+        self._heads.forget_all()
 
     def freeze(self, position: int) -> Tail | None:
         """Takes the active tail away for a checkpoint at `position`; None if a checkpoint is under
@@ -289,9 +290,8 @@ class Index:
                 if parts is not None:
                     self.keys.written(parts)
                 for at in range(0, len(heads[0]), _HEADS_AT_ONCE):
-                    queues, ends, segments = (column[at : at + _HEADS_AT_ONCE] for column in heads)
                     with self._heads_lock:
-                        self._cache_heads(queues, map(Head, ends, segments))
+                        self._cache_heads(*(column[at : at + _HEADS_AT_ONCE] for column in heads))
                 self.checkpoint, self.ahead = checkpoint, ahead
                 with self.appended.settled(frozen):
                     self.tails = Tails(self.tails.active, None)
@@ -312,8 +312,8 @@ class Index:
 
     def _last_segments(self, queues: Iterable[int]) -> list[int]:
         """The segments of the last locations of some queues."""
-        known = self._heads.get
-        return [(known(queue) or self.checkpointed_end(queue)).segment for queue in queues]
+        known, read = self._heads.segment, self._read_head
+        return [read(q).segment if (found := known(q)) is None else found for q in queues]
 
     def _note_ahead(self, ahead: Ahead) -> None:
         self.ahead = ahead
@@ -341,7 +341,7 @@ class Index:
                 oldest, behind = found
                 if behind > oldest:
                     return behind
-        return self.checkpointed_end(queue).next_offset if oldest is None else oldest
+        return self.checkpointed_end(queue) if oldest is None else oldest
 
     def min_offset(self, queue: int, first_segment: int, end: int) -> int:
         """A queue's first held offset; its next offset if it holds nothing."""
@@ -533,7 +533,7 @@ class Index:
             self._fresh_from = 1 << 32 if ended else self._fresh_from
             with self._heads_lock:
                 for queue in ended:
-                    self._heads.pop(queue, None)
+                    self._heads.forget(queue)
 
     def _move(self, batch: Batch, arriving: Sequence[Arriving]) -> None:
         """Writes a batch that changes where messages are."""

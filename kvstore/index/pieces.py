@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from kvstore.index.checkpoint import KeysValues, TagCodes
+from kvstore.index.checkpoint import CutRows, CutValues, KeysValues, TagCodes
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import (
     AHEAD,
@@ -51,7 +51,7 @@ which no other thread runs.
 """
 
 
-Rows = tuple[str, list[bytes], list[bytes]]
+Rows = tuple[str, Sequence[bytes], Sequence[bytes]]
 """Family, keys and values of rows."""
 
 
@@ -65,14 +65,13 @@ class Piece(NamedTuple):
     offset: int
 
 
-def pieces_of(runs: KeysValues, locations: KeysValues, others: Iterable[Rows]) -> list[Piece]:
+def pieces_of(runs: CutRows, locations: KeysValues, others: Iterable[Rows]) -> list[Piece]:
     """The pieces of a checkpoint, at least one. A location goes with the run that begins it.
     `others` are rows that may be written twice: of message keys and pending messages.
     """
     found: list[Piece] = []
     run_keys, run_values = runs
     places, placed = locations[0], 0
-    weight = 0
     for a, b in pairwise(_cuts(run_values)):
         end, queue, offset = len(places), OFFSET_MAX, 0
         if b < len(run_keys):
@@ -85,7 +84,7 @@ def pieces_of(runs: KeysValues, locations: KeysValues, others: Iterable[Rows]) -
         ]
         placed = end
         found.append(Piece(rows, queue, offset))
-        weight = _weight(run_values[a:b])
+    weight = _weight(found[-1].rows[0][2]) if found else 0
     for rows_of_others in others:
         values = rows_of_others[2]
         weight += _weight(values)
@@ -110,10 +109,9 @@ def _rest_of(pieces: list[Piece], ahead: Ahead) -> list[Piece]:
     return rest
 
 
-def _cuts(values: Sequence[bytes]) -> list[int]:
+def _cuts(values: CutValues) -> list[int]:
     """Where pieces of rows with these values begin, and where the last one ends."""
-    sizes = np.fromiter(map(len, values), np.int64, len(values))
-    numbers = np.cumsum(sizes + _ROW) // _PIECE
+    numbers = np.cumsum(values.sizes() + _ROW) // _PIECE
     return [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(values)] if values else []
 
 

@@ -1,7 +1,8 @@
 """Freed memory: how many bytes the C library keeps for later, and which the system gets back.
 
 The idea: by itself the library keeps the more bytes, the larger the pieces of memory that a program
-has freed. A process says here how many suit its work.
+has freed. A process says here how many suit its work. And pieces that lie between others in use are
+kept until somebody asks for their pages.
 
 Invariant: only the GNU C library has the options; with others nothing is changed.
 """
@@ -26,3 +27,10 @@ def keep_freed(most: int, largest: int) -> None:
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, most)
         mallopt(_MMAP_THRESHOLD, largest)
+
+
+def give_back_freed() -> None:
+    """Gives the pages of freed memory back to the system, those between pieces in use as well."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from enum import Enum
+from pathlib import Path
 
 import pytest
 
@@ -201,3 +204,29 @@ def test_stats_say_what_there_is(store: Store) -> None:
     assert (stats.tail_entries, stats.tail_keys) == (0, 0)
     assert stats.checkpointed_position == stats.durable_position == stats.end_position
     assert stats.path == str(store.path)
+
+
+_EMBEDDED = """
+import sys
+import kvstore
+with kvstore.open(sys.argv[1]) as store:
+    store.create_topic("t", queues=2)
+    store.create_group("g")
+    store.put_batch([kvstore.Message("t", b"x", tag=str(n % 3), keys=["k"]) for n in range(100)])
+    store.checkpoint()
+    (popped,) = store.pop("g", "t")
+    store.ack(popped.receipt)
+    assert store.query("t", "k")
+print(*sorted(sys.modules))
+kvstore.connect, kvstore.ServedStore, kvstore.ShardedStore
+"""
+
+
+def test_a_store_of_this_process_imports_nothing_that_only_a_connection_needs(
+    tmp_path: Path,
+) -> None:
+    code = [sys.executable, "-c", _EMBEDDED, str(tmp_path / "store")]
+    imported = subprocess.run(code, capture_output=True, check=True, text=True).stdout.split()
+    own = ("kvstore.client.", "kvstore.serve.", "kvstore.sharding.", "kvstore.cli.", "tiering.")
+    unneeded = (*own, "asyncio.", "click.", "lark.", "numpy.ma.", "pyarrow.", "ssl.")
+    assert [name for name in imported if f"{name}.".startswith(unneeded)] == []

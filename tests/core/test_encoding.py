@@ -20,7 +20,7 @@ from kvstore.core.names import (
     TRANSIENT_PREFIX,
 )
 from kvstore.core.put_values import Message, PutStatus
-from kvstore.core.queue_offsets import QueueOffsets
+from kvstore.core.queue_offsets import QueueHeads, QueueOffsets
 from kvstore.core.tail import Tail
 from kvstore.core.unique_ids import UniqueIds
 from kvstore.record.compression import compressed, decompress
@@ -387,6 +387,24 @@ def test_offsets_are_asked_for_once_a_queue_until_they_are_forgotten() -> None:
     assert len(offsets) == 0
     given_offsets()
     assert len(asked) == 5
+
+
+def test_the_heads_of_queues_are_known_until_they_are_forgotten() -> None:
+    heads, queues = QueueHeads(), [topic << 32 | queue for topic in range(50) for queue in range(8)]
+    heads.note(queues, list(range(400)), list(range(-1, 399)))
+    heads.note(queues[:2], [1 << 40, -5], [7, 7])
+    assert [heads.next_offset(queue) for queue in queues] == [1 << 40, None, *range(2, 400)]
+    assert [heads.segment(queue) for queue in queues] == [7, None, *range(1, 399)]
+    heads.forget(queues[3])
+    heads.forget(1 << 50)
+    assert (heads.next_offset(queues[3]), heads.segment(queues[3])) == (None, None)
+    heads.note([queues[3]], [9], [-1])
+    assert (heads.next_offset(queues[3]), heads.segment(queues[3])) == (9, -1)
+    assert len(heads) == 400
+    with pytest.raises(ValueError, match="one next offset"):
+        heads.note([queues[3], queues[4]], [9], [-1, -1])
+    heads.forget_all()
+    assert (len(heads), heads.next_offset(queues[0]), heads.segment(queues[0])) == (0, None, None)
 
 
 def test_a_batch_that_gets_no_offset_leaves_the_tail_as_it_was() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 
 import pytest
 
-from kvstore import Message, Store, StoreClosed, StoreConfig
+from kvstore import Message, Store, StoreClosed, StoreConfig, TopicConfig
 from kvstore.engine import upkeep
 from kvstore.index import key_lookup, key_merge
 from tests.support import inside
@@ -23,6 +24,21 @@ def test_a_checkpoint_empties_the_tail_and_covers_the_log(store: Store) -> None:
     after = store.stats()
     assert (after.tail_entries, after.tail_keys) == (0, 0)
     assert after.checkpointed_position == after.durable_position == after.end_position
+
+
+def test_a_checkpoint_of_many_queues_has_few_objects_for_each(opens: Opens) -> None:
+    store = opens()
+    store.create_topics([TopicConfig(name=f"t{n}", queues=50) for n in range(100)])
+    queues = [(f"t{n}", queue) for n in range(100) for queue in range(50)]
+    store.put_batch([Message(topic, b"", queue=queue) for topic, queue in queues])
+    tracemalloc.start()
+    try:
+        store.checkpoint()
+        kept, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 30 * len(queues)
+    assert most < 330 * len(queues), "bytes a queue: 284, and 383 if each row were an object"
 
 
 @pytest.mark.parametrize("times", [2, 3])
