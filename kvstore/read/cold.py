@@ -3,7 +3,7 @@
 The idea: the log is looked at first, so a reader of new messages never comes by here. For a message
 that the log does not have, a location gives the archive's number, and the offset at which the next
 location begins. Messages between the two that the archive does not hold were erased or superseded,
-and are passed over.
+and are passed over: an archive that is not the catalog's, or lacks the whole queue, is damaged.
 
 Invariants: only messages of the location's own stretch are returned, whatever else the archive
 holds of the queue; lost messages are reported with the offset behind them; a stale location is

@@ -35,7 +35,13 @@ from tiering.archive.columns.packed import I64
 from tiering.archive.directory import Directory, DirectoryRows, GroupExtent, Groups, decode_rows
 from tiering.archive.indexes import KeyFences, PositionColumns, PositionFences
 from tiering.archive.layout import HEADER_SIZE, PART_HEAD, Section, Sizes
-from tiering.archive.manifest import Manifest, decode_manifest, with_figures
+from tiering.archive.manifest import (
+    Manifest,
+    ManifestHead,
+    decode_head,
+    decode_manifest,
+    with_figures,
+)
 from tiering.archive.tail import PLAIN, Source, read_exactly, read_tail
 from tiering.keys.crypto import KeyProvider
 
@@ -106,6 +112,10 @@ class Archive:
     def _manifest(self) -> Manifest:
         """The manifest as stored."""
         return self._section(Section.MANIFEST, decode_manifest)
+
+    def manifest_head(self) -> ManifestHead:
+        """What tells this archive from others, decoded anew."""
+        return self._section(Section.MANIFEST, decode_head, is_kept=False)
 
     @cached_property
     def directory(self) -> Directory:

@@ -11,7 +11,7 @@ version are ignored.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from tiering.archive.directory import DirectoryRows
 from tiering.archive.layout import BLOCK_BYTES_DEFAULT, FORMAT_VERSION
 
 STORE_ID_NONE = "0" * 32
+T = TypeVar("T")
 
 
 class _TopicFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +66,22 @@ Shares = dict[str, tuple[tuple[int, int], ...]]
 """Names of shares, and the ranges of the log of which they are."""
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class ManifestHead(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a manifest that the catalog has as well, and that tell one archive from
+    another.
+    """
+
+    retention_class: str = ""
+    generation: int = 0
+    messages: int = 0
+    raw_bytes: int = 0
+    first_position: int = 0
+    last_position: int = 0
+    first_stored_at: int = 0
+    last_stored_at: int = 0
+
+
+class Manifest(ManifestHead, frozen=True, kw_only=True):
     """The contents of an archive. Times are ms since the epoch, positions bytes in the log.
 
     `segments` are the ranges of the log, first position to end, whose messages the archive holds;
@@ -82,18 +98,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     ancestors: tuple[str, ...] = ()
     segments: tuple[tuple[int, int], ...] = ()
     shares: Shares = {}
-    retention_class: str = ""
-    generation: int = 0
     codec: str = "zstd"
     level: int = 3
     block_bytes: int = BLOCK_BYTES_DEFAULT
     blocks: int = 0
-    messages: int = 0
-    raw_bytes: int = 0
-    first_position: int = 0
-    last_position: int = 0
-    first_stored_at: int = 0
-    last_stored_at: int = 0
     topics: tuple[ArchivedTopic, ...] = ()
 
 
@@ -166,8 +174,17 @@ def decode_manifest(data: bytes) -> Manifest:
     """The inverse of `encode_manifest`; raises FormatError. The figures of topics are missing: see
     `with_figures`.
     """
+    return _decoded(data, Manifest)
+
+
+def decode_head(data: bytes) -> ManifestHead:
+    """A manifest without all that takes long to decode, as its topics. Raises FormatError."""
+    return _decoded(data, ManifestHead)
+
+
+def _decoded(data: bytes, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(data, type=Manifest)
+        return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FormatError(f"a manifest can't be read: {error}") from None
 

@@ -18,13 +18,15 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from kvstore.errors import FormatError
+from kvstore.errors import ArchiveDamaged, FormatError
 from kvstore.index.archived import ArchivedRange, ArchivedTopic, Contents
 from kvstore.index.keys import archive_key, read_archive_key
 from tiering.archive.archive_reader import Archive
 from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import ArchivedTopic as TopicOfArchive
-from tiering.archive.manifest import Manifest
+from tiering.archive.manifest import Manifest, ManifestHead
+from tiering.archive.tail import Source
+from tiering.keys.crypto import KeyProvider
 from tiering.places.objects import jobs_folder
 from tiering.places.settings import is_url
 
@@ -248,7 +250,7 @@ def row_of(
     )
 
 
-def disagreements(row: ArchiveRow, manifest: Manifest) -> list[str]:
+def disagreements(row: ArchiveRow, manifest: ManifestHead) -> list[str]:
     """Where an archive's row and its manifest say different things: it is another archive then. Ids
     of stores tell nothing: a store that was restored has archives that other stores made.
     """
@@ -262,3 +264,15 @@ def disagreements(row: ArchiveRow, manifest: Manifest) -> list[str]:
     return [
         f"the catalog says {n} {said}, its manifest {has}" for n, said, has in each if said != has
     ]
+
+
+def open_archive(row: ArchiveRow, source: Source, keys: KeyProvider | None = None) -> Archive:
+    """Opens the archive of a row. `ArchiveDamaged` also if the object is another archive: messages
+    that it lacks would look as if they had been erased.
+    """
+    opened = Archive.open(source, keys=keys)
+    for told in disagreements(row, opened.manifest_head()):
+        raise ArchiveDamaged(
+            f"{row.name} is another archive: {told}; bring the right one back, or drop it", row.name
+        )
+    return opened

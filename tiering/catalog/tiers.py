@@ -54,7 +54,7 @@ from tiering.archive.tail import Source
 from tiering.catalog.archive_pool import OpenArchives
 from tiering.catalog.bucket import find_again
 from tiering.catalog.cache import BlockCache, CacheStats, SharedReads
-from tiering.catalog.catalog import FOLDER, ArchiveRow, contents, decode_row
+from tiering.catalog.catalog import FOLDER, ArchiveRow, contents, decode_row, open_archive
 from tiering.catalog.key_filters import KeyFilters
 from tiering.catalog.live import LiveArchives
 from tiering.catalog.overlaps import split_overlaps
@@ -184,7 +184,7 @@ class Tiers:
     def _open(self, number: int) -> Archive:
         row = self.row(number)
         with _archive_errors(row.name):
-            return Archive.open(self.source(row), keys=self.keys)
+            return open_archive(row, self.source(row), self.keys)
 
     def at_hand(self, kept: AtHand) -> contextlib.AbstractContextManager[None]:
         """See `Archived.at_hand`."""
@@ -288,6 +288,13 @@ class Tiers:
         with _archive_errors(archive.name):
             blocks = archive.blocks(*key[1:])
             directory = archive.directory
+            if not blocks:
+                # No location names an archive for a queue that it never had.
+                raise ArchiveDamaged(
+                    f"{archive.name}: it has no message of queue {key[2]} of the topic with id "
+                    f"{key[1]}, for which the index names it; `kvmq verify` compares both",
+                    archive.name,
+                )
             found = _QueueBlocks(
                 blocks,
                 [directory.first_offset(block) for block in blocks],

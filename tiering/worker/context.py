@@ -28,7 +28,15 @@ from kvstore.index.archived import Catalog
 from tiering.archive.archive_reader import Archive
 from tiering.archive.manifest import Manifest
 from tiering.archive.writer import ArchiveSettings, WrittenArchive
-from tiering.catalog.catalog import ArchiveRow, Tier, decode_rows, is_own, kept_as, row_of
+from tiering.catalog.catalog import (
+    ArchiveRow,
+    Tier,
+    decode_rows,
+    is_own,
+    kept_as,
+    open_archive,
+    row_of,
+)
 from tiering.catalog.pipeline import Check, pipelined
 from tiering.errors import PlaceError, PolicyIllegal
 from tiering.executor.pool import Executor
@@ -184,7 +192,7 @@ class WorkContext:
 
     def open_archive(self, row: ArchiveRow) -> Archive:
         """Opens an archive, without keys."""
-        return Archive.open(self.place_of(row).source(row.key, row.size))
+        return open_archive(row, self.place_of(row).source(row.key, row.size))
 
     def manifest_of(self, row: ArchiveRow) -> Manifest:
         """The manifest of an archive."""

@@ -22,7 +22,8 @@ from kvstore import (
 )
 from kvstore.api.founding import rebuild
 from kvstore.errors import ArchiveDamaged, ArchiveMissing, ArchiveUnavailable
-from tests.support import inside_tiering, stores
+from kvstore.index.keys import ARCHIVE_FIRST, PLACES, location_key, location_value, read_location
+from tests.support import inside, inside_tiering, stores
 from tests.support.clock import VirtualClock
 from tests.support.files import copy_folder
 from tests.support.raising import raising
@@ -210,6 +211,82 @@ def test_a_missing_archive_costs_its_own_messages_alone(tmp_path: Path, harm: st
         store.handover.swap([drop_row.number], rows=[(drop_row.catalog_key, None)])
         after, met = readable(store)
         assert (after.keys(), met) == (found.keys(), [])
+
+
+def read_all_ways(store: Store, offset: int, position: int, message_id: str) -> list[str]:
+    """The errors of each way to a message of `orders`, and what a group gets at the end."""
+    errors = []
+    for call in (
+        lambda: store.pull("orders", 0, offset),
+        lambda: store.get("orders", 0, offset),
+        lambda: store.read_at(position),
+        lambda: store.find(message_id),
+    ):
+        try:
+            call()
+            errors.append("")
+        except StoreError as e:
+            errors.append(type(e).__name__)
+    return errors
+
+
+def test_another_archive_in_the_place_of_one_is_damage_and_no_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is whole, and has no message that a reader asks for."""
+    clock = VirtualClock()
+    with filled(tmp_path / "a", clock, 4) as store:
+        whole, _ = readable(store)
+        rows = [hand_over(store, [n]).rows[0] for n in (0, 1, 2)]
+        shutil.copy(path_of(store, rows[0]), path_of(store, rows[1]))
+        of_size = msgspec.structs.replace(rows[1], size=rows[0].size)
+        store.handover.swap([], rows=[(of_size.catalog_key, encode_row(of_size))])
+    lost = {k: m for k, m in whole.items() if SEGMENT <= m.position < 2 * SEGMENT}
+    one = next(m for k, m in sorted(lost.items()) if k[:2] == ("orders", 0))
+    with kvstore.open(tmp_path / "a", config(clock)) as store:
+        found, met = readable(store)
+        assert whole.keys() - found.keys() == lost.keys()
+        assert len(met) == 4
+        assert all(type(e) is ArchiveDamaged and rows[1].key in e.archive for e in met)
+        assert "is another archive: the catalog says" in str(met[0])
+        told = read_all_ways(store, one.offset, one.position, one.message_id)
+        assert told == ["ArchiveDamaged"] * 4
+        caplog.clear()
+        kept = [k for k in found if k[0] == "orders"]
+        assert len(store.query("orders", "all", limit=1000)) == len(kept)
+        assert rows[1].key in caplog.text
+        caplog.clear()
+        store.create_group("g")
+        popped = {p.message.offset for p in store.pop("g", "orders", limit=1000, queue=0)}
+        while more := store.pop("g", "orders", limit=1000, queue=0):
+            popped |= {p.message.offset for p in more}
+        assert popped == {o for t, q, o in found if (t, q) == ("orders", 0)}
+        assert "passed over messages" in caplog.text
+        assert [p.kind for p in store.verify(archives=True).problems] == ["archive"]
+
+
+def test_a_queue_that_its_archive_lacks_is_damage_and_no_end(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    with filled(tmp_path / "a", clock, 3) as store:
+        whole, _ = readable(store)
+        rows = hand_over(store, [0], by_topic).rows
+        hand_over(store, [1])
+        orders = next(r for r in rows if r.retention_class == "orders")
+        visits = next(r for r in rows if r.retention_class == "visits")
+        key = location_key(store.topic("orders").id, 0, 0)
+        families = inside.families(store)
+        location = read_location(key, families.get(PLACES, key) or b"")[2]
+        assert location.archive == orders.number
+        batch = families.batch()
+        batch.put(PLACES, key, location_value(ARCHIVE_FIRST + visits.number, 0))
+        families.write(batch, sync=True)
+    with kvstore.open(tmp_path / "a", config(clock)) as store:
+        found, met = readable(store)
+        lost = {k for k, m in whole.items() if k[:2] == ("orders", 0) and m.position < SEGMENT}
+        assert whole.keys() - found.keys() == lost
+        (one,) = met
+        assert "has no message of queue 0" in str(one)
+        assert one.next_offset == len(lost)
 
 
 def test_a_place_that_does_not_answer_is_an_error_and_nothing_is_passed_over(
