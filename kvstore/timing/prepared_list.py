@@ -23,6 +23,7 @@ from kvstore.core.names import (
     TRANSACTION_HALF_TOPIC,
     TRANSACTION_ROLLBACK,
 )
+from kvstore.core.records import facts
 from kvstore.errors import (
     ArchiveUnavailable,
     CallerError,
@@ -40,6 +41,7 @@ from kvstore.timing.pending_messages import (
     TimingContext,
     newest_of,
     records_of,
+    size_at,
 )
 from kvstore.timing.prepared_message import (
     SET_MAX,
@@ -50,6 +52,7 @@ from kvstore.timing.prepared_message import (
     committed_result,
     due_of,
     first_position,
+    group_in,
     member_of,
     prepared_of,
 )
@@ -131,21 +134,28 @@ class PreparedList:
         if group is not None:
             check_group(group)
         place = check_page(limit, after)
-        messages = list[PreparedMessage]()
-        while len(messages) < limit:
-            rows = self._rows.page(place, self._context.log.end, limit, None)
-            for due, position, _, _ in rows:
-                place = due, position
-                message = self.record(position)
-                found = None if message is None else prepared_of(message)
-                if found is None or not sees(owns, found) or group not in (None, found.group):
-                    continue
-                messages.append(found)
-                if len(messages) == limit:
-                    break
-            if len(rows) < limit and len(messages) < limit:
-                return PreparedPage(messages, self._count(owns), None)
-        return PreparedPage(messages, self._count(owns), place)
+        log, name_of = self._context.log, self._context.topics.name_of
+
+        def take(row: Waiting) -> PreparedMessage | None:
+            if owns is not None and not owns(name_of(row[2]) or ""):
+                return None
+            # A message of another group is not decoded for it: its body may be large.
+            if group is not None and group != self._group_at(row[1]):
+                return None
+            message = self.record(row[1])
+            return None if message is None else prepared_of(message)
+
+        messages, following = self._rows.look_through(place, limit, log.end, take)
+        return PreparedPage(messages, self._count(owns), following)
+
+    def _group_at(self, position: int) -> str | None:
+        """The producer group of the message at a position; None if its record can't be read."""
+        try:
+            buffer, at, _ = self._context.log.span(position)
+            properties = facts(buffer, at, size_at(buffer, at))[5]
+        except Damaged:
+            return None
+        return group_in(properties)
 
     def count(self, topic: str) -> int:
         """How many messages to a topic wait. It reads none of them."""

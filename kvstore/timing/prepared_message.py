@@ -8,6 +8,7 @@ Invariant: a value says how a message waited when it was asked for; its transact
 
 from __future__ import annotations
 
+import re
 from typing import Final, NamedTuple
 
 import msgspec
@@ -32,6 +33,7 @@ WITH_THE_FIRST: Final = 9_999_999_999_999
 SET_MAX: Final = 4096
 """Messages of one set."""
 _DIGITS_MAX: Final = 18
+_GROUP: Final = re.compile(rb"(?:^|\x02)%b\x01([^\x02]*)" % PRODUCER_GROUP.encode())
 
 
 class Member(NamedTuple):
@@ -63,7 +65,9 @@ class PreparedMessage(msgspec.Struct, frozen=True):
 
 class PreparedPage(msgspec.Struct, frozen=True):
     """Prepared messages, the next to be asked about first. `count` is how many wait in all, of all
-    groups; `next` is what the next page is asked for with, None if this is the last.
+    groups; `next` is what the next page is asked for with, None if this is the last. A page that is
+    not the last may have fewer messages than were asked for, or none: a call looks at 10,000
+    messages, of whatever groups.
     """
 
     messages: list[PreparedMessage]
@@ -90,6 +94,12 @@ def prepared_of(message: StoredMessage) -> PreparedMessage | None:
         None if member is None else member.set_id,
         message,
     )
+
+
+def group_in(properties: bytes) -> str:
+    """The producer group that the properties of a record have, "" without one."""
+    found = _GROUP.search(properties)
+    return "" if found is None else found[1].decode("utf-8", "replace")
 
 
 def due_of(found: PreparedMessage) -> int:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from kvstore.core.tail import PendingTail, Tail, waiting_rows
 from kvstore.errors import CallerError, shown
@@ -44,6 +44,11 @@ _TIME_END: Final = (1 << 63) - 1
 _FEW: Final = 8
 """Rows read at once where one is looked for, and how many times as many with each next look."""
 _MANY: Final = 1024
+LOOKED_MAX: Final = 10_000
+"""Messages that a page is looked for in, however many others wait; the first look is for as many as
+are asked for, each other one for `_FEW` times as many.
+"""
+T = TypeVar("T")
 Place = tuple[int, int]
 """Due time in ms and position: the order of messages that wait."""
 START: Final[Place] = (-1, -1)
@@ -127,6 +132,29 @@ class TimerRows:
                 found.update(one for one in tail.pending(*after, end, _TIME_END) if one[2] == topic)
         ended = [one for one in found if any(tail.has_ended(one[1]) for tail in tails)]
         return sorted(found.difference(ended))[:limit]
+
+    def look_through(
+        self, place: Place, limit: int, end: int, take: Callable[[Waiting], T | None]
+    ) -> tuple[list[T], Place | None]:
+        """What `take` makes of messages behind a place whose records are below the position `end`:
+        `limit` values at most, None being none. Also where the next look begins: behind the last
+        message that was looked at; None if there are no more. A look is at `LOOKED_MAX` messages.
+        """
+        found: list[T] = []
+        left, count = LOOKED_MAX, limit
+        while left:
+            rows = self.page(place, end, min(count, left), None)
+            if not rows:
+                return found, None
+            for row in rows:
+                place = row[:2]
+                one = take(row)
+                found += () if one is None else (one,)
+                if len(found) == limit:
+                    return found, place
+            left -= len(rows)
+            count *= _FEW
+        return found, place
 
     def waiting_at(self, positions: Collection[int], likely: int) -> list[Waiting]:
         """The messages whose records are at some positions, if they wait. All that wait are gone

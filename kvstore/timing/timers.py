@@ -76,10 +76,6 @@ _DAMAGED: Final = f"{TIMER_DELETE_REASON}\x01damaged\x02".encode()
 _DAMAGED_MAX: Final = 1000
 """So many damaged messages are looked for where nobody delivers, in looks of `_FEW` rows."""
 _FEW: Final = 8
-_LOOKED_MAX: Final = 10_000
-"""Messages that a page is looked for in, however many wait to other topics; the first look is for
-as many as are asked for, each other one for `_FEW` times as many.
-"""
 _TOPIC_DELETED: Final = f"{TIMER_DELETE_REASON}\x01topic deleted\x02".encode()
 
 
@@ -161,35 +157,15 @@ class WaitingList:
         def is_asked(its_topic: int) -> bool:
             return number in (None, its_topic) and (owns is None or its_topic in owned)
 
-        messages, following = self._page(place, limit, is_asked)
+        messages, following = self._rows.look_through(
+            place, limit, context.log.end, lambda row: self.at(row[1]) if is_asked(row[2]) else None
+        )
         damaged = sum(is_asked(row[2]) for row in self.damaged())
         if number is not None:
             count = self._rows.count(number) if is_asked(number) else 0
         else:
             count = sum(n for its_topic, n in self._rows.counts().items() if is_asked(its_topic))
         return DelayedPage(messages, max(0, count - damaged), following, damaged)
-
-    def _page(
-        self, place: Place, limit: int, is_asked: Callable[[int], bool]
-    ) -> tuple[list[DelayedMessage], Place | None]:
-        """The messages of a page, and where the next one begins: behind the last that was looked
-        at. None: there are no more.
-        """
-        messages: list[DelayedMessage] = []
-        left, count = _LOOKED_MAX, limit
-        while left:
-            rows = self._rows.page(place, self._context.log.end, min(count, left), None)
-            if not rows:
-                return messages, None
-            for due, position, topic, _ in rows:
-                place = due, position
-                found = self.at(position) if is_asked(topic) else None
-                messages += () if found is None else (found,)
-                if len(messages) == limit:
-                    return messages, place
-            left -= len(rows)
-            count *= _FEW
-        return messages, place
 
     def at(self, position: int) -> DelayedMessage | None:
         """The message at a position; None if it is damaged, which `verify` reports."""

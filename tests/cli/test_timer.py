@@ -38,7 +38,7 @@ def listed(kvmq: Kvmq, folder: Path, *words: object) -> Any:
 def test_a_list_goes_on_behind_messages_to_other_topics_until_it_has_as_many_as_asked_for(
     kvmq: Kvmq, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstore.timing.timers._LOOKED_MAX", 10)
+    monkeypatch.setattr("kvstore.timing.timer_rows.LOOKED_MAX", 10)
     with kvstore.open(folder) as store:
         store.create_topic("others")
         store.put_batch([Message("others", b"x", delay=600 + n) for n in range(100)])

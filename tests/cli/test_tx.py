@@ -43,6 +43,20 @@ def test_prepared_messages_are_listed_by_group_and_page(
     assert nobody.err == "5 messages wait, of all groups\n", "its own are not counted"
 
 
+def test_a_list_goes_on_behind_messages_of_other_groups_until_it_has_as_many_as_asked_for(
+    kvmq: Kvmq, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.timing.timer_rows.LOOKED_MAX", 10)
+    with kvstore.open(folder) as store:
+        for n in range(4):
+            store.prepare("orders", b"%d" % n, group="pay", immunity=605 + 30 * n)
+            store.prepare_batch([Message("orders", b"x")] * 30, group="ship", immunity=606 + 30 * n)
+    first = kvmq("tx", "list", folder, "pay", "--limit", 3, "--json").json
+    assert [m["body"] for m in first["messages"]] == ["0", "1", "2"]
+    last = kvmq("tx", "list", folder, "pay", "--after", first["next"], "--json").json
+    assert ([m["body"] for m in last["messages"]], last["next"]) == (["3"], None)
+
+
 def test_a_prepared_message_is_shown_with_its_transaction(
     kvmq: Kvmq, folder: Path, prepared: list[PutResult]
 ) -> None:

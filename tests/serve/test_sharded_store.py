@@ -496,7 +496,7 @@ def test_pages_that_have_less_than_was_asked_for_lose_nothing(
     store: ShardedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One shard may have looked further than another."""
-    monkeypatch.setattr("kvstore.timing.timers._LOOKED_MAX", 7)
+    monkeypatch.setattr("kvstore.timing.timer_rows.LOOKED_MAX", 7)
     store.create_topic("u", queues=QUEUES)
     puts = []
     for n in range(60):

@@ -42,7 +42,7 @@ def test_a_page_costs_the_same_however_many_messages_of_others_wait(
     is_put_before: bool,
 ) -> None:
     """The next page goes on where the call ended, so all are found in the end."""
-    monkeypatch.setattr("kvstore.timing.timers._LOOKED_MAX", 200)
+    monkeypatch.setattr("kvstore.timing.timer_rows.LOOKED_MAX", 200)
     most: list[int] = []
     for others in (500, 2000, 8000):
         with opened(tmp_path / str(others), config) as store:
@@ -65,6 +65,48 @@ def test_a_page_costs_the_same_however_many_messages_of_others_wait(
                 if after is None:
                     break
             assert found == [b"99", b"%d" % (100 + others // 2), b"%d" % (101 + others)]
+            assert len(costs) <= others / 200 + 4
+            most.append(max(costs))
+    # Rows are read in pieces, of which the last is not needed whole.
+    assert max(most) < 5 * 200
+
+
+@pytest.mark.parametrize("of", ["group", "namespace"])
+@pytest.mark.parametrize("is_put_before", [True, False], ids=["checkpoint", "tail"])
+def test_a_page_of_transactions_costs_the_same_however_many_of_others_wait(
+    tmp_path: Path,
+    config: StoreConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    of: str,
+    is_put_before: bool,
+) -> None:
+    """The next page goes on where the call ended, so all are found in the end."""
+    monkeypatch.setattr("kvstore.timing.timer_rows.LOOKED_MAX", 200)
+    most: list[int] = []
+    for others in (500, 2000, 8000):
+        with opened(tmp_path / str(others), config) as store:
+            view = store.namespace("own")
+            view.create_topic("t", queues=1)
+            calls = view if of == "namespace" else store
+            store.prepare_batch([Message("t", b"x")] * (others // 2), group="ship", immunity=100)
+            calls.prepare("t", b"1", group="pay", immunity=99)
+            store.prepare_batch([Message("t", b"x")] * (others // 2), group="ship", immunity=102)
+            calls.prepare("t", b"2", group="pay", immunity=101)
+            calls.prepare("t", b"3", group="pay", immunity=103)
+            if is_put_before:
+                store.checkpoint()
+            found, costs, after = list[bytes](), list[int](), None
+            while True:
+                with inside.rows_read("transactions") as rows:
+                    page = calls.transactions("pay", limit=2, after=after)
+                assert len(page.messages) <= 2
+                costs.append(len(rows))
+                found += [one.message.body for one in page.messages]
+                after = page.next
+                if after is None:
+                    break
+            assert found == [b"1", b"2", b"3"]
             assert len(costs) <= others / 200 + 4
             most.append(max(costs))
     # Rows are read in pieces, of which the last is not needed whole.

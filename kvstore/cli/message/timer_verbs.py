@@ -10,7 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import msgspec
 
 from kvstore import DelayedMessage
 from kvstore.cli.terminal.message_text import body_text, delayed_value, show_delayed
@@ -24,7 +23,7 @@ from kvstore.cli.terminal.opening import (
     time_text,
 )
 from kvstore.cli.terminal.output import exit_if
-from kvstore.cli.terminal.waiting_pages import page_options, show_page
+from kvstore.cli.terminal.waiting_pages import page_options, show_page, whole_page
 from kvstore.errors import CallerError, MessageNotFound
 
 _id_argument = click.argument("message_id", metavar="ID")
@@ -49,11 +48,7 @@ def list_delayed(
     and what --after takes for the next page (next; null behind the last).
     """
     with store.reading() as calls:
-        page = calls.timers(topic, limit=limit, after=after)
-        while page.next is not None and len(page.messages) < limit:
-            # Those behind are many to other topics.
-            more = calls.timers(topic, limit=limit - len(page.messages), after=page.next)
-            page = msgspec.structs.replace(more, messages=[*page.messages, *more.messages])
+        page = whole_page(lambda n, at: calls.timers(topic, limit=n, after=at), limit, after)
     columns = ("due", "topic", "queue", "message id", "tag", "keys", "body")
     are = "wait" if topic is None else f"to {topic} wait"
     show_page(store.out, page, delayed_value, columns, _row, are)

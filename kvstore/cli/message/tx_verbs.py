@@ -19,7 +19,7 @@ from kvstore.cli.terminal.opening import (
     store_options,
     time_text,
 )
-from kvstore.cli.terminal.waiting_pages import page_options, show_page
+from kvstore.cli.terminal.waiting_pages import page_options, show_page, whole_page
 
 _OF_ALL = "wait, of all groups"
 _ids_argument = click.argument("message_ids", metavar="ID...", nargs=-1, required=True)
@@ -44,7 +44,7 @@ def list_prepared(
     --after takes for the next page (next; null behind the last).
     """
     with store.reading() as calls:
-        page = calls.transactions(group, limit=limit, after=after)
+        page = whole_page(lambda n, at: calls.transactions(group, limit=n, after=at), limit, after)
     columns = ("asked at", "group", "checks", "topic", "queue", "message id", "body")
     show_page(store.out, page, prepared_value, columns, _row, "wait" if group is None else _OF_ALL)
 

@@ -12,11 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 import click
+import msgspec
 
+from kvstore import DelayedPage, InFlightPage, PreparedPage
 from kvstore.cli.terminal.options import Option, listed
 from kvstore.cli.terminal.output import Output
 
 T_co = TypeVar("T_co", covariant=True)
+P = TypeVar("P", DelayedPage, PreparedPage, InFlightPage)
 
 
 class Page(Protocol[T_co]):
@@ -65,6 +68,17 @@ page_options: Final = _options(PageEnd("TIME,POSITION"))
 """How much of a list of messages that wait is wanted, and from where."""
 in_flight_options: Final = _options(PageEnd("TOPIC,TIME,QUEUE,FIRST,OFFSET"))
 """As `page_options`, of messages in flight."""
+
+
+def whole_page(read: Callable[[int, Any], P], limit: int, after: Any) -> P:
+    """A page of so many messages: `read` is asked again, with a limit and a place, as long as its
+    pages have fewer and there are more.
+    """
+    page = read(limit, after)
+    while page.next is not None and len(page.messages) < limit:
+        more = read(limit - len(page.messages), page.next)
+        page = msgspec.structs.replace(more, messages=[*page.messages, *more.messages])
+    return page
 
 
 def show_page(
