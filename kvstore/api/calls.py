@@ -144,13 +144,16 @@ class Calls(ColumnCalls, PopCalls, RenewalCalls, TimingCalls, TransactionCalls, 
         begin: int | None = None,
         end: int | None = None,
         limit: int = 64,
+        *,
+        max_bytes: int | None = None,
     ) -> list[StoredMessage]:
         """Messages of a topic with a key (or unique id), the highest position in the log first;
-        `begin` and `end` bound the store time, ms, both included.
+        `begin` and `end` bound the store time, ms, both included. `MessageTooLarge` if there are
+        more behind `max_bytes` of records (a server's limit is 256 MiB): ask for fewer.
         """
         self._check_open()
         asked = self._engine.topics.of_callers(topic)
-        return self._engine.finder.query(asked, key, begin, end, limit)
+        return self._engine.finder.query(asked, key, begin, end, limit, max_bytes)
 
     def read_at(self, position: int) -> StoredMessage:
         """The message whose record begins at a position of the log; `MessageNotFound`,

@@ -27,6 +27,7 @@ from kvstore.errors import (
     CallerError,
     KeyMissing,
     MessageNotFound,
+    MessageTooLarge,
     RecordDamaged,
     SegmentDamaged,
     shown,
@@ -155,7 +156,13 @@ class Finder:
         return message if same and self._is_live(message) else None
 
     def query(
-        self, topic: Topic, key: str, begin: int | None, end: int | None, limit: int
+        self,
+        topic: Topic,
+        key: str,
+        begin: int | None,
+        end: int | None,
+        limit: int,
+        max_bytes: int | None = None,
     ) -> list[StoredMessage]:
         """See `Store.query`."""
         self._reader.check_open()
@@ -163,9 +170,13 @@ class Finder:
             raise CallerError(f"key is {shown(key)}; it must be a text of at least one character")
         if type(limit) is not int or limit < 1:
             raise CallerError(f"limit is {shown(limit)}; it must be at least 1")
+        if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
+            raise CallerError(
+                f"max_bytes is {shown(max_bytes)}; it must be None or at least 1 byte"
+            )
         if begin is not None or end is not None:
             _check_times(begin, end)
-        return self._between_moves(partial(self._query, topic, key, begin, end, limit))
+        return self._between_moves(partial(self._query, topic, key, begin, end, limit, max_bytes))
 
     def _has_moved(self, mark: int) -> bool:
         reader = self._reader
@@ -183,8 +194,15 @@ class Finder:
         return look()
 
     def _query(
-        self, topic: Topic, key: str, begin: int | None, end: int | None, limit: int
+        self,
+        topic: Topic,
+        key: str,
+        begin: int | None,
+        end: int | None,
+        limit: int,
+        max_bytes: int | None,
     ) -> list[StoredMessage]:
+        taken = 0
         low = key_hash_range(key.encode("utf-8", "surrogatepass"))[0] | topic.hash_byte
         found: list[StoredMessage] = []
         lost: list[ArchiveDamaged] = []
@@ -202,7 +220,15 @@ class Finder:
             # Another key may have led here, which says nothing of keys that are not indexed.
             level = topic.key_level_at(position)
             if (level > 1 and key in message.keys) or (level and message.message_id == key):
+                if max_bytes is not None and taken >= max_bytes:
+                    raise MessageTooLarge(
+                        f"{len(found)} messages with the key {shown(key)} have {taken} bytes, and "
+                        f"there are more; ask for {len(found)}, and for others by their time",
+                        taken,
+                        max_bytes,
+                    )
                 found.append(message)
+                taken += message.size
                 if len(found) == limit:
                     break
         return found

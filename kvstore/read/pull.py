@@ -50,6 +50,8 @@ _FOUND: Final = PullStatus.FOUND  # a member of an Enum takes 0.1 us to look up
 SCAN_MAX: Final = 800
 """Messages a filtered pull looks at (RocketMQ's limit)."""
 LIMIT_MAX: Final = 1 << 20
+PAGE_BYTES: Final = 64 << 20
+"""Bytes of the messages of a page of a list, beside its first message."""
 _log = logging.getLogger("kvmq")
 
 

@@ -6,7 +6,7 @@ ended or its connection broke while it waited.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from kvstore.errors import (
     shown,
 )
 from kvstore.message import Message, PulledBatch, PullResult, PutResult, StoredMessage
+from kvstore.pop.inflight.listing import InFlightPage
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.questions import Answer, Questions
 from kvstore.serve.repeated import prepare_again, put_again, put_columns_again
@@ -32,6 +33,8 @@ from kvstore.serve.replies.open_calls import OpenCall
 from kvstore.serve.replies.reply_room import ASKED_BYTES, REPLY_BYTES, SHARE
 from kvstore.serve.sessions import ClientSession, UnderWay
 from kvstore.serve.tier_jobs import Tells, TierJob
+from kvstore.timing.delayed_message import DelayedPage
+from kvstore.timing.prepared_message import PreparedPage
 from kvstore.wire.call_table import HAVE_MESSAGES, HAVE_PROGRESS, REPEATS, TIER
 from kvstore.wire.column_values import SentColumns, packed_bytes, pulled_columns, sent_columns
 from kvstore.wire.failures import pack_error
@@ -121,6 +124,9 @@ class Request:
             return hand(self, given, named, again)
         if method in HAVE_PROGRESS and "progress" in named:
             named["progress"] = self._progress() if named["progress"] else None
+        most = named.get("max_bytes")
+        if method == "query" and (most is None or (type(most) is int and most > REPLY_BYTES)):
+            named["max_bytes"] = REPLY_BYTES
         make = partial(self._gatherer.call, method, *given, **named)
         if part is not None:
             make = partial(self._gatherer.call_of, part, method, *given, **named)
@@ -369,7 +375,11 @@ def _size_and_count(result: Any) -> tuple[int, int]:
     kind = type(result)
     if kind is PulledBatch:
         return packed_bytes(result.columns), 0
-    messages = result.messages if kind is PullResult else result if kind is list else ()
+    messages: Sequence[Any]
+    if kind in (DelayedPage, PreparedPage, InFlightPage):
+        messages = [one.message for one in result.messages if one.message is not None]
+    else:
+        messages = result.messages if kind is PullResult else result if kind is list else ()
     if not messages or type(messages[0]) not in (StoredMessage, Popped):
         return 0, 0
     return body_bytes(messages), len(messages)

@@ -29,7 +29,8 @@ class DelayedPage(msgspec.Struct, frozen=True):
     """Messages that wait, the next due first. `count` is how many wait in all, in the topic that
     was asked for; `next` is what the next page is asked for with, None if this is the last.
     A page that is not the last may have fewer messages than were asked for, or none: a call looks
-    at 10,000 messages, of whatever topics. `damaged` are not in `count`, see `DelayStats`.
+    at 10,000 messages, of whatever topics, and returns up to 64 MiB of them, or one. `damaged` are
+    not in `count`, see `DelayStats`.
     """
 
     messages: list[DelayedMessage]

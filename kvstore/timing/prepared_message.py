@@ -67,7 +67,7 @@ class PreparedPage(msgspec.Struct, frozen=True):
     """Prepared messages, the next to be asked about first. `count` is how many wait in all, of all
     groups; `next` is what the next page is asked for with, None if this is the last. A page that is
     not the last may have fewer messages than were asked for, or none: a call looks at 10,000
-    messages, of whatever groups.
+    messages, of whatever groups, and returns up to 64 MiB of them, or one.
     """
 
     messages: list[PreparedMessage]

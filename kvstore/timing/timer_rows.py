@@ -33,6 +33,7 @@ from kvstore.index.keys import (
     timer_key,
 )
 from kvstore.meta.topics import TopicInfo
+from kvstore.read.pull import PAGE_BYTES
 
 if TYPE_CHECKING:
     from kvstore.core.tail import Waiting
@@ -136,20 +137,26 @@ class TimerRows:
     def look_through(
         self, place: Place, limit: int, end: int, take: Callable[[Waiting], T | None]
     ) -> tuple[list[T], Place | None]:
-        """What `take` makes of messages behind a place whose records are below the position `end`:
-        `limit` values at most, None being none. Also where the next look begins: behind the last
-        message that was looked at; None if there are no more. A look is at `LOOKED_MAX` messages.
+        """The values that `take` makes of messages behind a place, if it makes one: `limit` of
+        them at most, of records below the position `end`. Also the place where the next look
+        begins: behind the last message that was looked at; None if there are no more. A look is at
+        `LOOKED_MAX` messages; the records of those it returns have `PAGE_BYTES`, or are one.
         """
         found: list[T] = []
+        room = PAGE_BYTES
         left, count = LOOKED_MAX, limit
         while left:
             rows = self.page(place, end, min(count, left), None)
             if not rows:
                 return found, None
             for row in rows:
-                place = row[:2]
+                if found and row[3] > room:
+                    return found, place
                 one = take(row)
-                found += () if one is None else (one,)
+                place = row[:2]
+                if one is not None:
+                    found.append(one)
+                    room -= row[3]
                 if len(found) == limit:
                     return found, place
             left -= len(rows)

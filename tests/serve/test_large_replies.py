@@ -16,7 +16,7 @@ import pytest
 
 import kvstore
 import kvstore.aio
-from kvstore import ConnectionLost, Message, PullStatus, Store
+from kvstore import CallerError, ConnectionLost, Message, MessageTooLarge, PullStatus, Store
 from kvstore.clock import SystemClock
 from kvstore.files import LocalFiles
 from kvstore.serve import client_requests
@@ -25,6 +25,7 @@ from kvstore.serve.access.limits import ClientLimits
 from kvstore.serve.connection_watch import ConnectionWatch
 from kvstore.serve.gatherer import Gatherer
 from kvstore.serve.local_connection import Connection, LocalParts
+from kvstore.serve.replies.reply_room import ReplyRoom
 from kvstore.serve.sessions import Sessions
 from kvstore.wire.frames import framed
 from kvstore.wire.values import frame_of_result, read_batch
@@ -161,6 +162,81 @@ def test_a_reply_has_no_more_bytes_than_its_limit(
             assert found.next_offset == len(found.messages) == 8
         assert len(client.pop("g", "t", limit)) == 8
         assert client.pull_columns("t", 0, 0, limit).next_offset == 8
+
+
+@pytest.mark.parametrize("name", ["timers", "transactions", "in_flight"])
+def test_a_page_has_so_many_bytes_and_its_next_leads_on(
+    store: Store, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for of in ("kvstore.timing.timer_rows", "kvstore.pop.inflight.listing"):
+        monkeypatch.setattr(f"{of}.PAGE_BYTES", 10_000)
+    store.create_group("g")
+    bodies = [bytes([n]) * (20_000 if n == 5 else 1000) for n in range(20)]
+    store.put_batch([Message("t", body, queue=0, delay=100 + n) for n, body in enumerate(bodies)])
+    for n, body in enumerate(bodies):
+        store.prepare("t", body, queue=0, group="pay", immunity=100 + n)
+    store.put_batch([Message("t", body, queue=0) for body in bodies])
+    assert len(store.pop("g", "t", 20, queue=0)) == 20
+    given = ("g",) if name == "in_flight" else ()
+    with serving(store) as server, kvstore.connect(server.url) as client:
+        found, counts, after = list[bytes](), list[int](), None
+        while True:
+            page = getattr(client, name)(*given, limit=64, after=after)
+            bodies_of_page = [one.message.body for one in page.messages]
+            assert sum(map(len, bodies_of_page)) <= 10_000 or len(bodies_of_page) == 1
+            found += bodies_of_page
+            counts.append(len(bodies_of_page))
+            after = page.next
+            if after is None:
+                break
+        assert found == bodies
+        assert len(counts) <= 6
+
+
+@pytest.mark.parametrize("name", ["query", "timers", "transactions", "in_flight"])
+def test_the_room_of_a_client_holds_the_messages_of_a_page_and_a_thread_makes_its_frame(
+    store: Store, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def framed(kind: int, number: int, result: object) -> bytes:
+        threads.append(threading.current_thread().name)
+        return frame_of_result(kind, number, result)
+
+    def frame(room: ReplyRoom, size: int) -> None:
+        framing.append(size)
+        plain(room, size)
+
+    threads, framing, plain = list[str](), list[int](), ReplyRoom.frame
+    monkeypatch.setattr(client_requests, "frame_of_result", framed)
+    monkeypatch.setattr(ReplyRoom, "frame", frame)
+    store.create_group("g")
+    body = bytes(20_000)
+    store.put_batch([Message("t", body, queue=0, keys=["k"])] * 30)
+    store.put_batch([Message("t", body, delay=100)] * 30)
+    store.prepare_batch([Message("t", body)] * 30, group="pay")
+    store.pop("g", "t", 30, queue=0)
+    given = {"query": ("t", "k"), "in_flight": ("g",)}.get(name, ())
+    with serving(store) as server, kvstore.connect(server.url) as client:
+        threads.clear()
+        found = getattr(client, name)(*given)
+        assert len(found if name == "query" else found.messages) == 30
+    assert threads[0].startswith("kvmq-call")
+    assert framing[0] >= 30 * 20_000
+
+
+def test_a_query_whose_messages_have_too_many_bytes_is_an_error_before_they_are_all_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_requests, "REPLY_BYTES", 10_000)
+    store.put_batch([Message("t", bytes(1000), queue=0, keys=["k"])] * 20)
+    with serving(store) as server, kvstore.connect(server.url) as client:
+        with pytest.raises(MessageTooLarge, match="ask for"):
+            client.query("t", "k")
+        with pytest.raises(MessageTooLarge, match="ask for"):
+            client.query("t", "k", max_bytes=1 << 30)
+        assert len(client.query("t", "k", limit=8)) == 8
+        with pytest.raises(CallerError, match="max_bytes"):
+            client.query("t", "k", max_bytes=0)
+    assert len(store.query("t", "k")) == 20
 
 
 def test_a_server_that_does_not_answer_in_time_is_not_said_to_be_none(

@@ -114,7 +114,7 @@ class Archive:
         return self._section(Section.MANIFEST, decode_manifest)
 
     def manifest_head(self) -> ManifestHead:
-        """What tells this archive from others, decoded anew."""
+        """The fields that tell this archive from others, decoded anew."""
         return self._section(Section.MANIFEST, decode_head, is_kept=False)
 
     @cached_property

@@ -28,7 +28,7 @@ from kvstore.cli.terminal.options import (
     listed,
 )
 from kvstore.cli.terminal.output import Output
-from kvstore.cli.terminal.waiting_pages import in_flight_options, show_page
+from kvstore.cli.terminal.waiting_pages import in_flight_options, show_page, whole_page
 
 _NONE: Final = "none"
 _group_argument = click.argument("group", metavar="GROUP")
@@ -142,7 +142,9 @@ def list_in_flight(
     takes for the next page (next; null behind the last).
     """
     with store.reading() as calls:
-        page = calls.in_flight(group, topic, limit=limit, after=after)
+        page = whole_page(
+            lambda n, at: calls.in_flight(group, topic, limit=n, after=at), limit, after
+        )
     columns = ("due", "topic", "queue", "offset", "attempt", "message id", "reason", "body")
     show_page(store.out, page, in_flight_value, columns, _in_flight_row, "are in flight")
 

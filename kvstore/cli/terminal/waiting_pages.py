@@ -19,7 +19,7 @@ from kvstore.cli.terminal.options import Option, listed
 from kvstore.cli.terminal.output import Output
 
 T_co = TypeVar("T_co", covariant=True)
-P = TypeVar("P", DelayedPage, PreparedPage, InFlightPage)
+P = TypeVar("P", bound=DelayedPage | PreparedPage | InFlightPage)
 
 
 class Page(Protocol[T_co]):
@@ -77,7 +77,8 @@ def whole_page(read: Callable[[int, Any], P], limit: int, after: Any) -> P:
     page = read(limit, after)
     while page.next is not None and len(page.messages) < limit:
         more = read(limit - len(page.messages), page.next)
-        page = msgspec.structs.replace(more, messages=[*page.messages, *more.messages])
+        messages: list[Any] = [*page.messages, *more.messages]
+        page = msgspec.structs.replace(more, messages=messages)
     return page
 
 

@@ -3,7 +3,8 @@
 The idea: a page is read off the lock rows, the lock that ends first in each topic at the top. The
 rows are read under the table's lock, the messages without it, since those may be in an archive.
 
-Invariants: a look changes nothing; a page has at most `limit` messages, and none twice; a message
+Invariants: a look changes nothing; a page has at most `limit` messages, and none twice, and no more
+bytes than `PAGE_BYTES` beside the first; a message
 that is under lock from the first page to the last is on one of them.
 """
 
@@ -23,6 +24,7 @@ from kvstore.meta.topics import Topic, Topics
 from kvstore.pop.inflight.lock_rows import offsets_of
 from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.inflight.tables import InflightTables
+from kvstore.read.pull import PAGE_BYTES
 from kvstore.read.reader import Reader
 
 PAGE_MAX: Final = 10_000
@@ -53,7 +55,7 @@ class InFlightMessage(msgspec.Struct, frozen=True):
 class InFlightPage(msgspec.Struct, frozen=True):
     """Messages in flight, by topic the next due first. `count` is how many there are in all, in the
     topic that was asked for; `next` is what the next page is asked for with, None if this is the
-    last.
+    last. A page has up to 64 MiB of messages, or one: it may have fewer than were asked for.
     """
 
     messages: list[InFlightMessage]
@@ -98,12 +100,20 @@ class InFlightList:
                     seen.append(one)
                     if len(seen) > size:
                         break
-        listed = seen[:size]
+        found: list[InFlightMessage] = []
+        room = PAGE_BYTES
+        for one in seen[:size]:
+            shown_one = self._shown(group, one)
+            taken = 0 if shown_one.message is None else shown_one.message.size
+            if found and taken > room:
+                break
+            found.append(shown_one)
+            room -= taken
         ended = None
-        if len(seen) > size:
-            key = listed[-1].key
-            ended = (key.topic, key.due, key.queue, key.first, listed[-1].offset)
-        return InFlightPage([self._shown(group, one) for one in listed], count, ended)
+        if len(seen) > len(found):
+            key, offset = seen[len(found) - 1].key, seen[len(found) - 1].offset
+            ended = (key.topic, key.due, key.queue, key.first, offset)
+        return InFlightPage(found, count, ended)
 
     def _topics(self, group: GroupInfo, topic: Topic | None) -> list[Topic]:
         """The topics in which a group has messages under lock, in the order of their ids."""
