@@ -261,7 +261,7 @@ cdef class ExpiryCheck:
     cdef Py_ssize_t _most
     cdef int64_t _end
 
-    def __init__(self, int64_t now, Py_ssize_t most, int64_t end):
+    def __cinit__(self, int64_t now, Py_ssize_t most, int64_t end):
         self.now = now
         self.offsets = []
         self._most = most

@@ -34,7 +34,7 @@ cdef dict _RULES = {
 
 @cython.final
 cdef class PutRoute:
-    def __init__(
+    def __cinit__(
         self, base, write_queues, host_size, magic, bytes wire not None, key_level, compress_above,
         compression, bint holds_pending=False, str kind not None="normal", bint takes_delays=True,
         dedup_window=None,

@@ -15,7 +15,7 @@ from kvstore.core.hashing cimport xxh32_of
 
 @cython.final
 cdef class NameSet:
-    def __init__(self, names):
+    def __cinit__(self, names):
         cdef bytes name
         cdef uint64_t slot
         self._slots = NumberMap()

@@ -51,7 +51,7 @@ cdef OutColumn _column(
 
 @cython.final
 cdef class PulledColumns(Collector):
-    def __init__(self, names=None):
+    def __cinit__(self, names=None):
         if names is None:
             names = COLUMN_NAMES
         if isinstance(names, str):

@@ -11,6 +11,7 @@ the values alone. A size that bytes state is held against the bytes that follow 
 believed. A column allocates what its caller expects, and nothing by a number that it read.
 """
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.math cimport frexp
 from libc.stdint cimport int64_t, uint8_t, uint64_t
@@ -353,6 +354,7 @@ cdef int _take_column(
     return 0
 
 
+@cython.auto_pickle(False)
 cdef class Cursor:
     cdef void begin(self, bytes data, Py_ssize_t at) noexcept:
         self.kept, self.at = data, at

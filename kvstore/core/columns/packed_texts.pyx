@@ -104,7 +104,7 @@ cdef class _Shapes:
     cdef dict names, numbers
     cdef list shapes, every
 
-    def __init__(self):
+    def __cinit__(self):
         self.names, self.numbers, self.shapes, self.every = {}, {}, [], []
 
     cdef int64_t name(self, const uint8_t *at, Py_ssize_t size) except -1:

@@ -151,7 +151,7 @@ cdef void _drop(Generation *ids, Py_ssize_t expected) noexcept:
 @cython.final
 @cython.no_gc
 cdef class KnownIds:
-    def __init__(self, int64_t since, int64_t first_position, Py_ssize_t most):
+    def __cinit__(self, int64_t since, int64_t first_position, Py_ssize_t most):
         self.since = since
         self.first_position = first_position
         self._most = most

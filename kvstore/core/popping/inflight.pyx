@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
+# cython: language_level=3, wraparound=False, cdivision=True, binding=False
 """In-flight rows: what a table knows of its lock rows without reading them, and a pop's usual step.
 
 The idea: messages are counted by 1/8 s of their due time, and the offsets of each queue are sets.
@@ -117,7 +117,7 @@ cdef class Change:
     cdef object _taken
     cdef dict _passed, _expired
 
-    def __init__(self):
+    def __cinit__(self):
         self.removed = self.shrunk = self.parked = self._taken = ()
         self.rows, self.next, self.added = [], {}, _NO_ROWS
         self._passed = self._expired = None
@@ -203,12 +203,14 @@ cdef class InflightRows:
     cdef public Shelf _buckets
     cdef int64_t _read_mark
 
+    def __cinit__(self):
+        # A subclass may be used before its own beginning.
+        self.known, self._read_mark = {}, -1
+        self.next, self.passed, self.expired, self.attempts = {}, {}, {}, {}
+        self.forget_rows()
+
     def __init__(self, uint32_t group, uint32_t topic, dict known not None):
         self.group, self.topic, self.known = group, topic, known
-        self.turn, self._read_mark = 0, -1
-        self.tally = self.order = None
-        self.soonest = 0
-        self.next, self.passed, self.expired, self.attempts = {}, {}, {}, {}
         self.forget_rows()
 
     def forget_rows(self):

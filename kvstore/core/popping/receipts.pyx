@@ -309,6 +309,8 @@ cdef class Delivery:
 
     cdef int _expect(self, object locked) except -1:
         cdef Py_ssize_t count = locked.bit_length()
+        if self._by is None:
+            raise TypeError("the delivery was not made of receipts")
         if count > BITS or locked < 0:
             raise ValueError(f"a row has {BITS} bits, not {count}")
         self._count = max(self._count, count)

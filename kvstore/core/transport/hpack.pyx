@@ -143,7 +143,7 @@ cdef class HeaderDecoder:
     cdef const uint8_t *_at
     cdef const uint8_t *_end
 
-    def __init__(self):
+    def __cinit__(self):
         self._table = []
         self._size_max = TABLE_MAX
 
