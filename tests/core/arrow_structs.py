@@ -41,6 +41,19 @@ Array._fields_ = [
     ("n_children", c_int64), ("buffers", POINTER(c_void_p)), ("children", POINTER(POINTER(Array))),
     ("dictionary", POINTER(Array)), ("release", _RELEASE), ("private_data", c_void_p),
 ]  # fmt: skip
+_GET: Final = ctypes.CFUNCTYPE(ctypes.c_int, c_void_p, c_void_p)
+_LAST_ERROR: Final = ctypes.CFUNCTYPE(c_char_p, c_void_p)
+
+
+class Stream(Structure):
+    """`ArrowArrayStream`."""
+
+    _fields_ = (
+        ("get_schema", _GET), ("get_next", _GET), ("get_last_error", _LAST_ERROR),
+        ("release", _RELEASE), ("private_data", c_void_p),
+    )  # fmt: skip
+
+
 _capsule: Callable[..., Any] = ctypes.pythonapi.PyCapsule_New
 _capsule.restype = ctypes.py_object  # type: ignore[attr-defined] # a function of ctypes has it
 _capsule.argtypes = [c_void_p, c_char_p, c_void_p]  # type: ignore[attr-defined] # as above
@@ -56,27 +69,22 @@ def _count_release(array: int) -> None:
 
 # It lives as long as all arrays.
 _ON_RELEASE: Final = _RELEASE(_count_release)
+_NOT_COUNTED: Final = _RELEASE(lambda schema: None)
 
 
-class Handed:
-    """An array that is handed over as an Arrow library would; counts how often it was released."""
+class _Counted:
+    """An array; counts how often it was released."""
 
     def __init__(self, made: Made) -> None:
         self._number = next(_NUMBERS)
         self._kept: list[Any] = []
         self._schema, self._array = self._structures(made)
         self._array.private_data = self._number
-        self._schema.release = self._array.release = _ON_RELEASE
+        self._schema.release, self._array.release = _NOT_COUNTED, _ON_RELEASE
 
     def released(self) -> int:
         """How often."""
         return _RELEASED[self._number]
-
-    def __arrow_c_array__(self, requested: object = None) -> tuple[Any, Any]:
-        return (
-            _capsule(ctypes.addressof(self._schema), b"arrow_schema", None),
-            _capsule(ctypes.addressof(self._array), b"arrow_array", None),
-        )
 
     def _structures(self, made: Made) -> tuple[Schema, Array]:
         form, name, length, offset, nulls, buffers, children, dictionary = made
@@ -144,6 +152,43 @@ class Handed:
                 size = int.from_bytes(sizes[8 * i : 8 * i + 8], "little", signed=True)
                 padded[2 + i] = _longer(padded[2 + i], size)
         return padded
+
+
+class Handed(_Counted):
+    """An array that is handed over as an Arrow library would."""
+
+    def __arrow_c_array__(self, requested: object = None) -> tuple[Any, Any]:
+        return (
+            _capsule(ctypes.addressof(self._schema), b"arrow_schema", None),
+            _capsule(ctypes.addressof(self._array), b"arrow_array", None),
+        )
+
+
+class Streamed(_Counted):
+    """An array that is the first of a stream, whose schema is handed over or, as no producer
+    should have it, released.
+    """
+
+    def __init__(self, made: Made, *, has_schema: bool) -> None:
+        super().__init__(made)
+        if not has_schema:
+            self._schema.release = _RELEASE()
+        self._is_read = False
+        self._functions = (_GET(self._get_schema), _GET(self._get_next))
+        self._stream = Stream(*self._functions, _LAST_ERROR(), _NOT_COUNTED, None)
+
+    def __arrow_c_stream__(self, requested: object = None) -> Any:
+        return _capsule(ctypes.addressof(self._stream), b"arrow_array_stream", None)
+
+    def _get_schema(self, stream: int, out: int) -> int:
+        ctypes.memmove(out, ctypes.addressof(self._schema), ctypes.sizeof(Schema))
+        return 0
+
+    def _get_next(self, stream: int, out: int) -> int:
+        if not self._is_read:
+            ctypes.memmove(out, ctypes.addressof(self._array), ctypes.sizeof(Array))
+        self._is_read = True
+        return 0
 
 
 def _longer(data: bytes | None, size: int) -> bytes | None:

@@ -25,7 +25,7 @@ from kvstore.core.arrow.put_rows import (
 from kvstore.core.put_values import Message, PutStatus
 from kvstore.core.tail import Tail
 from kvstore.errors import MessageIllegal
-from tests.core.arrow_structs import Handed
+from tests.core.arrow_structs import Handed, Streamed
 from tests.core.test_encoding import LONG, WITH_IDS, encoder, placed
 from tests.support.tails import keys_of
 
@@ -266,3 +266,20 @@ def test_a_batch_is_of_columns_from_its_beginning() -> None:
         made.__new__(made)
     with pytest.raises(TypeError):
         made([None], 1)
+
+
+@pytest.mark.parametrize("has_schema", [True, False])
+def test_an_array_of_a_stream_is_released_once_whether_or_not_it_is_taken_over(
+    *, has_schema: bool
+) -> None:
+    texts = [None, (0).to_bytes(8, "little") + (1).to_bytes(8, "little"), b"x"]
+    column = ["Z", "body", 1, 0, 0, texts, [], []]
+    given = Streamed(["+s", "", 1, 0, 0, [None], [column], []], has_schema=has_schema)
+    if has_schema:
+        rows = GivenColumns(given)
+        assert (len(rows), given.released()) == (1, 0)
+        del rows
+    else:
+        with pytest.raises(MessageIllegal, match="handed over before"):
+            GivenColumns(given)
+    assert given.released() == 1

@@ -129,7 +129,12 @@ cdef class GivenColumns:
                 failed = stream.get_next(stream, &array)
                 if failed or array.release == NULL:
                     break
-                self._add_chunk(&schema, &array)
+                try:
+                    self._add_chunk(&schema, &array)
+                finally:
+                    # It was not taken over: there was no memory, or the schema is none.
+                    if array.release != NULL:
+                        array.release(&array)
         finally:
             if schema.release != NULL:
                 schema.release(&schema)
