@@ -1,6 +1,7 @@
 """See encoding.pyx."""
 
 cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from kvstore.core.put_fields cimport Times
@@ -69,6 +70,15 @@ cdef struct Row:
     int64_t ends
     int64_t ended_due
     uint32_t ended_topic
+
+
+cdef enum:
+    # The objects of a row of a batch, and how many there are.
+    TOPIC = 0
+    ROUTE = 1
+    BODY = 2
+    ID = 3
+    OBJECTS = 4
 
 
 cdef class PreparedBatch
@@ -141,13 +151,43 @@ cdef class PreparedBatch:
     # The records' bytes; nobody else has them before they are whole.
     cdef readonly bytes records
     cdef int begin(self, Py_ssize_t count, Encoder encoder) except -1
-    cdef object topic(self, Py_ssize_t i)
-    cdef PutRoute route(self, Py_ssize_t i)
-    cdef int set_route(self, Py_ssize_t i, object topic, PutRoute route) except -1
-    cdef int set_body(self, Row *row, bytes body) except -1
-    cdef object message_id(self, Py_ssize_t i)
-    cdef int set_id(self, Row *row, object message_id) except -1
-    cdef int keep(self, list kept) except -1
+
+    cdef inline object topic(self, Py_ssize_t i):
+        return self._objects[OBJECTS * i + TOPIC]
+
+    cdef inline PutRoute route(self, Py_ssize_t i):
+        return <PutRoute>self._objects[OBJECTS * i + ROUTE]
+
+    cdef inline int set_route(self, Py_ssize_t i, object topic, PutRoute route) except -1:
+        self._objects[OBJECTS * i + TOPIC] = topic
+        self._objects[OBJECTS * i + ROUTE] = route
+        self.unrouted += route is None
+        return 0
+
+    cdef inline int set_body(self, Row *row, bytes body) except -1:
+        self._objects[OBJECTS * (row - self.rows) + BODY] = body
+        row.body = <const uint8_t *>PyBytes_AS_STRING(body)
+        row.body_size = PyBytes_GET_SIZE(body)
+        return 0
+
+    cdef inline object message_id(self, Py_ssize_t i):
+        # Without its number, if it was made here.
+        if self.rows[i].id_number >= 0:
+            return self._encoder.ids.prefix
+        return self._objects[OBJECTS * i + ID]
+
+    cdef inline int set_id(self, Row *row, object message_id) except -1:
+        self._objects[OBJECTS * (row - self.rows) + ID] = message_id
+        return 0
+
+    cdef inline int keep(self, list kept) except -1:
+        # Of these rows alone, which rise.
+        cdef list found = []
+        for row in kept:
+            found += self._objects[OBJECTS * row:OBJECTS * (row + 1)]
+        self._objects = found
+        return 0
+
     cdef int _reserve(self, Py_ssize_t size) except -1 nogil
     cdef int add(self, const char *text, Py_ssize_t size) except -1 nogil
     cdef int add_text(self, const uint8_t *at, Py_ssize_t size, bint blanks) except -1 nogil

@@ -54,12 +54,6 @@ cdef enum:
     LONG = 1 << 16
     # Bytes of a dedup id's property: 8 of its name, 255 of the id.
     DEDUP_MAX = 263
-    # The objects of a row, and how many there are.
-    TOPIC = 0
-    ROUTE = 1
-    BODY = 2
-    ID = 3
-    OBJECTS = 4
 
 # Callers know it as a part of encoding.
 globals()["PutRoute"] = PutRoute
@@ -154,18 +148,15 @@ cdef class Encoder:
         cdef Py_ssize_t i
         cdef PutRoute route, held = None
         if batch.unrouted:
-            batch.unrouted = 0
             named = [batch.rows[i].queue for i in range(batch.count)]
             queues = [None if queue < 0 else queue for queue in named]
             sizes = [batch.rows[i].size for i in range(batch.count)]
             topics = [batch.topic(i) for i in range(batch.count)]
             found = list(self.routes.make_missing(topics, queues, sizes, self.limits.record))
-            if len(found) != batch.count:
+            if len(found) != batch.count or None in found:
                 refuse("not each message has a route")
             for i in range(batch.count):
                 batch.set_route(i, topics[i], <PutRoute?>found[i])
-            if batch.unrouted:
-                refuse("not each message has a route")
         for i in range(batch.count):
             route = batch.route(i)
             if route.host_size != len(self._host):
@@ -267,43 +258,6 @@ cdef class PreparedBatch:
         self.rows = <Row *>calloc(max(count, 1), sizeof(Row))
         if self.rows == NULL:
             raise MemoryError()
-        return 0
-
-    # --- the objects of a row ---
-
-    cdef object topic(self, Py_ssize_t i):
-        return self._objects[OBJECTS * i + TOPIC]
-
-    cdef PutRoute route(self, Py_ssize_t i):
-        return <PutRoute>self._objects[OBJECTS * i + ROUTE]
-
-    cdef int set_route(self, Py_ssize_t i, object topic, PutRoute route) except -1:
-        self._objects[OBJECTS * i + TOPIC] = topic
-        self._objects[OBJECTS * i + ROUTE] = route
-        self.unrouted += route is None
-        return 0
-
-    cdef int set_body(self, Row *row, bytes body) except -1:
-        self._objects[OBJECTS * (row - self.rows) + BODY] = body
-        row.body = <const uint8_t *>PyBytes_AS_STRING(body)
-        row.body_size = PyBytes_GET_SIZE(body)
-        return 0
-
-    cdef object message_id(self, Py_ssize_t i):
-        # Without its number, if it was made here.
-        if self.rows[i].id_number >= 0:
-            return self._encoder.ids.prefix
-        return self._objects[OBJECTS * i + ID]
-
-    cdef int set_id(self, Row *row, object message_id) except -1:
-        self._objects[OBJECTS * (row - self.rows) + ID] = message_id
-        return 0
-
-    cdef int keep(self, list kept) except -1:
-        # Of these rows alone, which rise.
-        self._objects = [
-            self._objects[i] for row in kept for i in range(OBJECTS * row, OBJECTS * (row + 1))
-        ]
         return 0
 
     # --- properties ---
