@@ -95,7 +95,6 @@ class Encoder:
         messages: Sequence[Message],
         now_ms: int,
         held: Sequence[tuple[bytes, int]] | None = None,
-        *,
         any_kind: bool = False,
     ) -> PreparedBatch:
         """The records of some messages. With `held` they are prepared messages of transactions: it

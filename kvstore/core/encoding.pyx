@@ -88,7 +88,7 @@ cdef class Encoder:
         self.limits.property_crc = property_crc
         self.limits.times = times_of(any_time, cut_ms)
 
-    def prepare(self, messages, int64_t now_ms, held=None, *, bint any_kind=False):
+    def prepare(self, messages, int64_t now_ms, held=None, bint any_kind=False):
         # A tuple: what runs on the way may change the caller's list.
         cdef tuple given = tuple(messages)
         cdef PreparedBatch batch = PreparedBatch.__new__(PreparedBatch)

@@ -38,7 +38,9 @@ class QueueHeads:
         """A queue's segment; None if it is not known."""
 
     def note(self, queues: list[int], next_offsets: list[int], segments: list[int]) -> None:
-        """Sets the ends of queues; `ValueError` for lists of several lengths."""
+        """Sets the ends of queues; `ValueError` for lists of several lengths, and a segment beyond
+        32 bits.
+        """
 
     def forget(self, queue: int) -> None:
         """A queue is not known any more."""

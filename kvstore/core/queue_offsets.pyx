@@ -24,6 +24,7 @@ from kvstore.core.number_map cimport NumberMap
 cdef enum:
     # In the place of a queue's next offset.
     UNKNOWN = -2
+    SEGMENT_MAX = 0xFFFFFFFF
 
 
 @cython.final
@@ -76,13 +77,15 @@ cdef class QueueHeads:
     def note(self, list queues not None, list next_offsets not None, list segments not None):
         cdef Py_ssize_t i
         cdef uint64_t queue
-        cdef int64_t next
+        cdef int64_t next, segment
         if not len(queues) == len(next_offsets) == len(segments):
             raise ValueError("a queue has one next offset and one segment")
         for i in range(len(queues)):
-            queue, next = queues[i], next_offsets[i]
+            queue, next, segment = queues[i], next_offsets[i], segments[i]
+            if not -1 <= segment <= SEGMENT_MAX:
+                raise ValueError(f"there is no segment {segment}")
             # The offset comes last: who finds it finds the segment.
-            self._segments.put(queue, <int64_t>segments[i] + 1)
+            self._segments.put(queue, segment + 1)
             self._next.put(queue, next if next >= 0 else UNKNOWN)
 
     def forget(self, uint64_t queue):

@@ -260,13 +260,13 @@ class Writer:
         tail: Tail | None = None
         begin = -1
         try:
-            if not lock.acquire(False):
-                if not waits:
-                    return -1
-                log.wait_turn()
+            if not (lock.acquire(False) or (waits and log.wait_turn())):
+                return -1
             if log.closed or log.failure is not None:
                 log.check_writable()
-            self._closed.check(late_targets(batch, self.encoder))
+            late = late_targets(batch, self.encoder)
+            if late is not None:
+                self._closed.check(late)
             self.last_stored = now = max(now, self.last_stored)
             begin = log.end
             if repeats is not None and self._may_repeat(batch, now, begin, repeats):
@@ -342,7 +342,7 @@ class Writer:
         naming the message by its index.
         """
         try:
-            return self.encoder.prepare(messages, now, held, any_kind=any_kind)
+            return self.encoder.prepare(messages, now, held, any_kind)
         except (AttributeError, LookupError, TypeError, ValueError) as e:
             is_prepared = None if any_kind else held is not None
             error, cause = explain(

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from kvstore.clock import Clock
 from kvstore.config import StoreConfig
@@ -168,13 +168,14 @@ class CommitLog:
             "put larger batches"
         )
 
-    def wait_turn(self) -> None:
+    def wait_turn(self) -> Literal[True]:
         """Takes the lock, which another thread has; `StoreBusy` if it is not free in time. Called
         inside the `try` that lets the lock go, behind `check_turn`.
         """
         self.check_writable()
         if not self.lock.acquire(timeout=self._config.busy_timeout):
             raise self._busy()
+        return True
 
     def check_writable(self) -> None:
         """Raises the reason why nothing can be written, if there is one."""

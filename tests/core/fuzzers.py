@@ -22,7 +22,7 @@ from kvstore.core.columns import bits
 from kvstore.core.hashing import add_digests
 from kvstore.core.names import DATES_BEGIN, DATES_END
 from kvstore.core.put_values import Message, PutResult, PutStatus
-from kvstore.core.queue_offsets import QueueOffsets, count_closing, late_targets
+from kvstore.core.queue_offsets import QueueHeads, QueueOffsets, count_closing, late_targets
 from kvstore.core.tail import Tail
 from kvstore.core.threads.sleepers import Sleeper, wake_all
 from kvstore.core.unique_ids import UniqueIds
@@ -458,6 +458,35 @@ def _late(fields: list[list[Any]]) -> bool:
     return is_early and late_targets(before, ENCODER) == before.queue_keys
 
 
+def _queue_ends(rng: Random) -> Arguments:
+    ends = [
+        (rng.getrandbits(rng.choice((2, 64))), rng.getrandbits(rng.choice((2, 63))))
+        for _ in range(rng.randrange(200))
+    ]
+    segments = [rng.getrandbits(rng.choice((2, 32, 32, 33))) - 1 for _ in ends]
+    return [queue for queue, _ in ends], [end for _, end in ends], segments
+
+
+def _known_ends(queues: list[int], ends: list[int], segments: list[int]) -> list[Any]:
+    """The ends of queues that were noted, with one that was forgotten."""
+    heads = QueueHeads()
+    heads.note(queues, ends, segments)
+    heads.forget(5)
+    return [(queue, heads.next_offset(queue), heads.segment(queue)) for queue in queues]
+
+
+def _last_ends(queues: Any, ends: Any, segments: Any) -> Any:
+    for given, low, high in ((queues, 0, 64), (ends, 0, 63), (segments, -1, 32)):
+        if not isinstance(given, list) or any(type(number) is not int for number in given):
+            return NotImplemented
+        if not all(low <= number < 1 << high for number in given):
+            return NotImplemented
+    if len({len(queues), len(ends), len(segments)}) > 1:
+        return ValueError
+    last = dict(zip(queues, zip(ends, segments, strict=True), strict=True)) | {5: (None, None)}
+    return [(queue, *last[queue]) for queue in queues]
+
+
 def _added(rng: Random) -> Arguments:
     count = _count(rng)
     return (
@@ -768,6 +797,7 @@ FUZZERS: Final = {
         lambda rng: (rng.getrandbits(64),),
         call=lambda queue: QueueOffsets(lambda _: 0).forget(queue),
     ),
+    "queue_offsets.QueueHeads": Fuzzer(_queue_ends, _last_ends, call=_known_ends),
     "queue_offsets.count_closing": Fuzzer(lambda rng: (ENCODER,)),
     "queue_offsets.late_targets": Fuzzer(_messages, call=_late),
     "unique_ids.UniqueIds": Fuzzer(
