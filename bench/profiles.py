@@ -1,4 +1,4 @@
-"""Profiles: where the time of put, pull, pop, checkpoint and tiering goes, native frames included.
+"""Profiles: where the time of puts, reads, pops and tiering goes, native frames included.
 
 `python -m bench.profiles --help`. The idea: a scenario of `bench` runs under py-spy, which samples
 the stacks of all its threads. The stacks that pass the work's entry become a tree from there on:
@@ -46,7 +46,10 @@ class Work(NamedTuple):
 WORKS: Final = {
     "put": Work(("put_batch",), ("Calls.put_batch",)),
     "put, one by one": Work(("put",), ("Calls.put",)),
+    "put, synced": Work(("put_sync",), ("Calls.put",)),
     "pull": Work(("pull",), ("Calls.pull",)),
+    "get": Work(("get",), ("Calls.get",)),
+    "query": Work(("query",), ("Calls.query",)),
     "pop and ack": Work(("pop",), ("PopCalls.pop", "PopCalls.ack_batch")),
     "checkpoint": Work(("index_many",), ("Upkeep.checkpoint",)),
     "tier": Work(("archive_size", "--topics", "8"), ("segment_task",)),
