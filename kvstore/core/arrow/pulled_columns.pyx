@@ -98,6 +98,8 @@ cdef class PulledColumns(Collector):
 
     def append(self, message):
         cdef bytes body = message.body, raw = message.raw_properties, host = message.raw_store_host
+        if body is None or raw is None or host is None:
+            raise TypeError("the message was never made")
         self._add_numbers(
             message.queue, message.offset, message.position, message.size, message.flags,
             message.born_at, message.stored_at,

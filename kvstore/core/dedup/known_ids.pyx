@@ -285,9 +285,10 @@ def drop_rows(PreparedBatch batch not None, rows):
     cdef set gone = {int(i) for i in rows}
     cdef Py_ssize_t i, hashed = 0, kept = 0, hashes = 0, size = 0, first
     cdef list records = [], left = [], given = []
-    cdef Row *row = batch.rows + batch.count - 1
+    cdef Row *row
     if not batch.deduped or not gone:
         return
+    row = batch.rows + batch.count - 1
     if batch.numbered or len(batch.records) != row.at + row.size:
         raise ValueError("the batch has places already")
     for i in range(batch.count):
