@@ -260,13 +260,13 @@ class Writer:
         tail: Tail | None = None
         begin = -1
         try:
-            if not (lock.acquire(False) or (waits and log.wait_turn())):
-                return -1
+            if not lock.acquire(False):
+                if not waits:
+                    return -1
+                log.wait_turn()
             if log.closed or log.failure is not None:
                 log.check_writable()
-            late = late_targets(batch, self.encoder)
-            if late is not None:
-                self._closed.check(late)
+            self._closed.check(late_targets(batch, self.encoder))
             self.last_stored = now = max(now, self.last_stored)
             begin = log.end
             if repeats is not None and self._may_repeat(batch, now, begin, repeats):

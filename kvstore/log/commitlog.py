@@ -21,7 +21,7 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from kvstore.clock import Clock
 from kvstore.config import StoreConfig
@@ -168,14 +168,13 @@ class CommitLog:
             "put larger batches"
         )
 
-    def wait_turn(self) -> Literal[True]:
+    def wait_turn(self) -> None:
         """Takes the lock, which another thread has; `StoreBusy` if it is not free in time. Called
         inside the `try` that lets the lock go, behind `check_turn`.
         """
         self.check_writable()
         if not self.lock.acquire(timeout=self._config.busy_timeout):
             raise self._busy()
-        return True
 
     def check_writable(self) -> None:
         """Raises the reason why nothing can be written, if there is one."""
@@ -186,8 +185,7 @@ class CommitLog:
                 f"{self.folder.parent} was opened read-only; open it without read_only=True to "
                 "write"
             )
-        if self.failure is not None:
-            self.check_failure()
+        self.check_failure()
 
     def check_going_on(self) -> None:
         """`StoreClosed` for a call of many steps, between two of them, if the store is closed or
@@ -256,17 +254,12 @@ class CommitLog:
         number, at = divmod(end, self.segment_size)
         behind = at + len(data)
         segments = self.segments
-        segment = segments.maps.get(number)
-        if segment is None:
-            segment = segments.map(number)
+        segment = segments.map(number)
         if behind > segment.reserved:
             segments.reserve(number, behind)
         try:
-            if self.staging is None and behind - at < _WRITTEN_FROM:
-                segment.buffer[at:behind] = data
-            else:
-                self._write(segment, end, data, count)
-            self.end = end + behind - at
+            self._write(segment, end, data, count)
+            self.end = end + len(data)
         except BaseException:
             self._undo(pieces, end)
             raise

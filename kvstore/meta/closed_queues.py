@@ -39,9 +39,9 @@ class ClosedQueues:
         for topic in topics:
             self._open.pop(topic, None)
 
-    def check(self, late: Iterable[int]) -> None:
+    def check(self, late: Iterable[int] | None) -> None:
         """`TopicNotFound` if a queue of a late put is closed; its key is topic id << 32 | queue."""
-        for key in late:
+        for key in late or ():
             topic, queue = key >> 32, key & 0xFFFFFFFF
             if topic in self._deleted or queue >= self._open.get(topic, queue + 1):
                 raise TopicNotFound(

@@ -8,7 +8,6 @@ Invariant: a value says how a message waited when it was asked for; its transact
 
 from __future__ import annotations
 
-import re
 from typing import Final, NamedTuple
 
 import msgspec
@@ -24,6 +23,7 @@ from kvstore.core.names import (
     TRANSACTION_SINCE_MS,
 )
 from kvstore.core.pending.pending_records import read_pending
+from kvstore.core.records import find_property
 from kvstore.message import PutResult, PutStatus, StoredMessage
 
 WITH_THE_FIRST: Final = 9_999_999_999_999
@@ -33,7 +33,6 @@ WITH_THE_FIRST: Final = 9_999_999_999_999
 SET_MAX: Final = 4096
 """Messages of one set."""
 _DIGITS_MAX: Final = 18
-_GROUP: Final = re.compile(rb"(?:^|\x02)%b\x01([^\x02]*)" % PRODUCER_GROUP.encode())
 
 
 class Member(NamedTuple):
@@ -98,8 +97,8 @@ def prepared_of(message: StoredMessage) -> PreparedMessage | None:
 
 def group_in(properties: bytes) -> str:
     """The producer group that the properties of a record have, "" without one."""
-    found = _GROUP.search(properties)
-    return "" if found is None else found[1].decode("utf-8", "replace")
+    found = find_property(properties, PRODUCER_GROUP.encode())
+    return "" if found is None else found.decode("utf-8", "replace")
 
 
 def due_of(found: PreparedMessage) -> int:

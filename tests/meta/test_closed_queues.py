@@ -44,6 +44,7 @@ def test_queues_are_closed_as_the_last_change_of_their_topic_says(
 def test_one_closed_queue_among_others_refuses_a_late_put() -> None:
     closed = ClosedQueues()
     closed.keep([7], 2)
+    closed.check(None)
     closed.check([7 << 32, 7 << 32 | 1, 8 << 32 | 9])
     with pytest.raises(TopicNotFound, match="nothing was put, try again"):
         closed.check([8 << 32, 7 << 32 | 2])
