@@ -66,27 +66,6 @@ _NOTHING: Final = Wanted(0, UNLIMITED, 0, None, None, b"")
 """Asks for nothing: a claim by it only sends rows to the dead letters."""
 
 
-def _is_usual(
-    limit: object,
-    max_bytes: object,
-    invisible_for: object,
-    queue: object,
-    filter: object,
-    attempt_id: object,
-) -> bool:
-    """Whether right arguments of a pop will come again, and are told from wrong ones that equal
-    them by their types alone.
-    """
-    return (
-        attempt_id is None
-        and max_bytes is None
-        and type(limit) is int
-        and type(invisible_for) is float
-        and type(queue) in _QUEUE_TYPES
-        and (filter is None or isinstance(filter, str | SqlFilter))
-    )
-
-
 class _Stand(NamedTuple):
     """An in-flight table, and the waiter of a poll there."""
 
@@ -225,10 +204,13 @@ class Pop:
         invisible_for, queue, filter and attempt_id of `Store.pop`.
         """
         # The same few arguments come again and again: finding them costs a third of checking them.
-        limit, _, invisible_for, queue, _, _ = asked
+        limit, max_bytes, invisible_for, queue, filter, attempt_id = asked
         usual = id(group), id(topic), asked
         # True equals 1, but only one of the two types is right.
-        if type(limit) is int and type(invisible_for) is float and type(queue) in _QUEUE_TYPES:
+        is_typed = (
+            type(limit) is int and type(invisible_for) is float and type(queue) in _QUEUE_TYPES
+        )
+        if is_typed:
             try:
                 known = self._checked.get(usual)
             except TypeError:
@@ -236,7 +218,8 @@ class Pop:
             if known is not None and not (known.table.gone or known.table.dead):
                 return known
         made = Claimant(self._context, group, topic, check_wanted(topic, *asked))
-        if _is_usual(*asked):
+        is_usual = max_bytes is None and attempt_id is None
+        if is_typed and is_usual and (filter is None or isinstance(filter, str | SqlFilter)):
             if len(self._checked) >= _CHECKED_MAX:
                 self._checked.clear()
             self._checked[usual] = made
