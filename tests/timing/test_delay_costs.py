@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kvstore import Message, Store, StoreConfig
+from kvstore import DelayedPage, Message, PreparedPage, Store, StoreConfig
 from kvstore.timing.timer_rows import Looks, TimerRows
 from tests.support import inside
 from tests.support.clock import VirtualClock
@@ -18,6 +21,25 @@ from tests.support.stores import opened, settings
 @pytest.fixture
 def config(clock: VirtualClock) -> StoreConfig:
     return settings(clock=clock, checkpoint_interval=1e9)
+
+
+def pages_and_costs(
+    table: str, page: Callable[..., DelayedPage | PreparedPage]
+) -> tuple[list[Any], list[int]]:
+    """All pages of two messages, and how many rows of a table each reads."""
+    pages, costs, after = list[Any](), list[int](), None
+    while True:
+        with inside.rows_read(table) as rows:
+            pages.append(page(limit=2, after=after))
+        assert len(pages[-1].messages) <= 2
+        costs.append(len(rows))
+        after = pages[-1].next
+        if after is None:
+            return pages, costs
+
+
+def bodies_of(pages: list[Any]) -> list[bytes]:
+    return [one.message.body for page in pages for one in page.messages]
 
 
 def test_rows_of_cancelled_messages_are_read_once_and_not_in_each_look(store: Store) -> None:
@@ -53,17 +75,10 @@ def test_a_page_costs_the_same_however_many_messages_of_others_wait(
                 view.put("t", b"%d" % delay, delay=delay)
             if is_put_before:
                 store.checkpoint()
-            found, costs, after = list[bytes](), list[int](), None
-            while True:
-                with inside.rows_read("timers") as rows:
-                    page = view.timers("t" if of_topic else None, limit=2, after=after)
-                assert page.count == 3
-                assert len(page.messages) <= 2
-                costs.append(len(rows))
-                found += [one.message.body for one in page.messages]
-                after = page.next
-                if after is None:
-                    break
+            topic = "t" if of_topic else None
+            pages, costs = pages_and_costs("timers", partial(view.timers, topic))
+            assert all(page.count == 3 for page in pages)
+            found = bodies_of(pages)
             assert found == [b"99", b"%d" % (100 + others // 2), b"%d" % (101 + others)]
             assert len(costs) <= others / 200 + 4
             most.append(max(costs))
@@ -96,16 +111,8 @@ def test_a_page_of_transactions_costs_the_same_however_many_of_others_wait(
             calls.prepare("t", b"3", group="pay", immunity=103)
             if is_put_before:
                 store.checkpoint()
-            found, costs, after = list[bytes](), list[int](), None
-            while True:
-                with inside.rows_read("transactions") as rows:
-                    page = calls.transactions("pay", limit=2, after=after)
-                assert len(page.messages) <= 2
-                costs.append(len(rows))
-                found += [one.message.body for one in page.messages]
-                after = page.next
-                if after is None:
-                    break
+            pages, costs = pages_and_costs("transactions", partial(calls.transactions, "pay"))
+            found = bodies_of(pages)
             assert found == [b"1", b"2", b"3"]
             assert len(costs) <= others / 200 + 4
             most.append(max(costs))
